@@ -1,0 +1,54 @@
+# `make test` and `make demo` do all the set-up: they need Python, make and git, nothing else.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+# Small tensor operations are many times slower with several threads; cores go to processes.
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench fmt clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
+
+demo: $(READY) ## watch a seed's whole life
+	@$(BIN)/esper demo
+
+test: lint ## run every check and every test
+	@$(BIN)/python -m pytest -q -n 2
+
+lint: $(READY) ## check style, types and the direction of imports
+	@$(BIN)/ruff check -q
+	@$(BIN)/ruff format -q --check || { echo 'Run "make fmt" to format the tree.'; exit 1; }
+	@$(BIN)/mypy
+	@report=$$($(BIN)/lint-imports --no-logo --no-cache 2>&1) || { echo "$$report"; exit 1; }
+
+bench: $(READY) ## run every script in benchmarks/
+	@if ls benchmarks/*.py >/dev/null 2>&1; then \
+		for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python "$$script" || exit 1; done; \
+	else \
+		echo 'There are no benchmarks yet.'; \
+	fi
+
+fmt: $(READY) ## format the tree and fix what can be fixed safely
+	@$(BIN)/ruff check -q --fix-only
+	@$(BIN)/ruff format -q
+
+clean: ## remove the virtual environment and all caches
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment is made anew whenever it is out of date, so that it holds the pins and nothing
+# left over; the last line marks it as usable, so an interrupted set-up starts again.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo \
+		'Esper needs Python 3.11 or newer, which "$(PYTHON)" is not: name another, as in "make test PYTHON=python3.12".' >&2; exit 1; }
+	@echo 'Setting up .venv (about a minute) ...'
+	@$(PYTHON) -m venv --clear .venv
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt hatchling
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
+		--no-build-isolation -e '.[dev]'
+	@touch $@

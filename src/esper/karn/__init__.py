@@ -1,0 +1,1 @@
+"""karn: the face. Command line, terminal progress, reports and plots."""

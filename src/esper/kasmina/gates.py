@@ -1,0 +1,279 @@
+"""Gates: one for each transition, as conditions over the lifecycle arrays.
+
+Legality and gates are one thing: an action is legal exactly when its gate accepts. Every
+condition can say, for any host and slot, why it is not met.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.constants import (
+    DEFAULT_BLEND_TEMPO,
+    DEFAULT_EMBARGO,
+    DEFAULT_MAX_LOSS_RISE,
+    DEFAULT_MIN_CONTRIBUTION,
+    DEFAULT_MIN_GRADIENT,
+    DEFAULT_MIN_HOLDING_EPOCHS,
+    DEFAULT_MIN_TRAINING_EPOCHS,
+    DEFAULT_PRUNE_TEMPO,
+)
+from esper.leyline.errors import AgreementError, EsperError
+from esper.leyline.lifecycle import Lifecycle
+from esper.leyline.ops import LifecycleOp
+from esper.leyline.slots import require_agreement
+from esper.leyline.stages import LIVING_STAGES, SeedStage
+
+# N hosts, S slots, P blueprints, K blends
+
+UNLIMITED = torch.iinfo(torch.int64).max
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRules:
+    """How strict the gates are. None turns a measured condition off."""
+
+    blend_tempo: int = DEFAULT_BLEND_TEMPO
+    prune_tempo: int = DEFAULT_PRUNE_TEMPO
+    embargo: int = DEFAULT_EMBARGO
+    min_training_epochs: int = DEFAULT_MIN_TRAINING_EPOCHS
+    min_holding_epochs: int = DEFAULT_MIN_HOLDING_EPOCHS
+    min_gradient: float | None = DEFAULT_MIN_GRADIENT
+    min_contribution: float | None = DEFAULT_MIN_CONTRIBUTION
+    max_loss_rise: float | None = DEFAULT_MAX_LOSS_RISE
+
+    def __post_init__(self) -> None:
+        for name, least in (("blend_tempo", 1), ("prune_tempo", 1), ("embargo", 0)):
+            if getattr(self, name) < least:
+                raise EsperError(f"{name} is too small", given=getattr(self, name), valid=least)
+
+    @classmethod
+    def unmeasured(cls) -> "GateRules":
+        """Rules for a host whose gradients, contributions and losses nobody measures."""
+        return cls(min_gradient=None, min_contribution=None, max_loss_rise=None)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that a gate may look at."""
+
+    life: Lifecycle
+    catalogue: BlueprintCatalogue
+    rules: GateRules
+    budget: Tensor  # [N] int64: parameters that may exist in seeds at most
+
+    def __post_init__(self) -> None:
+        hosts, slots = self.life.shape
+        require_agreement(
+            "the number of slots", ("lifecycle", slots), ("catalogue", len(self.catalogue.slots))
+        )
+        if self.budget.shape != (hosts,) or self.budget.dtype != torch.int64:
+            raise AgreementError(
+                "The budget must be one int64 for each host",
+                given=f"{self.budget.dtype} {list(self.budget.shape)}",
+                valid=f"torch.int64 [{hosts}]",
+            )
+
+    def room(self) -> Tensor:
+        """[N] int64: parameters that may still be added."""
+        return self.budget - self.life.params.sum(dim=1)
+
+    def affordable(self) -> Tensor:
+        """[N, S, P, K] bool: which seeds fit the slot and the budget?"""
+        costs = self.catalogue.total_costs()  # [S, P, K]
+        return (costs >= 0) & (costs <= self.room()[:, None, None, None])
+
+
+@dataclass(frozen=True)
+class Condition:
+    met: Callable[[Situation], Tensor]  # [N, S] bool
+    otherwise: Callable[[Situation, int, int], str]  # why not, for one host and slot
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The way into a stage: its conditions in order, the first about the stage it starts from."""
+
+    after: SeedStage
+    op: LifecycleOp | None  # None: passes by itself, with time
+    conditions: tuple[Condition, ...]
+
+    def accepts(self, situation: Situation) -> Tensor:
+        """[N, S] bool."""
+        accepted = torch.ones(situation.life.shape, dtype=torch.bool)
+        for condition in self.conditions:
+            accepted &= condition.met(situation)
+        return accepted
+
+    def refusals(self, situation: Situation, host: int, slot: int) -> list[str]:
+        """Why the gate is closed here; empty when it is open.
+
+        When the slot is in the wrong stage, the other conditions mean nothing and are left out.
+        """
+        reasons: list[str] = []
+        for position, condition in enumerate(self.conditions):
+            if not bool(condition.met(situation)[host, slot]):
+                reasons.append(condition.otherwise(situation, host, slot))
+                if position == 0:
+                    break
+        return reasons
+
+
+def _stage_name(situation: Situation, host: int, slot: int) -> str:
+    return SeedStage(int(situation.life.stage[host, slot])).name
+
+
+def _in_stage(*stages: SeedStage) -> Condition:
+    names = " or ".join(stage.name for stage in stages)
+
+    def otherwise(situation: Situation, host: int, slot: int) -> str:
+        return f"the slot is {_stage_name(situation, host, slot)}, not {names}"
+
+    return Condition(lambda situation: situation.life.at(*stages), otherwise)
+
+
+def _old_enough(rule: Callable[[GateRules], int]) -> Condition:
+    def met(situation: Situation) -> Tensor:
+        return situation.life.epochs_in_stage >= rule(situation.rules)
+
+    def otherwise(situation: Situation, host: int, slot: int) -> str:
+        spent = int(situation.life.epochs_in_stage[host, slot])
+        stage = _stage_name(situation, host, slot)
+        return f"{spent} epochs in {stage}, at least {rule(situation.rules)} needed"
+
+    return Condition(met, otherwise)
+
+
+def _something_fits(situation: Situation) -> Tensor:
+    return situation.affordable().flatten(2).any(dim=2)
+
+
+def _why_nothing_fits(situation: Situation, host: int, slot: int) -> str:
+    costs = situation.catalogue.total_costs()[slot]
+    if not bool((costs >= 0).any()):
+        return "no blueprint fits this slot"
+    cheapest = int(costs[costs >= 0].min())
+    room = int(situation.room()[host])
+    return f"the cheapest seed costs {cheapest} parameters, the budget has room for {room}"
+
+
+def _gradient_flows(situation: Situation) -> Tensor:
+    life, least = situation.life, situation.rules.min_gradient
+    if least is None:
+        return torch.ones(life.shape, dtype=torch.bool)
+    return life.gradient_known & (life.gradient >= least)
+
+
+def _why_no_gradient(situation: Situation, host: int, slot: int) -> str:
+    if not bool(situation.life.gradient_known[host, slot]):
+        return "the seed's gradient has not been measured yet"
+    seen = float(situation.life.gradient[host, slot])
+    return f"the seed's gradient norm is {seen:.3g}, at least {situation.rules.min_gradient} needed"
+
+
+def _contributes(situation: Situation) -> Tensor:
+    life, least = situation.life, situation.rules.min_contribution
+    if least is None:
+        return torch.ones(life.shape, dtype=torch.bool)
+    return life.contribution_known & (life.contribution >= least)
+
+
+def _why_no_contribution(situation: Situation, host: int, slot: int) -> str:
+    if not bool(situation.life.contribution_known[host, slot]):
+        return "the seed's contribution has not been measured yet"
+    seen = float(situation.life.contribution[host, slot])
+    return f"the seed contributes {seen:.4g}, at least {situation.rules.min_contribution} needed"
+
+
+def _stable(situation: Situation) -> Tensor:
+    life, most = situation.life, situation.rules.max_loss_rise
+    if most is None:
+        return torch.ones(life.shape, dtype=torch.bool)
+    calm = ~life.loss_rise_known | (life.loss_rise <= most)
+    return calm[:, None].expand(life.shape)
+
+
+def _why_unstable(situation: Situation, host: int, slot: int) -> str:
+    seen = float(situation.life.loss_rise[host])
+    most = situation.rules.max_loss_rise
+    return f"the training loss rose by {seen:.0%} in the last epoch, at most {most:.0%} allowed"
+
+
+def _alpha_at_least_one(situation: Situation) -> Tensor:
+    return situation.life.alpha >= 1.0
+
+
+def _alpha_zero(situation: Situation) -> Tensor:
+    return situation.life.alpha == 0.0
+
+
+def _why_alpha(situation: Situation, host: int, slot: int) -> str:
+    return f"alpha is {float(situation.life.alpha[host, slot]):.3g} and still moving"
+
+
+def _rested(situation: Situation) -> Tensor:
+    return situation.life.embargo <= 0
+
+
+def _why_embargoed(situation: Situation, host: int, slot: int) -> str:
+    return f"the slot rests for {int(situation.life.embargo[host, slot])} more epochs"
+
+
+GERMINATE_GATE = Gate(
+    SeedStage.GERMINATED,
+    LifecycleOp.GERMINATE,
+    (_in_stage(SeedStage.DORMANT), Condition(_something_fits, _why_nothing_fits)),
+)
+TRAIN_GATE = Gate(SeedStage.TRAINING, None, (_in_stage(SeedStage.GERMINATED),))
+ADVANCE_GATE = Gate(
+    SeedStage.BLENDING,
+    LifecycleOp.ADVANCE,
+    (
+        _in_stage(SeedStage.TRAINING),
+        _old_enough(lambda rules: rules.min_training_epochs),
+        Condition(_gradient_flows, _why_no_gradient),
+    ),
+)
+HOLD_GATE = Gate(
+    SeedStage.HOLDING,
+    None,
+    (_in_stage(SeedStage.BLENDING), Condition(_alpha_at_least_one, _why_alpha)),
+)
+FOSSILIZE_GATE = Gate(
+    SeedStage.FOSSILIZED,
+    LifecycleOp.FOSSILIZE,
+    (
+        _in_stage(SeedStage.HOLDING),
+        _old_enough(lambda rules: rules.min_holding_epochs),
+        Condition(_contributes, _why_no_contribution),
+        Condition(_stable, _why_unstable),
+    ),
+)
+PRUNE_GATE = Gate(SeedStage.PRUNED, LifecycleOp.PRUNE, (_in_stage(*sorted(LIVING_STAGES)),))
+EMBARGO_GATE = Gate(
+    SeedStage.EMBARGOED, None, (_in_stage(SeedStage.PRUNED), Condition(_alpha_zero, _why_alpha))
+)
+RESET_GATE = Gate(
+    SeedStage.RESETTING, None, (_in_stage(SeedStage.EMBARGOED), Condition(_rested, _why_embargoed))
+)
+FREE_GATE = Gate(
+    SeedStage.DORMANT, None, (_in_stage(SeedStage.RESETTING), _old_enough(lambda rules: 1))
+)
+
+GATES = (
+    GERMINATE_GATE,
+    TRAIN_GATE,
+    ADVANCE_GATE,
+    HOLD_GATE,
+    FOSSILIZE_GATE,
+    PRUNE_GATE,
+    EMBARGO_GATE,
+    RESET_GATE,
+    FREE_GATE,
+)
+OP_GATES = {gate.op: gate for gate in GATES if gate.op is not None}
+assert set(OP_GATES) == set(LifecycleOp) - {LifecycleOp.WAIT}, "every op but WAIT needs a gate"
+assert {gate.after for gate in GATES} == set(SeedStage), "every stage needs a gate into it"

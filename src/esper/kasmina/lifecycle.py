@@ -1,0 +1,201 @@
+"""How lifecycle arrays change: by decisions, by time, and by the governor. Pure functions.
+
+An epoch is: train, measure, `pass_time`, then one decision a host through `decide`.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from esper.kasmina.gates import (
+    EMBARGO_GATE,
+    FREE_GATE,
+    HOLD_GATE,
+    RESET_GATE,
+    TRAIN_GATE,
+    Gate,
+    GateRules,
+    Situation,
+)
+from esper.kasmina.legality import legality, require_legal
+from esper.leyline.errors import AgreementError, GateRefusedError
+from esper.leyline.legality import Actions
+from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions, move
+from esper.leyline.ops import Blend, Cause, LifecycleOp
+from esper.leyline.stages import LIVING_STAGES, SeedStage
+
+# N hosts, S slots
+
+
+def blend_alpha(epochs_in_stage: Tensor, tempo: int) -> Tensor:
+    """Smooth step from 0 to 1; the first epoch of blending already moves."""
+    progress = ((epochs_in_stage + 1).double() / tempo).clamp(max=1.0)
+    return progress * progress * (3.0 - 2.0 * progress)
+
+
+def _fade(alpha: Tensor, tempo: int) -> Tensor:
+    """One epoch's step down, landing on exactly zero."""
+    lower = alpha - 1.0 / tempo
+    return torch.where(lower < 1e-9, 0.0, lower)
+
+
+class _Change:
+    """A lifecycle on its way from one state to the next, with the record of its transitions."""
+
+    def __init__(self, situation: Situation) -> None:
+        self.situation = situation
+        self.record = Transitions.none()
+
+    @property
+    def life(self) -> Lifecycle:
+        return self.situation.life
+
+    def update(self, life: Lifecycle) -> None:
+        self.situation = replace(self.situation, life=life)
+
+    def move(self, where: Tensor, after: SeedStage, cause: Tensor | int) -> None:
+        if bool(where.any()):
+            life, record = move(self.life, where, after, cause)
+            self.update(life)
+            self.record += record
+
+    def pass_gate(self, gate: Gate, cause: Tensor | int, where: Tensor | None = None) -> Tensor:
+        """Move every slot (of `where`) for which the gate is open; returns which did."""
+        open_ = gate.accepts(self.situation)
+        if where is not None:
+            open_ = open_ & where
+        self.move(open_, gate.after, cause)
+        return open_
+
+    def bury(self, cause: Tensor | int, where: Tensor | None = None) -> None:
+        """Remove condemned seeds whose alpha is zero; their slots start to rest."""
+        gone = self.pass_gate(EMBARGO_GATE, cause, where)
+        life = self.life
+
+        def cleared(array: Tensor, value: int = 0) -> Tensor:
+            return torch.where(gone, torch.tensor(value, dtype=array.dtype), array)
+
+        self.update(
+            replace(
+                life,
+                blueprint=cleared(life.blueprint, NOTHING),
+                blend=cleared(life.blend, NOTHING),
+                alpha=cleared(life.alpha),
+                age=cleared(life.age),
+                params=cleared(life.params),
+                embargo=cleared(life.embargo, self.situation.rules.embargo),
+                contribution=cleared(life.contribution),
+                contribution_known=cleared(life.contribution_known),
+                gradient=cleared(life.gradient),
+                gradient_known=cleared(life.gradient_known),
+            )
+        )
+
+
+def decide(situation: Situation, actions: Actions) -> tuple[Lifecycle, Transitions]:
+    """Carry out one decision a host, all or none: an illegal one raises with its reason."""
+    hosts, slots = situation.life.shape
+    if len(actions) != hosts:
+        raise AgreementError(
+            "Every host needs one action", given=f"{len(actions)} actions", valid=f"{hosts} hosts"
+        )
+    require_legal(situation, actions, legality(situation, actions.space))
+    change = _Change(situation)
+    ops = actions["op"]
+    chosen = one_hot(actions["slot"], slots).bool()  # [N, S]
+
+    def slots_of(op: LifecycleOp) -> Tensor:
+        return chosen & (ops == op)[:, None]
+
+    _germinate(change, slots_of(LifecycleOp.GERMINATE), actions)
+    _advance(change, slots_of(LifecycleOp.ADVANCE), LifecycleOp.ADVANCE)
+    change.move(slots_of(LifecycleOp.FOSSILIZE), SeedStage.FOSSILIZED, LifecycleOp.FOSSILIZE)
+    _prune(change, slots_of(LifecycleOp.PRUNE))
+    intervened = (ops != LifecycleOp.WAIT).long()
+    change.update(replace(change.life, interventions=change.life.interventions + intervened))
+    return change.life, change.record
+
+
+def _germinate(change: _Change, where: Tensor, actions: Actions) -> None:
+    life = change.life
+    blueprints, blends = actions["blueprint"][:, None], actions["blend"][:, None]  # [N, 1]
+    slot_index = torch.arange(life.shape[1])[None, :]
+    costs = change.situation.catalogue.total_costs()[slot_index, blueprints, blends]  # [N, S]
+    change.update(
+        replace(
+            life,
+            blueprint=torch.where(where, blueprints, life.blueprint),
+            blend=torch.where(where, blends, life.blend),
+            params=torch.where(where, costs, life.params),
+            age=torch.where(where, 0, life.age),
+        )
+    )
+    change.move(where, SeedStage.GERMINATED, LifecycleOp.GERMINATE)
+    change.pass_gate(TRAIN_GATE, LifecycleOp.GERMINATE, where)
+    _advance(change, where & (blends == Blend.IMMEDIATE), LifecycleOp.GERMINATE)
+
+
+def _advance(change: _Change, where: Tensor, cause: LifecycleOp) -> None:
+    change.move(where, SeedStage.BLENDING, cause)
+    life = change.life
+    first = blend_alpha(life.epochs_in_stage, change.situation.rules.blend_tempo)
+    first = torch.where(life.blend == Blend.IMMEDIATE, 1.0, first)
+    change.update(replace(life, alpha=torch.where(where, first, life.alpha)))
+    change.pass_gate(HOLD_GATE, cause, where)
+
+
+def _prune(change: _Change, where: Tensor) -> None:
+    change.move(where, SeedStage.PRUNED, LifecycleOp.PRUNE)
+    life = change.life
+    faded = _fade(life.alpha, change.situation.rules.prune_tempo)
+    change.update(replace(life, alpha=torch.where(where, faded, life.alpha)))
+    change.bury(LifecycleOp.PRUNE, where)
+
+
+def pass_time(situation: Situation) -> tuple[Lifecycle, Transitions]:
+    """One epoch has passed: counters, alphas, and every transition that needs no decision."""
+    life, rules = situation.life, situation.rules
+    waited = life.epochs_in_stage + 1
+    alpha = torch.where(
+        life.at(SeedStage.BLENDING), blend_alpha(waited, rules.blend_tempo), life.alpha
+    )
+    alpha = torch.where(life.at(SeedStage.PRUNED), _fade(alpha, rules.prune_tempo), alpha)
+    life = replace(
+        life,
+        epoch=life.epoch + 1,
+        age=torch.where(life.occupied, life.age + 1, life.age),
+        epochs_in_stage=waited,
+        alpha=alpha,
+        embargo=torch.where(life.at(SeedStage.EMBARGOED), life.embargo - 1, life.embargo),
+    )
+    change = _Change(replace(situation, life=life))
+    # From the end of life backwards, so that no slot takes two steps in one epoch.
+    change.pass_gate(FREE_GATE, Cause.TIME)
+    change.pass_gate(RESET_GATE, Cause.TIME)
+    change.bury(Cause.TIME)
+    change.pass_gate(HOLD_GATE, Cause.TIME)
+    change.pass_gate(TRAIN_GATE, Cause.TIME)
+    return change.life, change.record
+
+
+def remove_now(situation: Situation, where: Tensor) -> tuple[Lifecycle, Transitions]:
+    """The governor's way out: living and condemned seeds in `where` [N, S] go at once."""
+    life = situation.life
+    present = life.at(*sorted(LIVING_STAGES), SeedStage.PRUNED)
+    if bool((where & ~present).any()):
+        host, slot = (int(index) for index in (where & ~present).nonzero()[0])
+        raise GateRefusedError(
+            f"There is no seed to remove in host {host} slot {slot}",
+            given=f"the slot is {SeedStage(int(life.stage[host, slot])).name}",
+            valid="GERMINATED to HOLDING, or PRUNED",
+        )
+    change = _Change(situation)
+    change.move(where & ~life.at(SeedStage.PRUNED), SeedStage.PRUNED, Cause.GOVERNOR)
+    change.update(replace(change.life, alpha=torch.where(where, 0.0, change.life.alpha)))
+    change.bury(Cause.GOVERNOR, where)
+    return change.life, change.record
+
+
+__all__ = ["GateRules", "Situation", "blend_alpha", "decide", "pass_time", "remove_now"]

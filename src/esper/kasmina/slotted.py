@@ -1,0 +1,391 @@
+"""A model with slots: any `nn.Module`, its seeds, and their lifecycle as arrays with N = 1."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, cast, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+
+from esper.kasmina.blueprints import build_catalogue, find_blueprint, learning_rate_scales
+from esper.kasmina.gates import UNLIMITED, GateRules, Situation
+from esper.kasmina.hosts import SegmentedHost
+from esper.kasmina.isolation import Isolation, buffers_kept, only_learning
+from esper.kasmina.legality import explain, legality
+from esper.kasmina.lifecycle import decide, pass_time, remove_now
+from esper.kasmina.probe import Place, Sample, Target, probe
+from esper.kasmina.seed import Seed, build_seed
+from esper.kasmina.slot import Mode, Slot, set_tap
+from esper.kasmina.surgery import (
+    add_parameters,
+    prepare_groups,
+    remove_parameters,
+    require_same_parameters,
+)
+from esper.kasmina.views import SlotView
+from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
+from esper.leyline.errors import SlotError, UnknownNameError
+from esper.leyline.heads import HEADS
+from esper.leyline.legality import Actions, Legality
+from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
+from esper.leyline.ops import Blend, LifecycleOp
+from esper.leyline.stages import SeedStage
+from esper.leyline.streams import derive_seed
+
+_LIFECYCLE_PREFIX = "lifecycle."
+_COUNTERS_KEY = "counters"  # seeds planted, seed passes run: what the random streams depend on
+
+
+class SlottedModel(nn.Module):
+    """Wraps a model so that seeds can be planted on the outputs of its submodules.
+
+    The model itself is not changed: its class, parameters and names stay, and while no seed is
+    active its forward is exactly the original's. Esper's own hosts announce their slots; for any
+    other model name the places and give a sample input.
+
+    One epoch by hand::
+
+        for x, y in batches:
+            optimizer.zero_grad()
+            loss(host(x), y).backward()
+            if host.has_isolated_seeds:
+                with host.seed_pass():
+                    loss(host(x), y).backward()
+            optimizer.step()
+        host.measure(contribution=..., gradient=...)
+        host.pass_time()
+        host.germinate("early", "conv", blend="ramp")
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        places: Sequence[Target | str] | None = None,
+        sample: Sample | None = None,
+        *,
+        isolation: Isolation | str = Isolation.DUAL_PASS,
+        rules: GateRules | None = None,
+        budget: int | None = None,
+        blueprints: Sequence[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self._places = _find_places(model, places, sample)
+        self.model = model
+        self.specs = tuple(place.spec for place in self._places)
+        self.slots = nn.ModuleList(Slot(spec) for spec in self.specs)
+        self.isolation = Isolation(isolation)
+        self.rules = rules or GateRules()
+        self.budget = torch.tensor([UNLIMITED if budget is None else budget])
+        host_params = sum(parameter.numel() for parameter in model.parameters())
+        self.catalogue = build_catalogue(self.specs, host_params, blueprints)
+        self.space = HEADS.resolve(self.catalogue)
+        self.lifecycle = Lifecycle.dormant(1, len(self.specs))
+        self.seed = seed
+        self._planted = 0
+        self._seed_passes = 0
+        self._in_seed_pass = False
+        self._optimizers: list[Optimizer] = []
+
+    # --- running -------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._in_seed_pass:
+            args, kwargs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+        return self.model(*args, **kwargs)
+
+    @property
+    def has_isolated_seeds(self) -> bool:
+        """Is there a seed that learns only in `seed_pass`?"""
+        training = bool(self.lifecycle.at(SeedStage.TRAINING).any())
+        return training and self.isolation is Isolation.DUAL_PASS
+
+    @contextmanager
+    def seed_pass(self) -> Iterator[None]:
+        """Inside, TRAINING seeds are fully on and nothing but them receives gradient.
+
+        Run forward and backward inside. The host's gradients, buffers and random stream are
+        left as they were.
+        """
+        training = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
+        learning = [
+            parameter
+            for slot, is_training in zip(self._slots(), training, strict=True)
+            if is_training
+            for parameter in slot.parameters()
+        ]
+        self._seed_passes += 1
+        stream = derive_seed(self.seed, "seed pass", self._seed_passes)
+        with (
+            only_learning(self, learning, stream=stream),
+            buffers_kept(self.model),
+            self._overridden([1.0 if on else None for on in training]),
+        ):
+            try:
+                self._in_seed_pass = True
+                yield
+            finally:
+                self._in_seed_pass = False
+
+    @contextmanager
+    def without(self, *names: str) -> Iterator[None]:
+        """Inside, the seeds of these slots are off: the counterfactual that attribution needs."""
+        off = {self.catalogue.slots.index(name) for name in names}
+        with self._overridden([0.0 if i in off else None for i in range(len(self.specs))]):
+            yield
+
+    @contextmanager
+    def committed(self) -> Iterator[None]:
+        """Inside, only fossilized seeds are on: the network that export gives."""
+        kept = self.lifecycle.at(SeedStage.FOSSILIZED)[0].tolist()
+        with self._overridden([None if is_kept else 0.0 for is_kept in kept]):
+            yield
+
+    @contextmanager
+    def _overridden(self, alphas: Sequence[float | None]) -> Iterator[None]:
+        """Inside, slots run at these alphas; None leaves a slot as it is."""
+        try:
+            self._set_modes(alphas)
+            yield
+        finally:
+            self._set_modes()
+
+    def _set_modes(self, overrides: Sequence[float | None] | None = None) -> None:
+        """Bring every slot's mode, alpha and hook in line with the arrays."""
+        training = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
+        straight_through = self.isolation is Isolation.STRAIGHT_THROUGH
+        for index, (slot, place) in enumerate(zip(self._slots(), self._places, strict=True)):
+            override = None if overrides is None else overrides[index]
+            slot.alpha = float(self.lifecycle.alpha[0, index]) if override is None else override
+            if override is None and training[index] and straight_through:
+                slot.mode = Mode.STRAIGHT
+            else:
+                slot.mode = Mode.OFF if slot.alpha == 0.0 or slot.seed is None else Mode.ON
+            set_tap(place.module, slot, place.part, on=slot.mode is not Mode.OFF)
+
+    def _slots(self) -> Iterator[Slot]:
+        for slot in self.slots:
+            assert isinstance(slot, Slot)
+            yield slot
+
+    # --- growing -------------------------------------------------------------------------
+
+    @property
+    def situation(self) -> Situation:
+        return Situation(self.lifecycle, self.catalogue, self.rules, self.budget)
+
+    @property
+    def seed_slots(self) -> Mapping[str, SlotView]:
+        return {
+            spec.name: SlotView(lambda: self.lifecycle, self.catalogue, spec, 0, index)
+            for index, spec in enumerate(self.specs)
+        }
+
+    def legal(self) -> Legality:
+        return legality(self.situation, self.space)
+
+    def explain(
+        self,
+        op: LifecycleOp,
+        slot: str,
+        *,
+        blueprint: str | None = None,
+        blend: Blend | str | None = None,
+    ) -> list[str]:
+        """Why this op would be refused now; empty when it is legal."""
+        return explain(
+            self.situation,
+            0,
+            op,
+            self.catalogue.slots.index(slot),
+            blueprint=None if blueprint is None else self.catalogue.index(blueprint),
+            blend=None if blend is None else _blend_named(blend),
+        )
+
+    @overload
+    def apply(self, fn: Actions) -> Transitions: ...
+    @overload
+    def apply(self, fn: Callable[[nn.Module], object]) -> Self: ...
+    def apply(self, fn: Actions | Callable[[nn.Module], object]) -> Transitions | Self:
+        """Carry out one decision, or raise with the reason and change nothing.
+
+        Given a function instead, do what every `nn.Module` does: call it on all submodules.
+        """
+        if not isinstance(fn, Actions):
+            return super().apply(cast("Callable[[nn.Module], None]", fn))
+        return self._become(*decide(self.situation, fn))
+
+    def pass_time(self) -> Transitions:
+        """An epoch has ended: move alphas and counters, and check the optimisers."""
+        for optimizer in self._optimizers:
+            require_same_parameters(optimizer, self)
+        return self._become(*pass_time(self.situation))
+
+    def remove_now(self, *names: str) -> Transitions:
+        """Take seeds out at once, without the ramp. For emergencies."""
+        where = torch.zeros(self.lifecycle.shape, dtype=torch.bool)
+        for name in names:
+            where[0, self.catalogue.slots.index(name)] = True
+        return self._become(*remove_now(self.situation, where))
+
+    def germinate(self, slot: str, blueprint: str, blend: Blend | str = Blend.RAMP) -> Transitions:
+        """Plant a seed; it starts to learn at once."""
+        index = self.catalogue.index(blueprint)
+        return self._act(LifecycleOp.GERMINATE, slot, blueprint=index, blend=_blend_named(blend))
+
+    def advance(self, slot: str) -> Transitions:
+        """Start blending the seed in."""
+        return self._act(LifecycleOp.ADVANCE, slot)
+
+    def fossilize(self, slot: str) -> Transitions:
+        """Make the seed a permanent part of the host."""
+        return self._act(LifecycleOp.FOSSILIZE, slot)
+
+    def prune(self, slot: str) -> Transitions:
+        """Take the seed out again, through a ramp if it was blended."""
+        return self._act(LifecycleOp.PRUNE, slot)
+
+    def _act(self, op: LifecycleOp, slot: str, **choices: int) -> Transitions:
+        index = self.catalogue.slots.index(slot)
+        return self.apply(Actions.of(self.space, op=int(op), slot=index, **choices))
+
+    def _become(self, life: Lifecycle, record: Transitions) -> Transitions:
+        """Adopt new arrays, planting and removing modules so that the body matches them."""
+        for index, slot in enumerate(self._slots()):
+            wanted = int(life.blueprint[0, index])
+            if wanted != NOTHING and slot.seed is None:
+                self._plant(index, slot, wanted, Blend(int(life.blend[0, index])))
+            elif wanted == NOTHING and slot.seed is not None:
+                for optimizer in self._optimizers:
+                    remove_parameters(optimizer, _named(index, slot.seed))
+                slot.seed = None
+        self.lifecycle = life
+        self._set_modes()
+        return record
+
+    def _plant(self, index: int, slot: Slot, blueprint: int, blend: Blend) -> None:
+        spec, module = self.specs[index], self._places[index].module
+        like = next(
+            (p for p in [*module.parameters(), *self.model.parameters()] if p.is_floating_point()),
+            torch.zeros(()),
+        )
+        self._planted += 1
+        seed = build_seed(
+            find_blueprint(self.catalogue.names[blueprint], spec.family),
+            spec,
+            blend,
+            stream=derive_seed(self.seed, "seed", spec.name, self._planted),
+            device=like.device,
+            dtype=like.dtype,
+        ).train(self.training)
+        scales = {f"slots.{index}.seed.{name}": s for name, s in learning_rate_scales(seed).items()}
+        for optimizer in self._optimizers:
+            add_parameters(optimizer, _named(index, seed), scales)
+        slot.seed = seed
+
+    # --- measuring and keeping -----------------------------------------------------------
+
+    def measure(
+        self,
+        *,
+        contribution: Mapping[str, float] | None = None,
+        gradient: Mapping[str, float] | None = None,
+        loss_rise: float | None = None,
+    ) -> None:
+        """Report what was measured over the last epoch, by slot name; the gates look at it."""
+        self.lifecycle = self.lifecycle.measured(
+            contribution=None if contribution is None else self._by_slot(contribution),
+            gradient=None if gradient is None else self._by_slot(gradient),
+            loss_rise=None if loss_rise is None else torch.tensor([loss_rise]),
+        )
+
+    def _by_slot(self, values: Mapping[str, float]) -> Tensor:
+        row = torch.full((1, len(self.specs)), torch.nan, dtype=torch.float64)
+        for name, value in values.items():
+            row[0, self.catalogue.slots.index(name)] = value
+        return row
+
+    def gradient_norms(self) -> dict[str, float]:
+        """The norm of each seed's present gradient, for seeds that have one."""
+        norms: dict[str, float] = {}
+        for spec, slot in zip(self.specs, self._slots(), strict=True):
+            grads = [p.grad.norm() for p in slot.parameters() if p.grad is not None]
+            if grads:
+                norms[spec.name] = float(torch.stack(grads).norm())
+        return norms
+
+    def track(self, optimizer: Optimizer) -> None:
+        """Keep this optimiser's parameters equal to the model's from now on.
+
+        Call it before making a learning-rate scheduler.
+        """
+        require_same_parameters(optimizer, self)
+        prepare_groups(optimizer, (1.0, GATE_LEARNING_RATE_SCALE))
+        self._optimizers.append(optimizer)
+
+    def state_dict(  # type: ignore[override]
+        self,
+        *,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> dict[str, Any]:
+        """Weights, lifecycle arrays and stream counters, all tensors."""
+        target = OrderedDict() if destination is None else destination
+        state = super().state_dict(destination=target, prefix=prefix, keep_vars=keep_vars)
+        for name, array in self.lifecycle.state_dict().items():
+            state[f"{prefix}{_LIFECYCLE_PREFIX}{name}"] = array
+        state[f"{prefix}{_COUNTERS_KEY}"] = torch.tensor([self._planted, self._seed_passes])
+        return state
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Take over a saved state, whatever grew meanwhile on either side."""
+        weights = dict(state_dict)
+        arrays = {
+            name.removeprefix(_LIFECYCLE_PREFIX): weights.pop(name)
+            for name in state_dict
+            if name.startswith(_LIFECYCLE_PREFIX)
+        }
+        counters = weights.pop(_COUNTERS_KEY)
+        life = Lifecycle.from_state_dict(arrays)
+        # Every seed is built anew, since the saved one may be of another blueprint.
+        self._become(Lifecycle.dormant(*self.lifecycle.shape), Transitions.none())
+        self._become(life, Transitions.none())
+        result = super().load_state_dict(weights, strict=strict, assign=assign)
+        self._planted, self._seed_passes = (int(count) for count in counters)
+        return result
+
+
+def _named(index: int, seed: Seed) -> dict[str, nn.Parameter]:
+    return {f"slots.{index}.seed.{name}": p for name, p in seed.named_parameters()}
+
+
+def _blend_named(blend: Blend | str) -> Blend:
+    if isinstance(blend, Blend):
+        return blend
+    names = [each.name.lower() for each in Blend]
+    if blend not in names:
+        raise UnknownNameError.of("blend", blend, names)
+    return Blend[blend.upper()]
+
+
+def _find_places(
+    model: nn.Module, places: Sequence[Target | str] | None, sample: Sample | None
+) -> list[Place]:
+    if isinstance(model, SegmentedHost) and places is None:
+        return [
+            Place(model.get_submodule(path), None, spec)
+            for spec, path in zip(model.slot_specs(), model.slot_paths().values(), strict=True)
+        ]
+    if not places or sample is None:
+        raise SlotError(
+            "Slots on a model of your own need places and a sample",
+            given=f"places {places}, {'a' if sample is not None else 'no'} sample",
+            valid="submodule paths such as ['layer1', 'layer2'] and an input the model accepts",
+        )
+    return probe(model, places, sample)

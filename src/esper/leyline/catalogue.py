@@ -1,0 +1,66 @@
+"""The blueprint catalogue of one host: which seeds fit which slot, and what each costs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import UnknownNameError
+from esper.leyline.ops import Blend
+from esper.leyline.slots import SlotConfig, SlotSpec, require_agreement
+
+# S slots, P blueprints, K blends
+
+NOT_APPLICABLE = -1
+
+
+@dataclass(frozen=True)
+class BlueprintCatalogue:
+    """Names and costs, known before anything is planted."""
+
+    slots: SlotConfig
+    names: tuple[str, ...]
+    costs: tuple[tuple[int, ...], ...]  # [S][P] parameters; NOT_APPLICABLE where it does not fit
+    blend_costs: tuple[tuple[int, ...], ...]  # [S][K] parameters the blend itself adds
+    host_params: int
+
+    def __post_init__(self) -> None:
+        require_agreement(
+            "the number of slots",
+            ("slot configuration", len(self.slots)),
+            ("cost table", len(self.costs)),
+        )
+        for row, blend_row in zip(self.costs, self.blend_costs, strict=True):
+            require_agreement(
+                "the number of blueprints",
+                ("names", len(self.names)),
+                ("cost row", len(row)),
+            )
+            require_agreement(
+                "the number of blends",
+                ("Blend", len(Blend)),
+                ("blend cost row", len(blend_row)),
+            )
+
+    def index(self, name: str) -> int:
+        if name not in self.names:
+            raise UnknownNameError.of("blueprint", name, self.names)
+        return self.names.index(name)
+
+    def total_costs(self) -> Tensor:
+        """Parameters of each seed, [S, P, K]; NOT_APPLICABLE where it does not fit."""
+        bodies = torch.tensor(self.costs, dtype=torch.int64)[:, :, None]  # [S, P, 1]
+        blends = torch.tensor(self.blend_costs, dtype=torch.int64)[:, None, :]  # [S, 1, K]
+        return torch.where(bodies < 0, NOT_APPLICABLE, bodies + blends)
+
+
+def gate_cost(spec: SlotSpec) -> int:
+    """Parameters of the learned blend gate: one weight a channel and a bias."""
+    return spec.channels + 1
+
+
+def blend_costs(specs: Iterable[SlotSpec]) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(gate_cost(spec) if blend is Blend.GATE else 0 for blend in Blend) for spec in specs
+    )

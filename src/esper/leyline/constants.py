@@ -1,0 +1,36 @@
+"""Every default of the system, once. Nothing else repeats these values."""
+
+# --- the learner ---------------------------------------------------------------------------
+DEFAULT_LSTM_HIDDEN_DIM = 128
+DEFAULT_LSTM_LAYERS = 1
+DEFAULT_GAMMA = 0.995
+DEFAULT_GAE_LAMBDA = 0.97
+DEFAULT_CLIP_RATIO = 0.2
+DEFAULT_VALUE_CLIP = 1.0  # in units of the running return scale, so apart from the policy's clip
+DEFAULT_ENTROPY_COEF = 0.05
+DEFAULT_LEARNING_RATE = 3e-4
+DEFAULT_ADAM_EPS = 1e-5
+DEFAULT_MAX_GRAD_NORM = 0.5
+DEFAULT_TARGET_KL: float | None = 0.02  # None turns the early stop off
+KL_STOP_FACTOR = 1.5
+RATIO_EXPLOSION = 5.0
+RATIO_COLLAPSE = 0.1
+LOG_RATIO_CLAMP = 20.0
+MASK_VALUE = -1e4  # finite, and representable in half precision
+
+# --- the world -----------------------------------------------------------------------------
+DEFAULT_EPISODE_LENGTH = 25
+DEFAULT_RENT = 2.0  # points of score per 100 % of the host's parameters, over a whole episode
+
+# --- the body ------------------------------------------------------------------------------
+DEFAULT_SLOT_COUNT = 3
+MAX_SLOT_COUNT = 64
+DEFAULT_BLEND_TEMPO = 3  # epochs for alpha to go 0 -> 1
+DEFAULT_PRUNE_TEMPO = 2  # epochs for alpha to go 1 -> 0
+DEFAULT_EMBARGO = 2  # epochs a slot rests after a removal
+DEFAULT_MIN_TRAINING_EPOCHS = 1
+DEFAULT_MIN_HOLDING_EPOCHS = 1
+DEFAULT_MIN_GRADIENT = 1e-9  # a seed below this is dead, not converged
+DEFAULT_MIN_CONTRIBUTION = 0.0  # a seed that measurably harms is not made permanent
+DEFAULT_MAX_LOSS_RISE = 0.5  # relative rise of the training loss over one epoch
+GATE_LEARNING_RATE_SCALE = 10.0  # a scalar gate at the base rate gains half of what it could

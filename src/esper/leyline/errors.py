@@ -1,0 +1,81 @@
+"""One tree of errors for people: what happened, what was given, what is valid, how to fix it."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Self
+
+
+class EsperError(Exception):
+    """Base of every error Esper raises on purpose."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        given: object = None,
+        valid: object = None,
+        fix: str | None = None,
+    ) -> None:
+        self.what, self.given, self.valid, self.fix = what, given, valid, fix
+        parts = [what]
+        if given is not None:
+            parts.append(f"given: {given}")
+        if valid is not None:
+            parts.append(f"valid: {valid}")
+        if fix is not None:
+            parts.append(fix)
+        sentence = "; ".join(parts)
+        super().__init__(sentence if sentence.endswith(("?", ".")) else sentence + ".")
+
+
+class UnknownNameError(EsperError):
+    """A name that is not in a registry; suggests the one that was probably meant."""
+
+    @classmethod
+    def of(cls, kind: str, name: object, valid: Iterable[str], fix: str | None = None) -> Self:
+        known = list(valid)
+        close = difflib.get_close_matches(str(name), known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else None
+        advice = "; ".join(part for part in (fix, hint) if part)
+        listed = ", ".join(known) if known else "none are registered"
+        return cls(f"Unknown {kind}", given=repr(name), valid=listed, fix=advice or None)
+
+
+class DuplicateNameError(EsperError):
+    """A name registered twice."""
+
+
+class AgreementError(EsperError):
+    """Two parts that must have the same shape do not."""
+
+
+class IllegalTransitionError(EsperError):
+    """A stage change that the transition table does not contain."""
+
+
+class GateRefusedError(EsperError):
+    """An action whose gate does not accept it."""
+
+
+class ActionError(EsperError):
+    """Actions that are malformed: wrong shape, type or range."""
+
+
+class BlueprintError(EsperError):
+    """A blueprint that cannot serve: wrong output shape, no zero point, does not fit the slot."""
+
+
+class SlotError(EsperError):
+    """A place in a model that cannot carry a slot, with the reason."""
+
+
+class OptimizerMismatchError(EsperError):
+    """Optimiser and model do not hold the same parameters."""
+
+
+class ExportError(EsperError):
+    """A grown model that could not be exported, or whose export did not match."""
+
+
+class DataError(EsperError):
+    """Data that is missing, damaged or of the wrong shape."""

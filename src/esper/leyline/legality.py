@@ -1,0 +1,119 @@
+"""Actions of a whole population, and which of them are legal."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import ActionError
+from esper.leyline.heads import CANONICAL_ACTION, ActionSpace
+
+# N hosts, H heads
+
+
+@dataclass(frozen=True)
+class Actions:
+    """One composite action a host: a column of `values` [N, H] for each head, in table order."""
+
+    space: ActionSpace
+    values: Tensor  # [N, H] int64
+
+    def __post_init__(self) -> None:
+        if self.values.dtype != torch.int64 or self.values.dim() != 2:
+            raise ActionError(
+                "Actions must be a matrix of int64",
+                given=f"{self.values.dtype} {list(self.values.shape)}",
+                valid=f"torch.int64 [hosts, {len(self.space)}]",
+            )
+        if self.values.shape[1] != len(self.space):
+            raise ActionError(
+                "Actions have the wrong number of heads",
+                given=self.values.shape[1],
+                valid=f"{len(self.space)} ({', '.join(self.space.names)})",
+            )
+        sizes = torch.tensor(self.space.sizes)
+        bad = (self.values < 0) | (self.values >= sizes)
+        if bool(bad.any()):
+            host, head = (int(index) for index in bad.nonzero()[0])
+            raise ActionError(
+                f"Host {host} got an action out of range for head {self.space.names[head]!r}",
+                given=int(self.values[host, head]),
+                valid=f"0 to {self.space.sizes[head] - 1}",
+            )
+
+    @classmethod
+    def of(cls, space: ActionSpace, hosts: int = 1, **chosen: "Tensor | int") -> "Actions":
+        """Actions by head name; heads that are not named take their canonical action."""
+        values = torch.full((hosts, len(space)), CANONICAL_ACTION, dtype=torch.int64)
+        for name, choice in chosen.items():
+            values[:, space.index(name)] = torch.as_tensor(choice, dtype=torch.int64)
+        return cls(space, values)
+
+    def __getitem__(self, head: str) -> Tensor:
+        return self.values[:, self.space.index(head)]
+
+    def __len__(self) -> int:
+        return int(self.values.shape[0])
+
+    def relevant(self) -> Tensor:
+        """[N, H] bool: did this head matter for the op that was chosen?"""
+        return torch.tensor(self.space.relevance)[self.values[:, 0]]
+
+    def canonical(self) -> "Actions":
+        """The same decisions with every head that did not matter at its canonical action."""
+        return Actions(self.space, torch.where(self.relevant(), self.values, CANONICAL_ACTION))
+
+
+@dataclass(frozen=True)
+class Legality:
+    """Which actions are open: one boolean mask a head, conditioned on earlier heads' choices.
+
+    The mask of a head has shape [N, *sizes of the heads in `given`, size]. A head without a
+    mask may take any of its actions.
+    """
+
+    space: ActionSpace
+    hosts: int
+    masks: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        for name, mask in self.masks.items():
+            position = self.space.index(name)
+            given = (self.space.size(earlier) for earlier in self.space.given[position])
+            expected = [self.hosts, *given, self.space.sizes[position]]
+            if mask.dtype != torch.bool or list(mask.shape) != expected:
+                raise ActionError(
+                    f"The mask of head {name!r} has the wrong shape",
+                    given=f"{mask.dtype} {list(mask.shape)}",
+                    valid=f"torch.bool {expected}",
+                )
+
+    def mask(self, head: str, values: Tensor) -> Tensor:
+        """[N, size]: what `head` may take, given the choices of earlier heads in `values` [N, H].
+
+        Where the head does not matter for the chosen op only the canonical action is open.
+        """
+        position = self.space.index(head)
+        size = self.space.sizes[position]
+        device = values.device
+        if head in self.masks:
+            given = [values[:, self.space.index(name)] for name in self.space.given[position]]
+            rows = torch.arange(self.hosts, device=device)
+            mask = self.masks[head].to(device)[(rows, *given)]
+        else:
+            mask = torch.ones(self.hosts, size, dtype=torch.bool, device=device)
+        if position == 0:
+            return mask
+        matters = torch.tensor(self.space.relevance, device=device)[values[:, 0], position]
+        canonical = torch.arange(size, device=device) == CANONICAL_ACTION
+        return torch.where(matters[:, None], mask, canonical)
+
+    def permits(self, actions: Actions) -> Tensor:
+        """[N] bool: is the whole composite action legal? Heads that do not matter are ignored."""
+        values = actions.canonical().values
+        permitted = torch.ones(len(actions), dtype=torch.bool)
+        for position, name in enumerate(self.space.names):
+            mask = self.mask(name, values)
+            permitted &= mask.gather(1, values[:, position : position + 1])[:, 0]
+        return permitted

@@ -1,0 +1,210 @@
+"""Lifecycle state as arrays over hosts and slots, and the record of what changed.
+
+The same arrays describe one wrapped model (N = 1) and a population of a thousand fused hosts.
+They are small and live on the CPU; the engine copies alphas to its device once per epoch.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import AgreementError, IllegalTransitionError
+from esper.leyline.ops import cause_name
+from esper.leyline.stages import (
+    OCCUPIED_STAGES,
+    TRANSITIONS,
+    SeedStage,
+    check_transition,
+)
+
+# N hosts, S slots, M changes
+
+NOTHING = -1  # blueprint or blend index of an empty slot
+
+_ALLOWED = torch.zeros(len(SeedStage), len(SeedStage), dtype=torch.bool)
+for _before, _afters in TRANSITIONS.items():
+    for _after in _afters:
+        _ALLOWED[_before, _after] = True
+
+_OCCUPIED = torch.tensor([stage in OCCUPIED_STAGES for stage in SeedStage])
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """Everything that gates, masks, features and rewards know of the slots."""
+
+    stage: Tensor  # [N, S] int64
+    blueprint: Tensor  # [N, S] int64 index in the catalogue, NOTHING when empty
+    blend: Tensor  # [N, S] int64
+    alpha: Tensor  # [N, S] float64
+    age: Tensor  # [N, S] int64 epochs since planting
+    epochs_in_stage: Tensor  # [N, S] int64
+    embargo: Tensor  # [N, S] int64 epochs of rest left
+    params: Tensor  # [N, S] int64 parameters of the seed that exists here
+    contribution: Tensor  # [N, S] float64 score with the seed minus without it
+    contribution_known: Tensor  # [N, S] bool
+    gradient: Tensor  # [N, S] float64 gradient norm of the seed over the last epoch
+    gradient_known: Tensor  # [N, S] bool
+    loss_rise: Tensor  # [N] float64 relative change of the training loss over the last epoch
+    loss_rise_known: Tensor  # [N] bool
+    epoch: Tensor  # [N] int64 epochs lived
+    interventions: Tensor  # [N] int64 decisions other than WAIT
+
+    @classmethod
+    def dormant(cls, hosts: int, slots: int) -> "Lifecycle":
+        def per_slot(dtype: torch.dtype, fill: int = 0) -> Tensor:
+            return torch.full((hosts, slots), fill, dtype=dtype)
+
+        def per_host(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(hosts, dtype=dtype)
+
+        return cls(
+            stage=per_slot(torch.int64, SeedStage.DORMANT),
+            blueprint=per_slot(torch.int64, NOTHING),
+            blend=per_slot(torch.int64, NOTHING),
+            alpha=per_slot(torch.float64),
+            age=per_slot(torch.int64),
+            epochs_in_stage=per_slot(torch.int64),
+            embargo=per_slot(torch.int64),
+            params=per_slot(torch.int64),
+            contribution=per_slot(torch.float64),
+            contribution_known=per_slot(torch.bool),
+            gradient=per_slot(torch.float64),
+            gradient_known=per_slot(torch.bool),
+            loss_rise=per_host(torch.float64),
+            loss_rise_known=per_host(torch.bool),
+            epoch=per_host(torch.int64),
+            interventions=per_host(torch.int64),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.stage.shape[0], self.stage.shape[1]
+
+    @property
+    def occupied(self) -> Tensor:
+        """[N, S] bool: does a seed exist here?"""
+        return _OCCUPIED[self.stage]
+
+    def at(self, *stages: SeedStage) -> Tensor:
+        """[N, S] bool: is the slot in one of these stages?"""
+        return torch.isin(self.stage, torch.tensor(stages))
+
+    def rows(self, index: Tensor) -> "Lifecycle":
+        """A copy of the hosts in `index`."""
+        return Lifecycle(**{f.name: getattr(self, f.name)[index].clone() for f in fields(self)})
+
+    def with_rows(self, index: Tensor, other: "Lifecycle") -> "Lifecycle":
+        """A copy in which the hosts in `index` are replaced by those of `other`."""
+        changed = {}
+        for field in fields(self):
+            array = getattr(self, field.name).clone()
+            array[index] = getattr(other, field.name)
+            changed[field.name] = array
+        return Lifecycle(**changed)
+
+    def measured(
+        self,
+        *,
+        contribution: Tensor | None = None,
+        gradient: Tensor | None = None,
+        loss_rise: Tensor | None = None,
+    ) -> "Lifecycle":
+        """A copy with fresh measurements; NaN marks what was not measured.
+
+        Only seeds that exist can have a contribution or a gradient.
+        """
+        changed = {}
+        for name, value in (("contribution", contribution), ("gradient", gradient)):
+            if value is not None:
+                known = ~value.isnan() & self.occupied
+                changed[name] = torch.where(known, value, 0.0).double()
+                changed[f"{name}_known"] = known
+        if loss_rise is not None:
+            known = ~loss_rise.isnan()
+            changed["loss_rise"] = torch.where(known, loss_rise, 0.0).double()
+            changed["loss_rise_known"] = known
+        return replace(self, **changed)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Tensor]) -> "Lifecycle":
+        names = {field.name for field in fields(cls)}
+        if set(state) != names:
+            raise AgreementError(
+                "A stored lifecycle does not have this version's arrays",
+                given=f"missing {sorted(names - set(state))}, extra {sorted(set(state) - names)}",
+                valid=sorted(names),
+            )
+        return cls(**{name: tensor.clone() for name, tensor in state.items()})
+
+
+class TransitionRecord(NamedTuple):
+    """One stage change, for people."""
+
+    host: int
+    slot: int
+    before: SeedStage
+    after: SeedStage
+    cause: str
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Stage changes in the order in which they happened, as arrays of one length M."""
+
+    host: Tensor  # [M] int64
+    slot: Tensor  # [M] int64
+    before: Tensor  # [M] int64
+    after: Tensor  # [M] int64
+    cause: Tensor  # [M] int64: a LifecycleOp (>= 0) or a Cause (< 0)
+
+    @classmethod
+    def none(cls) -> "Transitions":
+        return cls(*(torch.zeros(0, dtype=torch.int64) for _ in fields(cls)))
+
+    def __add__(self, later: "Transitions") -> "Transitions":
+        return Transitions(
+            *(torch.cat([getattr(self, f.name), getattr(later, f.name)]) for f in fields(self))
+        )
+
+    def __len__(self) -> int:
+        return int(self.host.shape[0])
+
+    def __iter__(self) -> Iterator[TransitionRecord]:
+        columns = (getattr(self, field.name).tolist() for field in fields(self))
+        for host, slot, before, after, cause in zip(*columns, strict=True):
+            yield TransitionRecord(
+                host, slot, SeedStage(before), SeedStage(after), cause_name(cause)
+            )
+
+
+def move(
+    life: Lifecycle, where: Tensor, after: SeedStage, cause: Tensor | int
+) -> tuple[Lifecycle, Transitions]:
+    """Move the slots in `where` [N, S] to `after`, or raise if the table forbids any of them."""
+    forbidden = where & ~_ALLOWED[life.stage, after]
+    if bool(forbidden.any()):
+        host, slot = (int(index) for index in forbidden.nonzero()[0])
+        check_transition(SeedStage(int(life.stage[host, slot])), after, f"host {host} slot {slot}")
+        raise IllegalTransitionError("The transition table and its matrix disagree")
+    hosts, slots = where.nonzero(as_tuple=True)
+    causes = torch.as_tensor(cause).expand(where.shape)[where]
+    record = Transitions(
+        hosts,
+        slots,
+        life.stage[where],
+        torch.full_like(hosts, int(after)),
+        causes.long(),
+    )
+    moved = replace(
+        life,
+        stage=torch.where(where, int(after), life.stage),
+        epochs_in_stage=torch.where(where, 0, life.epochs_in_stage),
+    )
+    return moved, record

@@ -1,0 +1,85 @@
+"""Typed results of the learner. Per-head results are keyed by the heads of the action space."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypedDict, TypeVar
+
+from torch import Tensor
+
+from esper.leyline.errors import AgreementError
+
+V = TypeVar("V")
+
+
+class PerHead(Mapping[str, V], Generic[V]):
+    """A value for each head, in table order: exactly the heads it was declared with."""
+
+    def __init__(self, heads: tuple[str, ...], values: Mapping[str, V]) -> None:
+        if set(values) != set(heads):
+            raise AgreementError(
+                "Per-head values do not match the heads",
+                given=", ".join(values),
+                valid=", ".join(heads),
+            )
+        self._values = {name: values[name] for name in heads}
+
+    def __getitem__(self, head: str) -> V:
+        return self._values[head]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"PerHead({self._values!r})"
+
+
+PerHeadAdvantages = PerHead[Tensor]
+
+
+@dataclass(frozen=True)
+class HeadGradientNorms:
+    """Gradient norm of every policy head and of the value head."""
+
+    heads: PerHead[float]
+    value: float
+
+
+class HeadUpdateMetrics(TypedDict):
+    """What one update reports of one head."""
+
+    loss: float
+    entropy: float
+    kl: float
+    clip_fraction: float
+    gradient_norm: float
+    relevant_fraction: float
+    ratio_min: float
+    ratio_mean: float
+    ratio_max: float
+
+
+class PPOUpdateMetrics(TypedDict):
+    """What one update reports."""
+
+    policy_loss: float
+    value_loss: float
+    entropy: float
+    kl: float
+    explained_variance: float
+    value_mean: float
+    value_std: float
+    return_mean: float
+    return_std: float
+    return_scale: float
+    gradient_norm: float
+    value_gradient_norm: float
+    learning_rate: float
+    stored_log_prob_error: float
+    valid_steps: int
+    optimizer_steps: int
+    stopped_by_kl: bool
+    peak_memory_bytes: int
+    heads: Mapping[str, HeadUpdateMetrics]

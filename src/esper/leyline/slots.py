@@ -1,0 +1,145 @@
+"""Slots: their names and order, and what the activations at a slot look like."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from esper.leyline.constants import DEFAULT_SLOT_COUNT, MAX_SLOT_COUNT
+from esper.leyline.errors import AgreementError, SlotError, UnknownNameError
+
+CANONICAL_SLOTS = ("early", "mid", "late")
+
+
+class Family(StrEnum):
+    """A kind of activation for which blueprints are written, in its canonical layout."""
+
+    CONV1D = "conv1d"  # [B, C, L]
+    CONV2D = "conv2d"  # [B, C, H, W]
+    DENSE = "dense"  # [B, C]
+    TRANSFORMER = "transformer"  # [B, T, C]
+
+
+class Layout(StrEnum):
+    """How a host lays its activations out; each maps to a family by a permutation of axes."""
+
+    SEQUENCE = "sequence"  # [B, C, L]
+    IMAGE = "image"  # [B, C, H, W]
+    DENSE = "dense"  # [B, C]
+    TOKENS = "tokens"  # [B, T, C]
+    TIME_FIRST = "time_first"  # [T, B, C]
+    IMAGE_LAST = "image_last"  # [B, H, W, C]
+
+
+@dataclass(frozen=True)
+class _LayoutFacts:
+    family: Family
+    to_canonical: tuple[int, ...]  # permutation that gives the family's canonical layout
+    from_canonical: tuple[int, ...]
+    channel_axis: int  # in the canonical layout
+    description: str
+
+
+_FACTS = {
+    Layout.SEQUENCE: _LayoutFacts(Family.CONV1D, (0, 1, 2), (0, 1, 2), 1, "[B, C, L]"),
+    Layout.IMAGE: _LayoutFacts(Family.CONV2D, (0, 1, 2, 3), (0, 1, 2, 3), 1, "[B, C, H, W]"),
+    Layout.DENSE: _LayoutFacts(Family.DENSE, (0, 1), (0, 1), 1, "[B, C]"),
+    Layout.TOKENS: _LayoutFacts(Family.TRANSFORMER, (0, 1, 2), (0, 1, 2), 2, "[B, T, C]"),
+    Layout.TIME_FIRST: _LayoutFacts(Family.TRANSFORMER, (1, 0, 2), (1, 0, 2), 2, "[T, B, C]"),
+    Layout.IMAGE_LAST: _LayoutFacts(Family.CONV2D, (0, 3, 1, 2), (0, 2, 3, 1), 1, "[B, H, W, C]"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotSpec:
+    """What a host announces of one slot: its name and the activations that pass through it."""
+
+    name: str
+    layout: Layout
+    channels: int
+    extent: tuple[int | None, ...] = ()  # the other axes but the batch; None where it varies
+
+    def __post_init__(self) -> None:
+        axes = len(_FACTS[self.layout].to_canonical)
+        if self.channels < 1 or len(self.extent) != axes - 2:
+            raise SlotError(
+                f"Slot {self.name!r} has an impossible shape",
+                given=f"layout {self.layout.value}, channels {self.channels}, extent {self.extent}",
+                valid=f"{_FACTS[self.layout].description}: channels >= 1, {axes - 2} extents",
+            )
+
+    @property
+    def family(self) -> Family:
+        return _FACTS[self.layout].family
+
+    @property
+    def channel_axis(self) -> int:
+        """Where the channels are in the family's canonical layout."""
+        return _FACTS[self.layout].channel_axis
+
+    @property
+    def to_canonical(self) -> tuple[int, ...]:
+        return _FACTS[self.layout].to_canonical
+
+    @property
+    def from_canonical(self) -> tuple[int, ...]:
+        return _FACTS[self.layout].from_canonical
+
+    def canonical_shape(self, batch: int, free_extent: int = 8) -> tuple[int, ...]:
+        """A shape of this slot's activations in the family's layout."""
+        extent = tuple(free_extent if size is None else size for size in self.extent)
+        if self.channel_axis == 1:
+            return (batch, self.channels, *extent)
+        return (batch, *extent, self.channels)
+
+
+@dataclass(frozen=True)
+class SlotConfig:
+    """The named, ordered slots that host, masks, network, buffer and agent agree on."""
+
+    names: tuple[str, ...] = CANONICAL_SLOTS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(self.names))
+        if not 1 <= len(self.names) <= MAX_SLOT_COUNT:
+            raise SlotError(
+                "Wrong number of slots",
+                given=len(self.names),
+                valid=f"1 to {MAX_SLOT_COUNT}",
+                fix="name at least one slot and at most that many",
+            )
+        if len(set(self.names)) != len(self.names):
+            raise SlotError("Slot names must differ", given=", ".join(self.names))
+
+    @classmethod
+    def of_size(cls, count: int = DEFAULT_SLOT_COUNT) -> "SlotConfig":
+        """The canonical three slots, or `count` numbered ones."""
+        if count == DEFAULT_SLOT_COUNT:
+            return cls()
+        return cls(tuple(f"slot{index}" for index in range(count)))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def index(self, name: str) -> int:
+        if name not in self.names:
+            raise UnknownNameError.of("slot", name, self.names)
+        return self.names.index(name)
+
+
+def ordered_slots(names: Iterable[str], config: SlotConfig | None = None) -> tuple[str, ...]:
+    """`names` in the configuration's order; unknown and repeated names are refused."""
+    config = config or SlotConfig()
+    wanted = list(names)
+    if len(set(wanted)) != len(wanted):
+        raise SlotError("Slot names must differ", given=", ".join(wanted))
+    return tuple(sorted(wanted, key=config.index))
+
+
+def require_agreement(what: str, left: tuple[str, object], right: tuple[str, object]) -> None:
+    """Refuse when two parts disagree on `what`; each side is (who, value)."""
+    if left[1] != right[1]:
+        raise AgreementError(
+            f"{left[0]} and {right[0]} disagree on {what}",
+            given=f"{left[0]} has {left[1]}, {right[0]} has {right[1]}",
+            fix="build both from the same slot configuration and catalogue",
+        )

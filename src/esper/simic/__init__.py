@@ -1,0 +1,1 @@
+"""simic: the gym. Rollouts, advantages, PPO, rewards and the training loop."""

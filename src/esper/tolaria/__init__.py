@@ -1,0 +1,1 @@
+"""tolaria: the hands. Trains one host or a fused population; tasks, data and the governor."""
