@@ -23,6 +23,8 @@ def attach(
         if isinstance(node, ast.ImportFrom) and node.level == 1:
             for alias in node.names:
                 homes[alias.name] = f"{package}.{node.module}"
+    # Importing a submodule would overwrite an export of the same name.
+    assert not any(stub.with_name(f"{name}.py").exists() for name in homes)
 
     def getattr_(name: str) -> object:
         if name not in homes:

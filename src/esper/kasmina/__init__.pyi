@@ -10,11 +10,11 @@ from .gates import Situation as Situation
 from .hosts import SegmentedHost as SegmentedHost
 from .hosts import build_host as build_host
 from .isolation import Isolation as Isolation
-from .legality import explain as explain
-from .legality import legality as legality
 from .lifecycle import decide as decide
 from .lifecycle import pass_time as pass_time
 from .lifecycle import remove_now as remove_now
+from .masks import explain as explain
+from .masks import legality as legality
 from .probe import Target as Target
 from .slotted import SlottedModel as SlottedModel
 from .surgery import add_parameters as add_parameters

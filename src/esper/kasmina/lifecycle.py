@@ -19,7 +19,7 @@ from esper.kasmina.gates import (
     GateRules,
     Situation,
 )
-from esper.kasmina.legality import legality, require_legal
+from esper.kasmina.masks import legality, require_legal
 from esper.leyline.errors import AgreementError, GateRefusedError
 from esper.leyline.legality import Actions
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions, move

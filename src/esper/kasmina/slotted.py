@@ -14,8 +14,8 @@ from esper.kasmina.blueprints import build_catalogue, find_blueprint, learning_r
 from esper.kasmina.gates import UNLIMITED, GateRules, Situation
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.isolation import Isolation, buffers_kept, only_learning
-from esper.kasmina.legality import explain, legality
 from esper.kasmina.lifecycle import decide, pass_time, remove_now
+from esper.kasmina.masks import explain, legality
 from esper.kasmina.probe import Place, Sample, Target, probe
 from esper.kasmina.seed import Seed, build_seed
 from esper.kasmina.slot import Mode, Slot, set_tap

@@ -24,9 +24,11 @@ def squeeze(spec: SlotSpec) -> nn.Module:
     return Rescale(
         nn.Sequential(
             nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(spec.channels, inner, 1),
+            nn.Flatten(1),
+            nn.Linear(spec.channels, inner),
             activation(),
-            zeroed(nn.Conv2d(inner, spec.channels, 1)),
+            zeroed(nn.Linear(inner, spec.channels)),
+            nn.Unflatten(1, (spec.channels, 1, 1)),
         )
     )
 

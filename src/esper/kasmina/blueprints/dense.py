@@ -55,9 +55,10 @@ def wide(spec: SlotSpec) -> nn.Module:
 @blueprint("convpool", Family.DENSE)
 def convpool(spec: SlotSpec) -> nn.Module:
     """Finds local patterns wherever they are among the features, taken as a line."""
+    width = min(FILTER_WIDTH, spec.channels)
     return nn.Sequential(
         nn.Unflatten(1, (1, spec.channels)),
-        nn.Conv1d(1, FILTERS, FILTER_WIDTH, padding=FILTER_WIDTH // 2),
+        nn.Conv1d(1, FILTERS, width, padding=width // 2),
         activation(),
         nn.AdaptiveMaxPool1d(1),
         nn.Flatten(1),

@@ -1,0 +1,189 @@
+"""Writes the parts of docs/ that come from code: run it after changing what they show."""
+
+from pathlib import Path
+
+from esper.kasmina.blueprints import build_catalogue, find_blueprint
+from esper.kasmina.gates import GATES
+from esper.kasmina.hosts import HOSTS, build_host
+from esper.leyline import HEADS, OCCUPIED_STAGES, TRANSITIONS, LifecycleOp, SeedStage
+
+HERE = Path(__file__).parent
+S = SeedStage
+
+# Where each stage is drawn: column and row. Arrows and their labels come from the tables.
+POSITION = {
+    S.DORMANT: (0, 0),
+    S.GERMINATED: (1, 0),
+    S.TRAINING: (2, 0),
+    S.BLENDING: (3, 0),
+    S.HOLDING: (4, 0),
+    S.FOSSILIZED: (5, 0),
+    S.PRUNED: (3, 1),
+    S.EMBARGOED: (2, 1),
+    S.RESETTING: (1, 1),
+}
+FILL = {
+    S.DORMANT: "#e8e8ec",
+    S.GERMINATED: "#fff0c2",
+    S.TRAINING: "#ffe08a",
+    S.BLENDING: "#bfe6ef",
+    S.HOLDING: "#a9ccf5",
+    S.FOSSILIZED: "#a8dfb0",
+    S.PRUNED: "#f6b8b0",
+    S.EMBARGOED: "#e3c5ec",
+    S.RESETTING: "#efdcf4",
+}
+MEANING = {
+    S.DORMANT: "empty slot",
+    S.GERMINATED: "planted",
+    S.TRAINING: "learns in isolation",
+    S.BLENDING: "alpha 0 → 1",
+    S.HOLDING: "on probation",
+    S.FOSSILIZED: "permanent",
+    S.PRUNED: "alpha → 0",
+    S.EMBARGOED: "removed, resting",
+    S.RESETTING: "almost free",
+}
+WIDTH, HEIGHT, STEP_X, STEP_Y, LEFT, TOP = 128, 50, 204, 130, 24, 30
+
+
+def label_of(after: SeedStage) -> str:
+    gate = next(gate for gate in GATES if gate.after is after)
+    if gate.op is not None:
+        return gate.op.name
+    return "at once" if after is S.TRAINING else "time"
+
+
+def corner(stage: SeedStage) -> tuple[int, int]:
+    column, row = POSITION[stage]
+    return LEFT + column * STEP_X, TOP + row * STEP_Y
+
+
+def arrow(before: SeedStage, after: SeedStage) -> str:
+    """One edge: straight in a row, over a common line down to PRUNED, or up from RESETTING."""
+    (x0, y0), (x1, y1) = corner(before), corner(after)
+    half_width, half_height = WIDTH // 2, HEIGHT // 2
+    text = None
+    if y0 == y1:
+        start, end = (x0 + WIDTH, x1 - 3) if x1 > x0 else (x0, x1 + WIDTH + 3)
+        path = f"M{start},{y0 + half_height} H{end}"
+        text = ((start + end) // 2, y0 + half_height - 7)
+    elif y1 > y0:
+        turn = (y0 + HEIGHT + y1) // 2
+        path = f"M{x0 + half_width},{y0 + HEIGHT} V{turn} H{x1 + half_width} V{y1 - 3}"
+        if x0 == x1:
+            text = (x1 + half_width + 26, y1 - 12)
+    else:
+        path = f"M{x0},{y0 + half_height} H{x1 + half_width} V{y1 + HEIGHT + 3}"
+        text = ((x0 + x1 + half_width) // 2, y0 + half_height - 7)
+    lines = [f'<path d="{path}" class="edge" marker-end="url(#tip)"/>']
+    if text is not None:
+        lines.append(f'<text x="{text[0]}" y="{text[1]}" class="label">{label_of(after)}</text>')
+    return "\n".join(lines)
+
+
+def lifecycle_svg() -> str:
+    size = (LEFT * 2 + 5 * STEP_X + WIDTH, TOP * 2 + STEP_Y + HEIGHT)
+    boxes = []
+    for stage in SeedStage:
+        x, y = corner(stage)
+        boxes.append(
+            f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="10" '
+            f'fill="{FILL[stage]}" class="box"/>\n'
+            f'<text x="{x + WIDTH // 2}" y="{y + 22}" class="name">{stage.name}</text>\n'
+            f'<text x="{x + WIDTH // 2}" y="{y + 39}" class="what">{MEANING[stage]}</text>'
+        )
+    edges = [arrow(before, after) for before, afters in TRANSITIONS.items() for after in afters]
+    style = (
+        ".name{font:700 13px sans-serif;text-anchor:middle;fill:#222}"
+        ".what{font:11px sans-serif;text-anchor:middle;fill:#444}"
+        ".label{font:600 10px sans-serif;text-anchor:middle;fill:#666}"
+        ".edge{fill:none;stroke:#777;stroke-width:1.6}.box{stroke:#555;stroke-width:1.2}"
+    )
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
+        f'width="{size[0]}" height="{size[1]}" role="img" aria-label="The life of a seed">',
+        f"<style>{style}</style>",
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#777"/></marker></defs>',
+        f'<rect width="{size[0]}" height="{size[1]}" fill="#fff" rx="12"/>',
+        *sorted(edges),
+        *boxes,
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def lifecycle_page() -> str:
+    lines = [
+        "# The life of a seed",
+        "",
+        "*Generated from the transition table and the gates by `docs/generate.py`.*",
+        "",
+        "![The life of a seed](lifecycle.svg)",
+        "",
+        "| stage | a seed exists, and pays rent | may become |",
+        "|---|---|---|",
+    ]
+    for stage in SeedStage:
+        afters = ", ".join(sorted(after.name for after in TRANSITIONS[stage])) or "nothing else"
+        lines.append(f"| {stage.name} | {'yes' if stage in OCCUPIED_STAGES else ''} | {afters} |")
+    lines += [
+        "",
+        "## What a decision means",
+        "",
+        "| op | leads to | heads that matter |",
+        "|---|---|---|",
+    ]
+    leads = {gate.op: gate.after.name for gate in GATES if gate.op is not None}
+    for op in LifecycleOp:
+        heads = [name for name, on in zip(HEADS.names, HEADS.relevance[op], strict=True) if on]
+        lines.append(f"| {op.name} | {leads.get(op, 'nothing changes')} | {', '.join(heads)} |")
+    lines += [
+        "",
+        "GERMINATE passes through GERMINATED to TRAINING in the same step; with the immediate",
+        "blend on to HOLDING. Stages without an op of their own pass with time. A gate stands in",
+        "front of every stage and says why it is closed: `SlottedModel.explain(op, slot)`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def blueprints_page() -> str:
+    lines = [
+        "# Blueprints",
+        "",
+        "*Generated from the registry by `docs/generate.py`; `esper blueprints --host NAME` prints",
+        "the same for one host.*",
+        "",
+        "Parameters that a seed adds, by slot. Every seed starts as exactly nothing.",
+    ]
+    for host_name in HOSTS:
+        host = build_host(host_name)
+        specs = host.slot_specs()
+        catalogue = build_catalogue(specs, sum(p.numel() for p in host.parameters()))
+        lines += ["", f"## Host `{host_name}`: {catalogue.host_params:,} parameters", ""]
+        heads = [f"{spec.name} ({spec.channels} channels)" for spec in specs]
+        lines += [f"| blueprint | {' | '.join(heads)} | what it is |"]
+        lines += ["|---" * (len(specs) + 2) + "|"]
+        for index, name in enumerate(catalogue.names):
+            costs = " | ".join(f"{row[index]:,}" for row in catalogue.costs)
+            summary = find_blueprint(name, specs[0].family).summary
+            lines.append(f"| `{name}` | {costs} | {summary} |")
+    return "\n".join([*lines, ""])
+
+
+PAGES = {
+    "lifecycle.svg": lifecycle_svg,
+    "lifecycle.md": lifecycle_page,
+    "blueprints.md": blueprints_page,
+}
+
+
+def main() -> None:
+    for name, make in PAGES.items():
+        (HERE / name).write_text(make(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

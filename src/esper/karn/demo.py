@@ -1,0 +1,163 @@
+"""A seed's whole life on a real host, told in the terminal."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import cross_entropy
+
+from esper.kasmina.export import export_module
+from esper.kasmina.hosts import build_host
+from esper.kasmina.slotted import SlottedModel
+from esper.leyline.errors import EsperError
+from esper.leyline.lifecycle import Transitions
+from esper.leyline.ops import LifecycleOp
+from esper.leyline.stages import SeedStage
+from esper.leyline.streams import derive_seed
+from esper.tolaria.mnist1d import Mnist1dConfig, generate
+from esper.tolaria.reference import accuracy, contributions, shuffled_batches, train_epoch
+
+MIN_EPOCHS = 16
+BATCH = 50
+LEARNING_RATE = 3e-3
+GROWN, TRIED = "early", "late"  # the slot that keeps its seed, and the one that loses it again
+
+STYLE = {
+    SeedStage.DORMANT: "dim",
+    SeedStage.GERMINATED: "yellow",
+    SeedStage.TRAINING: "yellow",
+    SeedStage.BLENDING: "cyan",
+    SeedStage.HOLDING: "blue",
+    SeedStage.FOSSILIZED: "bold green",
+    SeedStage.PRUNED: "red",
+    SeedStage.EMBARGOED: "magenta",
+    SeedStage.RESETTING: "magenta",
+}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Three splits of generated MNIST-1D."""
+
+    train: tuple[torch.Tensor, torch.Tensor]
+    validation: tuple[torch.Tensor, torch.Tensor]
+    test: tuple[torch.Tensor, torch.Tensor]
+
+    @classmethod
+    def generated(cls, seed: int, samples: int) -> "Data":
+        def split(name: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return generate(Mnist1dConfig(samples=count, seed=derive_seed(seed, "data", name)))
+
+        return cls(split("train", samples), split("validation", 2000), split("test", 4000))
+
+
+class Life:
+    """One network in training."""
+
+    def __init__(self, model: torch.nn.Module, data: Data, seed: int) -> None:
+        self.host = SlottedModel(model, seed=seed)
+        self.data = data
+        self.optimizer = torch.optim.Adam(self.host.parameters(), lr=LEARNING_RATE)
+        self.host.track(self.optimizer)
+        self.order = torch.Generator().manual_seed(derive_seed(seed, "order"))
+        self.loss = float("nan")
+        self.score = float("nan")
+
+    def epoch(self) -> Transitions:
+        """Train, validate, measure every seed's contribution, and let time pass."""
+        batches = shuffled_batches(*self.data.train, BATCH, self.order)
+        report = train_epoch(self.host, self.optimizer, cross_entropy, batches)
+        before, self.loss = self.loss, report.loss
+        self.score = self.validation_score()
+        self.host.measure(
+            contribution=contributions(self.host, self.validation_score),
+            gradient=report.gradient,
+            loss_rise=self.loss / before - 1.0,
+        )
+        return self.host.pass_time()
+
+    def validation_score(self) -> float:
+        return accuracy(self.host, *self.data.validation)
+
+
+def run_demo(*, epochs: int, seed: int, samples: int) -> None:
+    """Two networks with the same start and the same data: one grows, one never does."""
+    if epochs < MIN_EPOCHS or samples < BATCH:
+        raise EsperError(
+            "The demo is too short for a whole life",
+            given=f"{epochs} epochs, {samples} samples",
+            valid=f"at least {MIN_EPOCHS} epochs and {BATCH} samples",
+        )
+    torch.set_num_threads(1)  # tiny operations are slower with more
+    console = Console(highlight=False)
+    console.print(
+        "[bold]A seed's whole life.[/] A 1-D convolutional host of 1,114 parameters learns "
+        "MNIST-1D;\na script (the learned controller comes later) plants a seed in slot "
+        f"'{GROWN}' and tries another in '{TRIED}'.\n"
+    )
+    data = Data.generated(seed, samples)
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_seed(seed, "host"))
+        model = build_host("conv1d")
+    growing, plain = Life(model, data, seed), Life(copy.deepcopy(model), data, seed)
+    header = f"{'epoch':>5}  {'loss':>5}  {'valid':>6}  {'never grown':>11}  slots"
+    console.print(header, style="underline")
+    for epoch in range(1, epochs + 1):
+        plain.epoch()
+        steps = list(growing.epoch()) + list(_decide(growing.host, epoch))
+        console.print(
+            f"{epoch:>5}  {growing.loss:5.2f}  {growing.score:5.1f}%  {plain.score:10.1f}%  "
+            + "   ".join(_slot_text(growing.host, name) for name in (GROWN, TRIED))
+        )
+        if steps:
+            names = growing.host.catalogue.slots.names
+            story = ", ".join(
+                f"{names[step.slot]} {step.before.name} → {step.after.name}" for step in steps
+            )
+            console.print(f"{'':>7}{story}", style="dim")
+    _conclude(console, growing, plain)
+
+
+def _decide(host: SlottedModel, epoch: int) -> Transitions:
+    """The script: decisions by epoch and stage, each legal when it is taken."""
+    if epoch == 3:
+        return host.germinate(GROWN, "conv", "ramp")
+    if epoch == 5:
+        return host.advance(GROWN)
+    if epoch == 6:
+        return host.germinate(TRIED, "attention", "immediate")
+    if epoch == 9:
+        return host.prune(TRIED)
+    if epoch >= 8 and not host.explain(LifecycleOp.FOSSILIZE, GROWN):
+        return host.fossilize(GROWN)
+    return Transitions.none()
+
+
+def _slot_text(host: SlottedModel, name: str) -> str:
+    slot = host.seed_slots[name]
+    text = f"{name} {slot.stage.name}"
+    if slot.seed is not None:
+        filled = round(8 * slot.seed.alpha)
+        text += f" {slot.seed.blueprint} {'█' * filled}{'░' * (8 - filled)}"
+    return f"[{STYLE[slot.stage]}]{text:<34}[/]"
+
+
+def _conclude(console: Console, growing: Life, plain: Life) -> None:
+    host = growing.host
+    exported = export_module(host, growing.data.test[0][:8])
+    size = sum(parameter.numel() for parameter in exported.parameters())
+    table = Table(title="\nOn the test split, which nothing above has seen")
+    for column in ("network", "parameters", "accuracy"):
+        table.add_column(column, justify="left" if column == "network" else "right")
+    before, after = accuracy(plain.host, *plain.data.test), accuracy(exported, *growing.data.test)
+    table.add_row("never grown", f"{host.catalogue.host_params:,}", f"{before:.1f} %")
+    table.add_row("grown, exported to a plain module", f"{size:,}", f"{after:.1f} %")
+    console.print(table)
+    stage = host.seed_slots[GROWN].stage
+    console.print(
+        f"The seed in '{GROWN}' ended {stage.name}; it changed test accuracy by "
+        f"{after - before:+.1f} points for {size - host.catalogue.host_params:,} parameters. "
+        f"The one in '{TRIED}' is gone without a trace."
+    )

@@ -1,0 +1,74 @@
+"""The reference trainer: one host, plain PyTorch, one obvious step after the other."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from esper.kasmina.slotted import SlottedModel
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What one epoch of training measured."""
+
+    loss: float  # mean over batches
+    gradient: dict[str, float]  # mean gradient norm of each seed, by slot
+
+
+def shuffled_batches(
+    inputs: Tensor, labels: Tensor, size: int, order: torch.Generator
+) -> Iterator[Batch]:
+    """Whole batches in a random order; a last, smaller one is left out."""
+    permutation = torch.randperm(len(inputs), generator=order)
+    for start in range(0, len(inputs) - size + 1, size):
+        chosen = permutation[start : start + size]
+        yield inputs[chosen], labels[chosen]
+
+
+def train_epoch(
+    host: SlottedModel, optimizer: Optimizer, loss: Loss, batches: Iterable[Batch]
+) -> EpochReport:
+    """Train host and seeds on every batch; isolated seeds learn in a pass of their own."""
+    host.train()
+    losses: list[float] = []
+    gradients: dict[str, list[float]] = {}
+    for inputs, labels in batches:
+        optimizer.zero_grad()
+        value = loss(host(inputs), labels)
+        value.backward()  # type: ignore[no-untyped-call]
+        if host.has_isolated_seeds:
+            with host.seed_pass():
+                loss(host(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        for name, norm in host.gradient_norms().items():
+            gradients.setdefault(name, []).append(norm)
+        optimizer.step()
+        losses.append(value.item())
+    means = {name: sum(norms) / len(norms) for name, norms in gradients.items()}
+    return EpochReport(sum(losses) / len(losses), means)
+
+
+@torch.no_grad()
+def accuracy(host: torch.nn.Module, inputs: Tensor, labels: Tensor) -> float:
+    """Percent of labels that the host's largest logit gets right."""
+    was_training = host.training
+    host.eval()
+    right = (host(inputs).argmax(dim=-1) == labels).double().mean()
+    host.train(was_training)
+    return 100.0 * right.item()
+
+
+def contributions(host: SlottedModel, score: Callable[[], float]) -> dict[str, float]:
+    """For each seed that is on: the score with it minus the score without it."""
+    full = score()
+    result: dict[str, float] = {}
+    for name, slot in host.seed_slots.items():
+        if slot.seed is not None and slot.seed.alpha > 0:
+            with host.without(name):
+                result[name] = full - score()
+    return result

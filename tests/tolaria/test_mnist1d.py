@@ -1,0 +1,147 @@
+"""The MNIST-1D generator: shapes, determinism, pairing of variants, and that it can be learned."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import DataError
+from esper.tolaria.mnist1d import TEMPLATES, Mnist1dConfig, generate
+
+SMALL = Mnist1dConfig(samples=200, seed=3)
+CLEAN = replace(SMALL, scale=0, shear=0, correlated_noise=0, independent_noise=0, max_translation=0)
+
+
+def test_inputs_and_labels_have_the_promised_shapes_and_types() -> None:
+    inputs, labels = generate(SMALL)
+    assert inputs.shape == (200, 40)
+    assert inputs.dtype == torch.float32
+    assert labels.shape == (200,)
+    assert labels.dtype == torch.int64
+
+
+def test_the_set_is_standardised_and_its_classes_are_balanced() -> None:
+    inputs, labels = generate(SMALL)
+    assert abs(float(inputs.mean())) < 1e-5
+    assert abs(float(inputs.std()) - 1) < 1e-4
+    assert labels.bincount().tolist() == [20] * 10
+
+
+def test_the_same_seed_gives_the_same_bits_and_leaves_the_global_stream_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first, second = generate(SMALL), generate(SMALL)
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_another_seed_gives_another_set() -> None:
+    first, second = generate(SMALL), generate(replace(SMALL, seed=4))
+    assert not torch.equal(first[0], second[0])
+    assert not torch.equal(first[1], second[1])
+
+
+def test_without_any_effect_all_samples_of_a_class_with_equal_padding_are_alike() -> None:
+    inputs, labels = generate(replace(CLEAN, padding=(48, 48)))
+    for label in range(10):
+        members = inputs[labels == label]
+        assert torch.equal(members, members[:1].expand_as(members))
+    assert len(inputs.unique(dim=0)) == 10
+
+
+def test_a_clean_glyph_is_its_template() -> None:
+    inputs, labels = generate(replace(CLEAN, padding=(0, 0), length=12))
+    for label, template in enumerate(TEMPLATES):
+        glyph = inputs[labels == label][0].double()
+        expected = torch.tensor(template, dtype=torch.float64)
+        assert float(torch.corrcoef(torch.stack([glyph, expected]))[0, 1]) > 0.999
+
+
+def test_a_glyph_fills_the_line_by_how_little_it_is_padded() -> None:
+    wide, _ = generate(replace(CLEAN, padding=(36, 60)))
+    spread = (wide - wide[:, -1:]).abs().gt(0.05).sum(1)
+    assert int(spread.min()) < int(spread.max())
+    assert int(spread.max()) < 40 / 2
+
+
+def test_translation_moves_glyphs_around_the_line() -> None:
+    still = peaks(generate(CLEAN)[0])
+    moved = peaks(generate(replace(CLEAN, max_translation=48))[0])
+    assert int(still.max()) < 12
+    assert int(moved.max()) > 25
+
+
+def peaks(inputs: Tensor) -> Tensor:
+    return (inputs - inputs.median(1, keepdim=True).values).abs().argmax(1)
+
+
+def test_shear_adds_a_straight_slope() -> None:
+    empty_end = generate(replace(CLEAN, shear=0.75))[0][:, -12:]
+    assert float(empty_end.diff(n=2, dim=1).abs().max()) < 1e-4
+    assert float(empty_end.diff(dim=1).min()) < -0.01
+    assert float(empty_end.diff(dim=1).max()) > 0.01
+
+
+def test_variants_share_their_labels_and_draws() -> None:
+    plain, louder = generate(SMALL), generate(replace(SMALL, independent_noise=0.021))
+    assert torch.equal(plain[1], louder[1])
+    assert float((plain[0] - louder[0]).abs().max()) < 0.1
+
+
+def test_neighbours_in_correlated_noise_resemble_each_other() -> None:
+    noise = replace(CLEAN, correlated_noise=5.0, padding=(400, 400), length=412)
+    inputs, _ = generate(noise)
+    tail = inputs[:, 50:]
+    pairs = torch.corrcoef(torch.stack([tail[:, :-1].flatten(), tail[:, 1:].flatten()]))
+    far = torch.corrcoef(torch.stack([tail[:, :-20].flatten(), tail[:, 20:].flatten()]))
+    assert float(pairs[0, 1]) > 0.9
+    assert abs(float(far[0, 1])) < 0.1
+
+
+def test_shuffling_permutes_positions_the_same_way_in_every_split() -> None:
+    for seed in (3, 4):
+        plain, _ = generate(replace(SMALL, seed=seed))
+        shuffled, _ = generate(replace(SMALL, seed=seed, shuffle=True))
+        assert not torch.equal(plain, shuffled)
+        order = (shuffled[0][:, None] - plain[0][None, :]).abs().argmin(1)
+        assert sorted(order.tolist()) == list(range(40))
+        torch.testing.assert_close(plain[:, order], shuffled)
+        if seed == 3:
+            first = order
+    assert torch.equal(first, order)
+
+
+def test_any_length_and_number_of_samples_can_be_generated() -> None:
+    inputs, labels = generate(Mnist1dConfig(samples=7, length=64, padding=(5, 9)))
+    assert inputs.shape == (7, 64)
+    assert labels.shape == (7,)
+    assert torch.isfinite(inputs).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"samples": 0},
+        {"length": 1},
+        {"padding": (9, 5)},
+        {"max_translation": -1},
+        {"shear": -0.1},
+        {"noise_width": 0.0},
+    ],
+)
+def test_an_impossible_configuration_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(DataError, match="Impossible MNIST-1D configuration"):
+        Mnist1dConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_linear_classifier_is_about_as_good_as_the_paper_says() -> None:
+    inputs, labels = generate(Mnist1dConfig(samples=5000, seed=42))
+    train, test = inputs[:4000].double(), inputs[4000:].double()
+    ones = torch.ones(4000, 1, dtype=torch.float64)
+    answers = torch.nn.functional.one_hot(labels[:4000], 10).double()
+    weights = torch.linalg.lstsq(torch.cat([train, ones], 1), answers).solution
+    guesses = torch.cat([test, ones[:1000]], 1) @ weights
+    accuracy = float((guesses.argmax(1) == labels[4000:]).double().mean())
+    assert 0.25 < accuracy < 0.40  # 32 % in the paper

@@ -1,0 +1,43 @@
+"""Pages that are generated from code say what the code says now."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+_spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+assert _spec is not None
+assert _spec.loader is not None
+generate = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(generate)
+
+
+@pytest.mark.parametrize("page", list(generate.PAGES))
+def test_a_generated_page_is_up_to_date(page: str) -> None:
+    written = (DOCS / page).read_text(encoding="utf-8")
+    assert written == generate.PAGES[page](), "run: .venv/bin/python docs/generate.py"
+
+
+def test_the_drawing_has_an_arrow_for_every_transition() -> None:
+    arrows = sum(len(afters) for afters in generate.TRANSITIONS.values())
+    assert generate.lifecycle_svg().count('class="edge"') == arrows
+
+
+def _snippets() -> list[tuple[str, str]]:
+    root = DOCS.parent
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+    return [
+        (f"{page.name}-{index}", code)
+        for page in pages
+        for index, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+    ]
+
+
+@pytest.mark.parametrize("code", [code for _, code in _snippets()], ids=[n for n, _ in _snippets()])
+def test_a_snippet_runs_as_it_stands(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
