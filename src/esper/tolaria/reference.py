@@ -1,5 +1,6 @@
 """The reference trainer: one host, plain PyTorch, one obvious step after the other."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ class EpochReport:
     """What one epoch of training measured."""
 
     loss: float  # mean over batches
-    gradient: dict[str, float]  # mean gradient norm of each seed, by slot
+    gradient: dict[str, float]  # root mean square of each seed's gradient norm, by slot
 
 
 def shuffled_batches(
@@ -37,7 +38,7 @@ def train_epoch(
     """Train host and seeds on every batch; isolated seeds learn in a pass of their own."""
     host.train()
     losses: list[float] = []
-    gradients: dict[str, list[float]] = {}
+    squares: dict[str, list[float]] = {}
     for inputs, labels in batches:
         optimizer.zero_grad()
         value = loss(host(inputs), labels)
@@ -46,11 +47,11 @@ def train_epoch(
             with host.seed_pass():
                 loss(host(inputs), labels).backward()  # type: ignore[no-untyped-call]
         for name, norm in host.gradient_norms().items():
-            gradients.setdefault(name, []).append(norm)
+            squares.setdefault(name, []).append(norm**2)
         optimizer.step()
         losses.append(value.item())
-    means = {name: sum(norms) / len(norms) for name, norms in gradients.items()}
-    return EpochReport(sum(losses) / len(losses), means)
+    norms = {name: math.sqrt(sum(values) / len(values)) for name, values in squares.items()}
+    return EpochReport(sum(losses) / len(losses), norms)
 
 
 @torch.no_grad()

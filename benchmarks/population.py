@@ -1,0 +1,246 @@
+"""Host-steps per second: a fused population against the reference trainer, host by host.
+
+    python benchmarks/population.py                # CPU, one thread
+    python benchmarks/population.py --device cuda  # one GPU
+
+Both sides do the same work in the same run: the same hosts with the same seeds, batches, losses and
+optimiser steps. `one by one` trains hosts taken out of the population with plain PyTorch, one after
+the other. Ratios are what counts; absolute times depend on the machine and its neighbours.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.kasmina.gates import GateRules
+from esper.kasmina.hosts import Conv1dHost, Conv2dHost, MlpHost, SegmentedHost
+from esper.leyline import Actions, Blend, LifecycleOp
+from esper.tolaria.data.splits import Split, Splits
+from esper.tolaria.extract import extract
+from esper.tolaria.feed import Feed
+from esper.tolaria.population import Population, PopulationConfig
+
+
+@dataclass(frozen=True)
+class Case:
+    """One host shape and how it is measured."""
+
+    name: str
+    build: Callable[[], SegmentedHost]
+    shape: tuple[int, ...]
+    batch: int
+    cpu: tuple[int, ...]  # population sizes
+    cuda: tuple[int, ...]
+    compute_dtype: torch.dtype | None = None  # on CUDA
+
+
+CASES = {
+    "mlp": Case("mlp", MlpHost, (40,), 50, (8, 64, 256), (8, 64, 256, 1024)),
+    "conv1d": Case("conv1d", Conv1dHost, (40,), 50, (8, 64, 256), (8, 64, 256, 1024)),
+    "conv2d": Case(
+        "conv2d", Conv2dHost, (3, 32, 32), 128, (8,), (8, 64, 256, 1024), torch.bfloat16
+    ),
+}
+FILLINGS = (0, 70)  # percent of slots with a seed
+
+
+def make_population(case: Case, count: int, device: str, batches: int) -> Population:
+    draw = torch.Generator().manual_seed(0)
+
+    def split(samples: int) -> Split:
+        inputs = torch.randn(samples, *case.shape, generator=draw)
+        return Split(inputs, torch.randint(10, (samples,), generator=draw))
+
+    samples = max(2000, case.batch * batches)
+    data = Splits(
+        train=split(samples), validation=split(500), test=split(500), classes=10, origin="noise"
+    )
+    feed = Feed([data], [0] * count, batch=case.batch, batches=batches, device=device)
+    config = PopulationConfig(
+        rules=GateRules.unmeasured(),
+        compute_dtype=case.compute_dtype if device == "cuda" else None,
+    )
+    return Population(case.build, feed, identities=range(count), config=config)
+
+
+def fill(population: Population, percent: int) -> None:
+    """Plant blueprints of every kind at random, all of them on."""
+    draw = torch.Generator().manual_seed(1)
+    count, kinds = len(population), len(population.catalogue.names)
+    for slot in range(len(population.specs)):
+        planted = torch.rand(count, generator=draw) * 100 < percent
+        population.apply(
+            Actions.of(
+                population.space,
+                count,
+                op=torch.where(planted, int(LifecycleOp.GERMINATE), int(LifecycleOp.WAIT)),
+                slot=slot,
+                blueprint=torch.randint(kinds, (count,), generator=draw),
+                blend=int(Blend.IMMEDIATE),
+            )
+        )
+
+
+def finish(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def one_by_one(population: Population, hosts: int, device: str, repeats: int) -> float:
+    """Seconds per host-step of the reference trainer, over some of the population's hosts."""
+    chosen = torch.linspace(0, len(population) - 1, hosts).long().tolist()
+    pairs = []
+    dtype = population.config.compute_dtype
+    for index in chosen:
+        host = extract(population, index)
+        pairs.append((host, torch.optim.AdamW(host.parameters(), lr=1e-3)))
+    order = population.feed.epoch(population.seeds, population.lifecycle.epoch)[0]
+    inputs, labels = population.feed.fetch(order[chosen])
+
+    def step() -> None:
+        for row, (host, optimizer) in enumerate(pairs):
+            optimizer.zero_grad()
+            with torch.autocast(device, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+                loss = cross_entropy(host(inputs[row]), labels[row])
+            loss.backward()
+            optimizer.step()
+
+    step()
+    start = finish(device)
+    for _ in range(repeats):
+        step()
+    return (finish(device) - start) / (repeats * hosts)
+
+
+def fused(population: Population, device: str, repeats: int) -> float:
+    """Seconds per host-step of the population."""
+    population.train_epoch()
+    times = []
+    for _ in range(repeats):
+        start = finish(device)
+        population.train_epoch()
+        times.append(finish(device) - start)
+    return sorted(times)[len(times) // 2] / (len(population) * population.feed.batches)
+
+
+def floor(population: Population, hosts: int, rates: tuple[float, float]) -> float:
+    """Seconds per host-step that the memory and the arithmetic units need at the very least.
+
+    Every layer with weights reads its input and writes its output once forward; backward it reads
+    the gradient and its input and writes the gradient of its input. Weights, gradients and
+    optimiser state are read and written once.
+    """
+    counted: list[int] = []
+
+    def note(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        counted.append(3 * args[0].numel() + 3 * output.numel())
+
+    flops = parameters = 0
+    size = 2 if population.config.compute_dtype is not None else 4
+    for index in torch.linspace(0, len(population) - 1, hosts).long().tolist():
+        host = extract(population, index)
+        parameters += sum(parameter.numel() for parameter in host.parameters())
+        for module in host.modules():
+            if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
+                module.register_forward_hook(note)
+        order = population.feed.epoch(population.seeds, population.lifecycle.epoch)[0]
+        inputs, labels = population.feed.fetch(order[index : index + 1])
+        with FlopCounterMode(display=False) as counter:
+            cross_entropy(host(inputs[0]), labels[0]).backward()
+        flops += counter.get_total_flops()
+    moved = sum(counted) * size + parameters * 4 * 10
+    return max(moved / rates[0], flops / rates[1]) / hosts
+
+
+def ceilings(device: str, dtype: torch.dtype | None) -> tuple[float, float]:
+    """Bytes per second of a large copy and operations per second of a large product, measured."""
+    side = 8192 if device == "cuda" else 1024
+    a = torch.randn(side, side, device=device, dtype=dtype or torch.float32)
+    source = torch.randn(2**28 if device == "cuda" else 2**24, device=device)
+    target = torch.empty_like(source)
+    figures = []
+    for work, amount in (
+        (lambda: target.copy_(source), 2 * source.numel() * 4),
+        (lambda: a @ a, 2 * side**3),
+    ):
+        work()
+        start = finish(device)
+        for _ in range(5):
+            work()
+        figures.append(5 * amount / (finish(device) - start))
+    return figures[0], figures[1]
+
+
+def measure(case: Case, count: int, percent: int, device: str) -> dict[str, float]:
+    population = make_population(case, count, device, batches=10)
+    fill(population, percent)
+    hosts = min(count, 8 if case.name == "conv2d" or device == "cuda" else 16)
+    slow = one_by_one(population, hosts, device, repeats=3)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    fast = fused(population, device, repeats=3)
+    least = floor(population, hosts, ceilings(device, population.config.compute_dtype))
+    figures = {
+        "ratio": slow / fast,
+        "host_steps_per_second": 1 / fast,
+        "one_by_one_host_steps_per_second": 1 / slow,
+        "share_of_floor": least / fast,
+    }
+    if device == "cuda":
+        figures["megabytes_per_host"] = torch.cuda.max_memory_allocated() / count / 2**20
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--hosts", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--sizes", nargs="+", type=int, help="population sizes, for all hosts")
+    parser.add_argument("--json", type=Path, help="write the figures flat to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    table = Table(title=f"fused against one by one, {options.device}")
+    for column in ("host", "N", "filled", "one by one /s", "fused /s", "ratio", "of floor", "MB"):
+        table.add_column(column, justify="right")
+    flat: dict[str, float] = {}
+    for name in options.hosts:
+        case = CASES[name]
+        for count in options.sizes or getattr(case, options.device):
+            for percent in FILLINGS:
+                figures = measure(case, count, percent, options.device)
+                key = f"{name}_n{count}_filled{percent}"
+                flat |= {f"{key}_{label}": value for label, value in figures.items()}
+                table.add_row(
+                    name,
+                    str(count),
+                    f"{percent} %",
+                    f"{figures['one_by_one_host_steps_per_second']:,.0f}",
+                    f"{figures['host_steps_per_second']:,.0f}",
+                    f"{figures['ratio']:.1f}",
+                    f"{figures['share_of_floor']:.0%}",
+                    f"{figures.get('megabytes_per_host', float('nan')):.1f}",
+                )
+                print(key, {k: round(v, 3) for k, v in figures.items()}, flush=True)
+        small, large = (f"{name}_n{n}_filled70_host_steps_per_second" for n in (64, 1024))
+        if small in flat and large in flat:
+            flat[f"{name}_n1024_vs_n64_cost"] = flat[small] / flat[large]
+    Console().print(table)
+    if options.json:
+        options.json.write_text(json.dumps(flat, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""Three disjoint splits of one data set, checked when they are made.
+
+Shapes: `M` samples, `T` tokens of a sample.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import DataError
+from esper.leyline.streams import derive_seed
+
+VALIDATION_SHARE = 0.15
+TEST_SHARE = 0.15
+
+
+class Split(NamedTuple):
+    """Samples and what is to be said of them; unpacks into `inputs, labels`."""
+
+    inputs: Tensor  # [M, ...] floating point, or [M, T] int64 tokens
+    labels: Tensor  # [M] int64, or [M, T] int64 where every token has one
+
+    @property
+    def samples(self) -> int:
+        return len(self.inputs)
+
+    def take(self, chosen: Tensor) -> "Split":
+        return Split(self.inputs[chosen], self.labels[chosen])
+
+    def to(self, device: torch.device | str) -> "Split":
+        return Split(self.inputs.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Splits:
+    """What a host learns from, what its controller is told, and what only reports show."""
+
+    train: Split
+    validation: Split
+    test: Split
+    classes: int
+    origin: str  # where the data comes from, in words, with its hash where it has one
+
+    def __post_init__(self) -> None:
+        if self.classes < 1:
+            raise DataError("Data needs classes", given=self.classes, valid="at least 1")
+        for name, split in self.named().items():
+            _check_split(name, split, self.classes)
+        for (first, a), (second, b) in combinations(self.named().items(), 2):
+            _check_pair(first, a, second, b)
+
+    @classmethod
+    def from_tensors(
+        cls,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        validation: float | Split = VALIDATION_SHARE,
+        test: float | Split = TEST_SHARE,
+        seed: int = 0,
+        classes: int | None = None,
+        origin: str = "tensors",
+    ) -> Self:
+        """Splits of your own tensors.
+
+            splits = Splits.from_tensors(inputs, labels)
+
+        `validation` and `test` are shares of the samples, drawn at random, or splits that you
+        have already. `seed` decides what is validated on; the test split is the same for every
+        seed, so that no seed trains on what another one tests. `classes` is one more than the
+        largest label unless it is given.
+        """
+        given = Split(inputs, labels)
+        _check_form("given", given)
+        parts = {"validation": validation, "test": test}
+        shares = {name: part for name, part in parts.items() if not isinstance(part, Split)}
+        chosen = partition(given.samples, shares, seed)
+        splits = {name: part for name, part in parts.items() if isinstance(part, Split)}
+        splits |= {name: given.take(rows.to(inputs.device)) for name, rows in chosen.items()}
+        if classes is None:
+            for name, split in splits.items():
+                _check_form(name, split)
+            classes = 1 + max(int(split.labels.max()) for split in splits.values())
+        return cls(**splits, classes=classes, origin=origin)
+
+    def named(self) -> dict[str, Split]:
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same data on the device where it is trained on."""
+        return replace(
+            self,
+            train=self.train.to(device),
+            validation=self.validation.to(device),
+            test=self.test.to(device),
+        )
+
+    def fingerprint(self) -> str:
+        """The sha256 of every number in the data; equal data has equal fingerprints anywhere."""
+        digest = hashlib.sha256(f"classes {self.classes}".encode())
+        for name, split in self.named().items():
+            for part, tensor in split._asdict().items():
+                digest.update(f"{name} {part} {tensor.dtype} {list(tensor.shape)}".encode())
+                flat = tensor.detach().cpu().contiguous().view(-1)
+                digest.update(flat.view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+def partition(samples: int, shares: Mapping[str, float], seed: int) -> dict[str, Tensor]:
+    """Row numbers of `train` and of each split that `shares` names: disjoint, and sorted.
+
+    `shares` may name `validation`, `test` or both. What is in `test` does not depend on the seed.
+    """
+    if not all(0 < share < 1 for share in shares.values()) or sum(shares.values()) >= 1:
+        raise DataError(
+            "Impossible shares of the samples",
+            given=", ".join(f"{name} {share}" for name, share in shares.items()),
+            valid="each more than 0, and together less than 1",
+        )
+    counts = {name: max(1, round(share * samples)) for name, share in shares.items()}
+    if sum(counts.values()) >= samples:
+        raise DataError(
+            "There are too few samples to split",
+            given=samples,
+            valid=f"at least {len(counts) + 1}, and some left to train on after "
+            + ", ".join(f"{count} for {name}" for name, count in counts.items()),
+        )
+    fixed = torch.Generator().manual_seed(derive_seed("test split", samples))
+    seeded = torch.Generator().manual_seed(derive_seed(seed, "validation split"))
+    rows, rest = {}, torch.arange(samples)
+    for name, source in (("test", fixed), ("validation", seeded)):
+        order = rest[torch.randperm(len(rest), generator=source)]
+        count = counts.get(name, 0)
+        rows[name], rest = order[:count].sort().values, order[count:].sort().values
+    return {"train": rest, **{name: rows[name] for name in shares}}
+
+
+def _check_form(name: str, split: Split) -> None:
+    """Refuse what is not a pair of tensors of samples and whole-number labels."""
+    inputs, labels = split
+    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
+        raise DataError(
+            f"The {name} split needs tensors",
+            given=f"{type(inputs).__name__} and {type(labels).__name__}",
+            fix="convert them with torch.as_tensor",
+        )
+    if inputs.ndim < 2 or not (inputs.is_floating_point() or inputs.dtype == torch.int64):
+        raise DataError(
+            f"The inputs of the {name} split have the wrong form",
+            given=f"{inputs.dtype} {list(inputs.shape)}",
+            valid="floating point [samples, ...], or int64 tokens [samples, tokens]",
+            fix="convert bytes with .float() / 255",
+        )
+    is_sequence = inputs.ndim == 3 or not inputs.is_floating_point()
+    shapes = [list(inputs.shape[:axes]) for axes in ((1, 2) if is_sequence else (1,))]
+    if labels.dtype != torch.int64 or list(labels.shape) not in shapes:
+        raise DataError(
+            f"The labels of the {name} split have the wrong form",
+            given=f"{labels.dtype} {list(labels.shape)} for inputs {list(inputs.shape)}",
+            valid="int64 " + " or ".join(map(str, shapes)),
+        )
+    if not inputs.numel():
+        raise DataError(
+            f"The {name} split is empty",
+            given=list(inputs.shape),
+            valid="at least one sample in each of train, validation and test",
+        )
+    if labels.device != inputs.device:
+        raise DataError(
+            f"The {name} split lies on two devices",
+            given=f"inputs on {inputs.device}, labels on {labels.device}",
+            fix="move both to one device",
+        )
+
+
+def _check_split(name: str, split: Split, classes: int) -> None:
+    _check_form(name, split)
+    inputs, labels = split
+    low, high = (int(bound) for bound in labels.aminmax())
+    if low < 0 or high >= classes:
+        raise DataError(
+            f"A label of the {name} split is out of range",
+            given=f"labels from {low} to {high}",
+            valid=f"0 to {classes - 1}",
+        )
+    if not inputs.is_floating_point():
+        if inputs.min() < 0:
+            raise DataError(
+                f"A token of the {name} split is negative",
+                given=int(inputs.min()),
+                valid="0 or more",
+            )
+    elif not bool(inputs.isfinite().all()):
+        bad = int((~inputs.isfinite()).flatten(1).any(1).sum())
+        raise DataError(
+            f"The inputs of the {name} split are not all finite",
+            given=f"NaN or infinity in {bad} of {split.samples} samples",
+            fix="remove or repair those samples",
+        )
+
+
+def _check_pair(first: str, a: Split, second: str, b: Split) -> None:
+    """Refuse two splits that do not match, or that are the same samples."""
+    for what, one, other in (("inputs", a.inputs, b.inputs), ("labels", a.labels, b.labels)):
+        forms = [
+            f"{tensor.dtype} {list(tensor.shape[1:])} on {tensor.device}" for tensor in (one, other)
+        ]
+        if forms[0] != forms[1]:
+            raise DataError(
+                f"The {what} of {first} and {second} differ in form",
+                given=f"{first} {forms[0]}, {second} {forms[1]}",
+                valid="one shape, type and device for all splits",
+            )
+    if _share_memory(a.inputs, b.inputs) or torch.equal(a.inputs, b.inputs):
+        raise DataError(
+            f"The splits {first} and {second} hold the same samples",
+            given=f"{a.samples} and {b.samples} samples",
+            valid="three disjoint splits",
+            fix="split one set of tensors with Splits.from_tensors(inputs, labels)",
+        )
+
+
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    """Do two tensors without gaps lie over each other? Then they have samples in common."""
+    if not (a.is_contiguous() and b.is_contiguous() and a.device == b.device):
+        return False
+    start, other = a.data_ptr(), b.data_ptr()
+    return start < other + b.nbytes and other < start + a.nbytes

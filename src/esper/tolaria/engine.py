@@ -1,0 +1,143 @@
+"""The fused pass: many hosts with different living seeds as one computation.
+
+Shapes: `V` rows of the pass, `B` batch, `K` seeds that act at one slot, `P` parameters.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.hosts import SegmentedHost
+from esper.kasmina.seed import BlendGate
+from esper.leyline.lifecycle import NOTHING
+from esper.leyline.slots import SlotSpec
+from esper.tolaria.plan import HOST, Plan, PoolKey, SlotPlan
+from esper.tolaria.stacked import Form, stack
+from esper.tolaria.templates import Template
+
+Weights = Mapping[PoolKey, Tensor]  # rows [R, P] of every pool
+
+
+class _Deliver(torch.autograd.Function):
+    """A seed's output as it reaches the host: scaled, or unseen but still taught."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return torch.where(value == 0, 0.0, g * value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return torch.where(gradient == 0, 0.0, grad * gradient), None, None
+
+
+class _Shield(torch.autograd.Function):
+    """Passes activations on to seeds; gradient comes back only where the way is open."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, open_: Tensor) -> Tensor:
+        ctx.save_for_backward(open_)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (open_,) = ctx.saved_tensors
+        return torch.where(open_, grad, 0.0), None
+
+
+def _over(vector: Tensor, like: Tensor) -> Tensor:
+    """A value a row, shaped to multiply rows of activations."""
+    return vector.view(-1, *(1,) * (like.dim() - 1))
+
+
+class Engine:
+    """Runs plans over stacked weights. Holds forms and templates, no weights."""
+
+    def __init__(
+        self,
+        host: SegmentedHost,
+        templates: Mapping[PoolKey, Template],
+        host_template: Template,
+    ) -> None:
+        self.specs: tuple[SlotSpec, ...] = host.slot_specs()
+        self.segments: list[Form] = [
+            stack(segment, f"segments.{index}.") for index, segment in enumerate(host.segments)
+        ]
+        self._templates = {HOST: host_template, **templates}
+
+    def template(self, key: PoolKey) -> Template:
+        return self._templates[key]
+
+    def logits(self, weights: Weights, plan: Plan, inputs: Tensor) -> Tensor:
+        """The outputs [V, B, ...] of every row of the plan, for inputs [start, B, ...]."""
+        hosts = weights[HOST]
+        if plan.environment is not None:
+            hosts = hosts.index_select(0, plan.environment)
+        params = self._templates[HOST].views(hosts)
+        h = inputs
+        for index, segment in enumerate(self.segments):
+            rows = h.shape[0]
+            short = rows < hosts.shape[0]
+            here = {name: p[:rows] for name, p in params.items()} if short else params
+            h = segment(here, h)
+            if index < len(self.specs):
+                slot = plan.slots[index]
+                if len(slot.forks):
+                    h = torch.cat([h, h.index_select(0, slot.forks)])
+                h = self._at_slot(weights, index, slot, h)
+        return h
+
+    def _at_slot(self, weights: Weights, index: int, slot: SlotPlan, h: Tensor) -> Tensor:
+        if not slot.groups:
+            return h
+        x = h.index_select(0, slot.where)
+        if slot.isolated:
+            x = _Shield.apply(x, _over(slot.open_, x))  # type: ignore[no-untyped-call]
+        parts = x.split([len(group.rows) for group in slot.groups])
+        outputs = []
+        for group, part in zip(slot.groups, parts, strict=True):
+            key: PoolKey = ("seed", index, group.blueprint)
+            template = self._templates[key]
+            params = template.views(weights[key].index_select(0, group.rows))
+            outputs.append(template.form(params, part))
+        g = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+        if len(slot.gated):
+            g = self._gate(weights, index, slot, x, g)
+        value = _over(slot.value.to(g.dtype), g)
+        if slot.isolated:
+            taught = _over(slot.gradient.to(g.dtype), g)
+            g = _Deliver.apply(g, value, taught)  # type: ignore[no-untyped-call]
+        else:
+            g = g * value
+        return h.index_add(0, slot.where, g.to(h.dtype))
+
+    def _gate(self, weights: Weights, index: int, slot: SlotPlan, x: Tensor, g: Tensor) -> Tensor:
+        key = ("gate", index, NOTHING)
+        params = self._templates[key].views(weights[key].index_select(0, slot.gate_rows))
+        axis = self.specs[index].channel_axis + 1
+        seen = x.index_select(0, slot.gated).movedim(axis, -1)  # [G, B, ..., C]
+        flat = seen.flatten(1, -2)  # [G, B * ..., C]
+        score = torch.baddbmm(params["bias"].view(-1, 1, 1), flat, params["weight"].unsqueeze(2))
+        factor = 2.0 * torch.sigmoid(score).view(*seen.shape[:-1]).unsqueeze(axis)
+        gated = g.index_select(0, slot.gated) * factor
+        return g.index_copy(0, slot.gated, gated)
+
+
+def gate_template(spec: SlotSpec) -> Template:
+    return Template(lambda: BlendGate(spec.channels, spec.channel_axis))
+
+
+def losses_of(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of each row [V], for outputs [V, B, ..., classes], labels [V, B, ...]."""
+    flat = torch.nn.functional.cross_entropy(
+        outputs.flatten(0, -2).float() if outputs.dtype in _HALF else outputs.flatten(0, -2),
+        labels.flatten(),
+        reduction="none",
+    )
+    return flat.view(outputs.shape[0], -1).mean(dim=1)
+
+
+_HALF: Sequence[torch.dtype] = (torch.bfloat16, torch.float16)

@@ -1,0 +1,40 @@
+"""Takes one environment out of a population, as a model of its own."""
+
+import torch
+
+from esper.kasmina.slotted import SlottedModel
+from esper.leyline.lifecycle import NOTHING
+from esper.tolaria.plan import HOST, PoolKey
+from esper.tolaria.pools import VACANT
+from esper.tolaria.population import Population
+
+
+def extract(population: Population, environment: int) -> SlottedModel:
+    """The environment's host with its seeds, in the stage they are in, independent from now on."""
+    config = population.config
+    host = SlottedModel(
+        population.build_host().to(population.device, config.dtype),
+        isolation=config.isolation,
+        rules=config.rules,
+        budget=config.budget,
+        blueprints=config.blueprints,
+    )
+    life = population.lifecycle.rows(torch.tensor([environment]))
+    state = {f"lifecycle.{name}": array for name, array in life.state_dict().items()}
+    state["counters"] = torch.tensor([int(population.planted[environment]), 0])
+
+    def add(key: PoolKey, row: int, prefix: str) -> None:
+        rows = population.pools[key].state.theta[row : row + 1]
+        for name, value in population.engine.template(key).views(rows).items():
+            state[f"{prefix}{name}"] = value[0].clone()
+
+    add(HOST, environment, "model.")
+    for slot in range(len(population.specs)):
+        kind = int(life.blueprint[0, slot])
+        if kind != NOTHING:
+            row = int(population.pool_rows[environment, slot])
+            add(("seed", slot, kind), row, f"slots.{slot}.seed.body.")
+        if (gate := int(population.gate_rows[environment, slot])) != VACANT:
+            add(("gate", slot, NOTHING), gate, f"slots.{slot}.seed.gate.")
+    host.load_state_dict(state)
+    return host

@@ -1,0 +1,90 @@
+"""The feed: every environment's own data, on the training device, in its own order.
+
+Shapes: `N` environments, `B` batch, `T` batches of an epoch, `V` rows of a pass, `M` samples.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import DataError
+from esper.tolaria.data.splits import Splits
+from esper.tolaria.shuffle import orders
+
+ELEMENTS_AT_ONCE = 2**22  # inputs of a validation pass that are worked on together, at most
+
+
+class Feed:
+    """Batches for N environments; several may share a data set."""
+
+    def __init__(
+        self,
+        datasets: Sequence[Splits],
+        assignment: Sequence[int],
+        *,
+        batch: int = 50,
+        batches: int = 40,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if not datasets or any(not 0 <= index < len(datasets) for index in assignment):
+            raise DataError(
+                "Every environment needs a data set",
+                given=f"{len(datasets)} data sets, assignment {list(assignment)[:8]}",
+                valid="an index into the data sets for each environment",
+            )
+        self.device = torch.device(device)
+        self.batch, self.batches = batch, batches
+        self.assignment = torch.tensor(list(assignment))
+        self._inputs: dict[str, Tensor] = {}
+        self._labels: dict[str, Tensor] = {}
+        self._first: dict[str, Tensor] = {}  # [N] where each environment's samples start
+        self._samples: dict[str, Tensor] = {}  # [N] on the CPU
+        for name in ("train", "validation", "test"):
+            splits = [each.named()[name] for each in datasets]
+            counts = torch.tensor([split.samples for split in splits])
+            starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)[:-1]])
+            inputs = torch.cat([split.inputs for split in splits]).to(self.device)
+            self._inputs[name] = inputs.to(dtype) if inputs.is_floating_point() else inputs
+            self._labels[name] = torch.cat([split.labels for split in splits]).to(self.device)
+            self._first[name] = starts[self.assignment].to(self.device)
+            self._samples[name] = counts[self.assignment]
+
+    @property
+    def environments(self) -> int:
+        return len(self.assignment)
+
+    def epoch(self, seeds: Tensor, epochs: Tensor) -> Tensor:
+        """Which samples each batch of an epoch takes, [T, N, B]; smaller data sets are cycled."""
+        needed = self.batch * self.batches
+        chosen = torch.zeros(self.environments, needed, dtype=torch.int64, device=self.device)
+        for samples in self._samples["train"].unique().tolist():
+            rows = (self._samples["train"] == samples).nonzero()[:, 0]
+            chosen[rows.to(self.device)] = orders(
+                seeds[rows], epochs[rows], samples, needed, self.device
+            )
+        chosen = chosen + self._first["train"][:, None]
+        return chosen.view(self.environments, self.batches, self.batch).transpose(0, 1).contiguous()
+
+    def fetch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Training inputs and labels for sample numbers [V, B]."""
+        return self._inputs["train"][index], self._labels["train"][index]
+
+    def held_out(self, split: str, environment: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """All samples of a split for rows of these environments, in chunks that fit."""
+        counts = self._samples[split][environment]
+        most = int(counts.max())
+        if bool((counts != most).any()):
+            raise DataError(
+                f"Data sets of one population need equally many {split} samples",
+                given=sorted(set(counts.tolist())),
+                fix="cut them to the same number",
+            )
+        first = self._first[split][environment.to(self.device)]
+        size = self._inputs[split][0].numel()
+        chunk = max(1, min(most, ELEMENTS_AT_ONCE // max(1, size * len(environment))))
+        for start in range(0, most, chunk):
+            offset = torch.arange(start, min(start + chunk, most), device=self.device)
+            index = first[:, None] + offset
+            yield self._inputs[split][index], self._labels[split][index]

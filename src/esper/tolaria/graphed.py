@@ -1,0 +1,202 @@
+"""Fixed-size plans in a CUDA graph: a step costs one launch, whatever lives in the population.
+
+Launching the few thousand small operations of a step from Python takes far longer than the GPU
+needs to run them. A graph replays them at once, but its sizes are frozen. So every group of seeds
+gets a capacity with room to spare; places that are not needed point at the pool's spare row and
+deliver nothing. A new graph is captured only when a capacity grows or a pool's storage moves.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from esper.leyline.lifecycle import NOTHING
+from esper.tolaria.feed import Feed
+from esper.tolaria.plan import Group, Plan, PoolKey, SlotPlan
+from esper.tolaria.pools import Pool
+from esper.tolaria.training import TrainingStep
+
+Capacities = dict[tuple[str, int, int], int]  # pass name, slot, blueprint (or a code below) -> size
+GATED, ROWS = -1, -2
+
+
+def _room(needed: int, held: int, grain: int) -> int:
+    """Keeps a capacity that suffices, else rounds up; always leaves one place unused."""
+    return held if needed < held else (needed // grain + 1) * grain
+
+
+def pad_plan(
+    plan: Plan, pools: Mapping[PoolKey, Pool], capacities: Capacities, name: str, grain: int
+) -> Plan:
+    """The same pass with every index list filled up to its capacity, which may grow."""
+    slots = tuple(
+        _pad_slot(index, slot, pools, capacities, name, grain)
+        for index, slot in enumerate(plan.slots)
+    )
+    if plan.environment is None:
+        return Plan(None, slots, plan.start)
+    key = (name, 0, ROWS)
+    capacities[key] = _room(len(plan.environment), capacities.get(key, 0), grain)
+    environment = torch.zeros(capacities[key], dtype=torch.int64)
+    environment[: len(plan.environment)] = plan.environment
+    return Plan(environment, slots, len(environment))
+
+
+def _pad_slot(
+    index: int,
+    slot: SlotPlan,
+    pools: Mapping[PoolKey, Pool],
+    capacities: Capacities,
+    name: str,
+    grain: int,
+) -> SlotPlan:
+    present = {group.blueprint: group.rows for group in slot.groups}
+    for blueprint, rows in present.items():
+        key = (name, index, blueprint)
+        capacities[key] = _room(len(rows), capacities.get(key, 0), grain)
+    kinds = sorted(k for n, i, k in capacities if n == name and i == index and k >= 0)
+    groups, places, total = [], [], 0
+    for kind in kinds:
+        rows = torch.full((capacities[name, index, kind],), pools["seed", index, kind].spare)
+        used = present.get(kind, rows[:0])
+        rows[: len(used)] = used
+        groups.append(Group(kind, rows))
+        places.append(torch.arange(total, total + len(used)))
+        total += len(rows)
+    place = torch.cat([torch.zeros(0, dtype=torch.int64), *places])
+
+    def spread(values: Tensor) -> Tensor:
+        wide = torch.zeros(total, dtype=values.dtype)
+        wide[place] = values
+        return wide
+
+    key = (name, index, GATED)
+    if len(slot.gated):
+        capacities[key] = _room(len(slot.gated), capacities.get(key, 0), grain)
+    gated = torch.full((capacities.get(key, 0),), total - 1)  # the last place is never in use
+    gate_rows = torch.zeros_like(gated)
+    if len(gated):
+        gated[: len(slot.gated)] = place[slot.gated]
+        gate_rows += pools["gate", index, NOTHING].spare
+        gate_rows[: len(slot.gated)] = slot.gate_rows
+    return SlotPlan(
+        groups=tuple(groups),
+        where=spread(slot.where),
+        value=spread(slot.value),
+        gradient=spread(slot.gradient),
+        isolated=True,
+        open_=spread(slot.open_),
+        gated=gated,
+        gate_rows=gate_rows,
+        forks=slot.forks,
+    )
+
+
+def _tensors(plan: Plan | None) -> list[Tensor]:
+    """Everything in a plan that may change while its sizes stay."""
+    if plan is None:
+        return []
+    found = [] if plan.environment is None else [plan.environment]
+    for slot in plan.slots:
+        found += [group.rows for group in slot.groups]
+        found += [slot.where, slot.value, slot.gradient, slot.open_, slot.gated, slot.gate_rows]
+    return found
+
+
+def _on(device: torch.device, plan: Plan) -> Plan:
+    """A copy of a plan whose tensors live on the device, for a graph to keep."""
+    slots = tuple(
+        replace(
+            slot,
+            groups=tuple(Group(g.blueprint, g.rows.to(device)) for g in slot.groups),
+            **{
+                name: getattr(slot, name).to(device)
+                for name in ("where", "value", "gradient", "open_", "gated", "gate_rows", "forks")
+            },
+        )
+        for slot in plan.slots
+    )
+    environment = None if plan.environment is None else plan.environment.to(device)
+    return Plan(environment, slots, plan.start)
+
+
+class GraphRunner:
+    """Keeps the graph of one population's step, and replays it for whole epochs."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        pools: Mapping[PoolKey, Pool],
+        make_step: Callable[[Plan, Plan | None, Mapping[PoolKey, Tensor]], TrainingStep],
+    ) -> None:
+        self.feed, self.pools, self.make_step = feed, pools, make_step
+        self.grain = max(4, feed.environments // 64)
+        self.capacities: Capacities = {}
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._frozen: object = None  # the sizes the graph was captured with
+        self._training: Plan
+        self._isolated: Plan | None
+        self._learners: dict[PoolKey, Tensor]
+
+    def epoch(
+        self,
+        training: Plan,
+        isolated: Plan | None,
+        learners: Mapping[PoolKey, Tensor],
+        order: Tensor,
+    ) -> Tensor:
+        """Train on the batches of `order` [T, N, B]; returns the summed losses [N]."""
+        training = pad_plan(training, self.pools, self.capacities, "training", self.grain)
+        if isolated is not None:
+            isolated = pad_plan(isolated, self.pools, self.capacities, "isolated", self.grain)
+        versions = tuple((key, pool.version) for key, pool in self.pools.items())
+        sizes = (tuple(sorted(self.capacities.items())), versions, isolated is None)
+        if sizes != self._frozen:
+            self._capture(training, isolated, learners, order[0])
+            self._frozen = sizes
+        else:
+            new = _tensors(training) + _tensors(isolated)
+            old = _tensors(self._training) + _tensors(self._isolated)
+            for static, fresh in zip(old, new, strict=True):
+                static.copy_(fresh, non_blocking=True)
+            self._set_learners(learners)
+        assert self._graph is not None
+        self._total.zero_()
+        for index in order:
+            self._index.copy_(index)
+            self._graph.replay()
+        return self._total.clone()
+
+    def _set_learners(self, learners: Mapping[PoolKey, Tensor]) -> None:
+        for key, mask in self._learners.items():
+            mask.copy_(learners[key]) if key in learners else mask.zero_()
+
+    def _capture(
+        self,
+        training: Plan,
+        isolated: Plan | None,
+        learners: Mapping[PoolKey, Tensor],
+        index: Tensor,
+    ) -> None:
+        device = self.feed.device
+        self._graph = None  # gives the old graph's memory back first
+        self._training = _on(device, training)
+        self._isolated = None if isolated is None else _on(device, isolated)
+        keys = [] if self._isolated is None else self._isolated.keys()
+        self._learners = {key: torch.zeros_like(self.pools[key].state.active) for key in keys}
+        self._set_learners(learners)
+        self._index = index.clone()
+        self._total = torch.zeros(self.feed.environments, device=device, dtype=torch.float64)
+        step = self.make_step(self._training, self._isolated, self._learners)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries set themselves up; no parameter is changed
+            for _ in range(2):
+                step.gradients(*self.feed.fetch(self._index))
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._total += step.run(*self.feed.fetch(self._index))
+        self._graph = graph

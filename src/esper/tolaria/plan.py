@@ -1,0 +1,150 @@
+"""Plans: which seeds act on which rows of a fused pass, as index lists built once per epoch.
+
+A pass runs over rows: every environment once, the environments with isolated seeds, or
+environments with some of their seeds switched off. Rows that differ from a base row only from
+some slot on start there, as a copy (`forks`), so what they share is computed once.
+
+Shapes: `N` environments, `S` slots, `V` rows of a pass, `K` seeds that act at one slot.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline.lifecycle import NOTHING, Lifecycle
+from esper.leyline.stages import SeedStage
+
+PoolKey = tuple[str, int, int]  # "host", "seed" or "gate"; slot; blueprint
+HOST: PoolKey = ("host", NOTHING, NOTHING)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Seeds of one blueprint at one slot."""
+
+    blueprint: int
+    rows: Tensor  # [k] rows of the blueprint's pool
+
+
+@dataclass(frozen=True)
+class SlotPlan:
+    """What happens at one slot. Groups follow each other in the order of `where`."""
+
+    groups: tuple[Group, ...]
+    where: Tensor  # [K] the row of the pass on which each seed acts
+    value: Tensor  # [K] factor of the seed's output: alpha, or 0 where it must not show
+    gradient: Tensor  # [K] factor of the gradient it receives: alpha, or 1 in isolation
+    isolated: bool  # are there seeds that must not send gradient into the host?
+    open_: Tensor  # [K] bool: may gradient flow on into the host?
+    gated: Tensor  # [G] which of the K have a learned gate
+    gate_rows: Tensor  # [G] rows of the slot's gate pool
+    forks: Tensor  # rows of the pass that are copied and appended before the seeds act
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole pass: the environment of each row, and every slot."""
+
+    environment: Tensor | None  # [V] in order of appearance; None: row n is environment n
+    slots: tuple[SlotPlan, ...]
+    start: int  # rows before any fork
+
+    def keys(self) -> list[PoolKey]:
+        """The pools of seeds and gates that take part."""
+        found: list[PoolKey] = []
+        for index, slot in enumerate(self.slots):
+            found += [("seed", index, group.blueprint) for group in slot.groups]
+            if len(slot.gated):
+                found.append(("gate", index, NOTHING))
+        return found
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a pass before they are planned: which environment, which seeds at what alpha."""
+
+    environment: Tensor  # [V]
+    alpha: Tensor  # [V, S] factor of each seed's output; 0 where it is off
+    isolated: Tensor  # [V, S] bool: straight-through, so that the output does not show
+    first: Tensor  # [V] the slot at which the row branches off its environment's base row; -1: base
+    whole: bool  # are the rows every environment once, in order?
+
+
+def training_rows(life: Lifecycle, straight_through: bool) -> Rows:
+    """Every environment, with its seeds at their alphas."""
+    hosts, slots = life.shape
+    isolated = torch.zeros(hosts, slots, dtype=torch.bool)
+    if straight_through:
+        isolated = life.at(SeedStage.TRAINING)
+    return Rows(torch.arange(hosts), life.alpha, isolated, torch.full((hosts,), -1), whole=True)
+
+
+def isolated_rows(life: Lifecycle) -> Rows:
+    """The environments in which seeds are TRAINING, with those seeds fully on."""
+    training = life.at(SeedStage.TRAINING)
+    chosen = training.any(dim=1).nonzero()[:, 0]
+    alpha = torch.where(training, 1.0, life.alpha)[chosen]
+    nothing = torch.zeros_like(alpha, dtype=torch.bool)
+    return Rows(chosen, alpha, nothing, torch.full((len(chosen),), -1), whole=False)
+
+
+def counterfactual_rows(life: Lifecycle, environment: Tensor, off: Tensor) -> Rows:
+    """Base rows of every environment, then rows [Q] with the seeds of `off` [Q, S] switched off.
+
+    A row in which nothing that is on is switched off equals its base row; leave it out.
+    """
+    hosts, slots = life.shape
+    on = life.alpha[environment] > 0
+    alpha = torch.where(off, 0.0, life.alpha[environment])
+    first = (off & on).long().argmax(dim=1)
+    order = first.argsort(stable=True)
+    base = torch.arange(hosts)
+    alpha = torch.cat([life.alpha, alpha[order]])
+    return Rows(
+        torch.cat([base, environment[order]]),
+        alpha,
+        torch.zeros_like(alpha, dtype=torch.bool),
+        torch.cat([torch.full((hosts,), -1), first[order]]),
+        whole=len(environment) == 0,
+    )
+
+
+def build_plan(
+    life: Lifecycle, rows: Rows, pool_rows: Tensor, gate_rows: Tensor, device: torch.device
+) -> Plan:
+    """Index lists for a pass. `pool_rows` and `gate_rows` [N, S] say where each seed lives."""
+    planned = []
+    for slot in range(life.shape[1]):
+        acting = (rows.alpha[:, slot] > 0) | rows.isolated[:, slot]
+        acting &= rows.first <= slot
+        where = acting.nonzero()[:, 0]
+        environment = rows.environment[where]
+        kinds = life.blueprint[environment, slot]
+        order = kinds.argsort(stable=True)
+        where, environment, kinds = where[order], environment[order], kinds[order]
+        groups = tuple(
+            Group(int(kind), pool_rows[environment[kinds == kind], slot].to(device))
+            for kind in kinds.unique()
+        )
+        isolated = rows.isolated[where, slot]
+        value = torch.where(isolated, 0.0, rows.alpha[where, slot])
+        gates = gate_rows[environment, slot]
+        gated = (gates >= 0).nonzero()[:, 0]
+        forking = (rows.first == slot).nonzero()[:, 0]
+        planned.append(
+            SlotPlan(
+                groups=groups,
+                where=where.to(device),
+                value=value.to(device),
+                gradient=torch.where(isolated, 1.0, value).to(device),
+                isolated=bool(isolated.any()),
+                open_=(~isolated).to(device),
+                gated=gated.to(device),
+                gate_rows=gates[gated].to(device),
+                forks=rows.environment[forking].to(device),
+            )
+        )
+    start = int((rows.first < 0).sum())
+    environment = None if rows.whole else rows.environment.to(device)
+    return Plan(environment, tuple(planned), start)

@@ -1,0 +1,118 @@
+"""Pools: the rows in which a population keeps hosts and seeds.
+
+A pool holds one kind of module: a host, one blueprint at one slot, or one slot's blend gates. Its
+rows are copies with their own optimiser state. The last row is spare: it stands in wherever a plan
+of fixed size has nothing to compute, and is never active. A pool that runs out of rows doubles.
+
+Shapes: `R` rows, `P` parameters of one row, `K` rows in question.
+"""
+
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from esper.tolaria.optimisers import RowState
+from esper.tolaria.templates import Template
+
+VACANT = -1
+
+
+class Pool:
+    """Rows of one template, given to environments and taken back."""
+
+    def __init__(
+        self, template: Template, moments: int, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.template = template
+        self.owner = torch.zeros(
+            0, dtype=torch.int64
+        )  # [R - 1] environment of each row, on the CPU
+        self.state = _empty(template, moments, device, dtype)
+        self.squares = torch.zeros_like(self.state.theta)  # [R, P] squared gradients of the epoch
+        self.leaf = self.state.theta.detach().requires_grad_()
+        self.version = 0  # changes when storage moves
+
+    @property
+    def capacity(self) -> int:
+        return len(self.owner)
+
+    @property
+    def spare(self) -> int:
+        return self.capacity
+
+    @property
+    def rows_in_use(self) -> Tensor:
+        return (self.owner != VACANT).nonzero()[:, 0]
+
+    def give(self, environments: Tensor) -> Tensor:
+        """Vacant rows for these environments, lowest first; grows when there are too few."""
+        vacant = (self.owner == VACANT).nonzero()[:, 0]
+        if len(vacant) < len(environments):
+            self._grow(self.capacity + max(self.capacity, len(environments) - len(vacant)))
+            vacant = (self.owner == VACANT).nonzero()[:, 0]
+        rows = vacant[: len(environments)]
+        self.owner[rows] = environments
+        return rows
+
+    def take_back(self, rows: Tensor) -> None:
+        self.owner[rows] = VACANT
+        self.state.active[rows] = False
+
+    def start(self, rows: Tensor, values: Tensor, *, rate: Tensor, decay: Tensor) -> None:
+        """Newborn rows: these parameters, fresh optimiser state."""
+        state = self.state
+        state.theta[rows] = values.to(state.theta)
+        for moment in state.moments:
+            moment[rows] = 0.0
+        state.steps[rows] = 0.0
+        state.rate[rows, 0] = rate.to(state.rate)
+        state.decay[rows, 0] = decay.to(state.decay)
+        state.active[rows] = True
+        self.squares[rows] = 0.0
+
+    def _grow(self, capacity: int) -> None:
+        extra = capacity - self.capacity
+        self.owner = torch.cat([self.owner, torch.full((extra,), VACANT)])
+        for name, tensor in self.tensors().items():
+            fresh = torch.zeros(capacity + 1, *tensor.shape[1:], device=tensor.device)
+            fresh = fresh.to(tensor.dtype)
+            fresh[: tensor.shape[0] - 1] = tensor[:-1]
+            self._put(name, fresh)
+        self.leaf = self.state.theta.detach().requires_grad_()
+        self.version += 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything kept by row, for growing, copying, snapshots and checkpoints."""
+        state = self.state
+        named = {f"moment{i}": moment for i, moment in enumerate(state.moments)}
+        per_row = {f.name: getattr(state, f.name) for f in fields(state) if f.name in _PER_ROW}
+        return {**named, **per_row, "squares": self.squares}
+
+    def _put(self, name: str, tensor: Tensor) -> None:
+        if name == "squares":
+            self.squares = tensor
+        elif name.startswith("moment"):
+            self.state.moments[int(name.removeprefix("moment"))] = tensor
+        else:
+            setattr(self.state, name, tensor)
+
+
+_PER_ROW = ("theta", "steps", "rate", "decay", "active")
+
+
+def _empty(template: Template, moments: int, device: torch.device, dtype: torch.dtype) -> RowState:
+    """A pool's state with the spare row alone."""
+
+    def matrix(columns: int, kind: torch.dtype = dtype) -> Tensor:
+        return torch.zeros(1, columns, device=device, dtype=kind)
+
+    return RowState(
+        theta=matrix(template.width),
+        moments=[matrix(template.width) for _ in range(moments)],
+        steps=matrix(1, torch.float64),
+        rate=matrix(1),
+        decay=matrix(1),
+        active=matrix(1, torch.bool),
+        scale=template.scales.to(device=device, dtype=dtype)[None],
+    )

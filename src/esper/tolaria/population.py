@@ -1,0 +1,359 @@
+"""A population: N hosts with different living seeds, trained as one computation.
+
+It is equal to N reference trainers, row by row, and the number of operations in a step does not
+grow with N. Environment i draws its weights, its seeds and the order of its data from streams of its
+own, so N is only a batching knob.
+
+Shapes: `N` environments, `S` slots, `B` batch, `Q` counterfactuals.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.blueprints import build_catalogue, find_blueprint
+from esper.kasmina.gates import UNLIMITED, GateRules, Situation
+from esper.kasmina.hosts import SegmentedHost
+from esper.kasmina.isolation import Isolation
+from esper.kasmina.lifecycle import decide, pass_time, remove_now
+from esper.kasmina.masks import legality
+from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.heads import HEADS
+from esper.leyline.legality import Actions, Legality
+from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
+from esper.leyline.ops import Blend
+from esper.leyline.slots import SlotSpec, require_agreement
+from esper.leyline.stages import SeedStage
+from esper.leyline.streams import derive_seed
+from esper.tolaria.engine import Engine, gate_template, losses_of
+from esper.tolaria.feed import Feed
+from esper.tolaria.graphed import GraphRunner
+from esper.tolaria.optimisers import AdamW, RowOptimiser
+from esper.tolaria.plan import (
+    HOST,
+    Plan,
+    PoolKey,
+    Rows,
+    build_plan,
+    counterfactual_rows,
+    isolated_rows,
+    training_rows,
+)
+from esper.tolaria.pools import VACANT, Pool
+from esper.tolaria.shuffle import fold
+from esper.tolaria.templates import Template
+from esper.tolaria.training import TrainingStep, cast_weights, dtype_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class PopulationConfig:
+    """How a population trains. Rates are those of newborn rows; each row has its own."""
+
+    rate: float = 3e-3
+    decay: float = 0.0
+    optimiser: RowOptimiser = AdamW()
+    isolation: Isolation = Isolation.DUAL_PASS
+    rules: GateRules = GateRules()
+    budget: int | None = None
+    blueprints: tuple[str, ...] | None = None
+    dtype: torch.dtype = torch.float32
+    compute_dtype: torch.dtype | None = None  # bfloat16: weights are cast once per pass
+    graphs: bool = True  # on CUDA: replay the step as one graph
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """What one epoch measured of every environment."""
+
+    loss: Tensor  # [N] mean over batches
+    host_gradient: Tensor  # [N] root mean square of the gradient norm over the epoch
+    seed_gradient: Tensor  # [N, S] the same for each seed; NaN where there is none
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Loss and accuracy (percent) of rows on a split."""
+
+    loss: Tensor
+    accuracy: Tensor
+
+
+class Population:
+    """N environments over one host shape."""
+
+    def __init__(
+        self,
+        build_host: Callable[[], SegmentedHost],
+        feed: Feed,
+        *,
+        identities: Sequence[int],
+        seed: int = 0,
+        config: PopulationConfig | None = None,
+    ) -> None:
+        count = len(identities)
+        require_agreement(
+            "the number of environments", ("the feed", feed.environments), ("the population", count)
+        )
+        self.config = config or PopulationConfig()
+        self.feed, self.device, self.build_host = feed, feed.device, build_host
+        host = build_host()
+        self.specs = host.slot_specs()
+        host_params = sum(parameter.numel() for parameter in host.parameters())
+        self.catalogue = build_catalogue(self.specs, host_params, self.config.blueprints)
+        self.space = HEADS.resolve(self.catalogue)
+        self.lifecycle = Lifecycle.dormant(count, len(self.specs))
+        budget = UNLIMITED if self.config.budget is None else self.config.budget
+        self.budget = torch.full((count,), budget)
+        self.seeds = torch.tensor([derive_seed(seed, "environment", each) for each in identities])
+        self.planted = torch.zeros(count, dtype=torch.int64)  # seeds each environment ever had
+        self.pool_rows = torch.full(self.lifecycle.shape, VACANT)  # where each seed lives
+        self.gate_rows = torch.full(self.lifecycle.shape, VACANT)
+        self.engine = Engine(host, _templates(self.specs, self.catalogue), Template(build_host))
+        self.pools: dict[PoolKey, Pool] = {}
+        everyone = torch.arange(count)
+        self._newborn(HOST, everyone, fold(self.seeds, "host"))
+        self._step: TrainingStep | None = None  # of the present structure
+        graphs = self.config.graphs and self.device.type == "cuda"
+        self._graphs = GraphRunner(feed, self.pools, self._make_step) if graphs else None
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    def _newborn(self, key: PoolKey, environments: Tensor, streams: Tensor) -> Tensor:
+        """Rows with fresh parameters for these environments."""
+        template = self.engine.template(key)
+        if key not in self.pools:
+            self.pools[key] = Pool(
+                template,
+                self.config.optimiser.moments,
+                device=self.device,
+                dtype=self.config.dtype,
+            )
+        pool = self.pools[key]
+        rows = pool.give(environments)
+        pool.start(
+            rows,
+            template.newborn(streams.to(self.device)),
+            rate=torch.full((len(rows),), self.config.rate, dtype=torch.float64),
+            decay=torch.full((len(rows),), self.config.decay, dtype=torch.float64),
+        )
+        return rows
+
+    # --- growing -------------------------------------------------------------------------
+
+    @property
+    def situation(self) -> Situation:
+        return Situation(self.lifecycle, self.catalogue, self.config.rules, self.budget)
+
+    def legal(self) -> Legality:
+        return legality(self.situation, self.space)
+
+    def apply(self, actions: Actions) -> Transitions:
+        """Carry out one decision a host, all or none."""
+        return self._become(*decide(self.situation, actions))
+
+    def pass_time(self) -> Transitions:
+        """An epoch has ended: alphas, counters, and what needs no decision."""
+        return self._become(*pass_time(self.situation))
+
+    def remove_now(self, where: Tensor) -> Transitions:
+        """Take the seeds in `where` [N, S] out at once."""
+        return self._become(*remove_now(self.situation, where))
+
+    def measure(
+        self,
+        *,
+        contribution: Tensor | None = None,
+        gradient: Tensor | None = None,
+        loss_rise: Tensor | None = None,
+    ) -> None:
+        """Report measurements for the gates; NaN marks what was not measured."""
+        self.lifecycle = self.lifecycle.measured(
+            contribution=contribution, gradient=gradient, loss_rise=loss_rise
+        )
+
+    def _become(self, life: Lifecycle, record: Transitions) -> Transitions:
+        """Adopt new arrays: seeds that came get rows, seeds that went give theirs back."""
+        before, self.lifecycle = self.lifecycle, life
+        here, there = life.blueprint != NOTHING, before.blueprint != NOTHING
+        for slot in range(life.shape[1]):
+            self._remove(slot, (there & ~here)[:, slot].nonzero()[:, 0], before)
+            came = (here & ~there)[:, slot].nonzero()[:, 0]
+            if len(came):
+                self._plant(slot, came)
+        self._step = None
+        return record
+
+    def _plant(self, slot: int, came: Tensor) -> None:
+        self.planted[came] += 1
+        streams = fold(self.seeds[came], "seed", self.planted[came])
+        kinds = self.lifecycle.blueprint[came, slot]
+        for kind in kinds.unique().tolist():
+            chosen = kinds == kind
+            rows = self._newborn(("seed", slot, kind), came[chosen], streams[chosen])
+            self.pool_rows[came[chosen], slot] = rows
+        gated = self.lifecycle.blend[came, slot] == Blend.GATE
+        if bool(gated.any()):
+            rows = self._newborn(("gate", slot, NOTHING), came[gated], streams[gated])
+            self.gate_rows[came[gated], slot] = rows
+
+    def _remove(self, slot: int, gone: Tensor, before: Lifecycle) -> None:
+        for key, rows in self._places(slot, gone, before):
+            self.pools[key].take_back(rows)
+        self.pool_rows[gone, slot] = VACANT
+        self.gate_rows[gone, slot] = VACANT
+
+    def _places(
+        self, slot: int, environments: Tensor, life: Lifecycle
+    ) -> Iterator[tuple[PoolKey, Tensor]]:
+        """Where the seeds of these environments at one slot live: pool by pool, their rows."""
+        kinds = life.blueprint[environments, slot]
+        for kind in kinds.unique().tolist():
+            yield ("seed", slot, kind), self.pool_rows[environments[kinds == kind], slot]
+        gates = self.gate_rows[environments, slot]
+        if bool((gates != VACANT).any()):
+            yield ("gate", slot, NOTHING), gates[gates != VACANT]
+
+    # --- training and measuring ----------------------------------------------------------
+
+    def _plan(self, rows: Rows, device: torch.device | None = None) -> Plan:
+        where = device or self.device
+        return build_plan(self.lifecycle, rows, self.pool_rows, self.gate_rows, where)
+
+    def _training_plans(self, device: torch.device) -> tuple[Plan, Plan | None]:
+        """The pass of all hosts, and the one of isolated seeds when there are any."""
+        straight = self.config.isolation is Isolation.STRAIGHT_THROUGH
+        training = self._plan(training_rows(self.lifecycle, straight), device)
+        rows = isolated_rows(self.lifecycle)
+        if straight or not len(rows.environment):
+            return training, None
+        return training, self._plan(rows, device)
+
+    def _make_step(
+        self, training: Plan, isolated: Plan | None, learners: Mapping[PoolKey, Tensor]
+    ) -> TrainingStep:
+        return TrainingStep(
+            self.engine,
+            self.pools,
+            self.config.optimiser,
+            training,
+            isolated,
+            learners,
+            self.config.compute_dtype,
+        )
+
+    def training_step(self) -> TrainingStep:
+        """The fused step for the present structure, built once and kept until it changes."""
+        if self._step is None:
+            learners = self._rows_by_pool(self.lifecycle.at(SeedStage.TRAINING))
+            self._step = self._make_step(*self._training_plans(self.device), learners)
+        return self._step
+
+    def _rows_by_pool(self, chosen: Tensor) -> dict[PoolKey, Tensor]:
+        """For seeds in `chosen` [N, S]: their rows in each pool as masks [R, 1]."""
+        masks: dict[PoolKey, Tensor] = {}
+        for slot in range(chosen.shape[1]):
+            environments = chosen[:, slot].nonzero()[:, 0]
+            for key, rows in self._places(slot, environments, self.lifecycle):
+                mask = torch.zeros(self.pools[key].capacity + 1, 1, dtype=torch.bool)
+                mask[rows] = True
+                masks[key] = mask.to(self.device)
+        return masks
+
+    def train_epoch(self) -> EpochRecord:
+        """One epoch of every environment on its own batches."""
+        for pool in self.pools.values():
+            pool.squares.zero_()
+        order = self.feed.epoch(self.seeds, self.lifecycle.epoch)  # [T, N, B]
+        if self._graphs is not None:
+            learners = self._rows_by_pool(self.lifecycle.at(SeedStage.TRAINING))
+            plans = self._training_plans(torch.device("cpu"))
+            total = self._graphs.epoch(*plans, learners, order)
+        else:
+            step = self.training_step()
+            total = torch.zeros(len(self), device=self.device, dtype=torch.float64)
+            for index in order:
+                total += step.run(*self.feed.fetch(index))
+        return self._record(total / self.feed.batches)
+
+    def _record(self, loss: Tensor) -> EpochRecord:
+        seeds = torch.full(self.lifecycle.shape, torch.nan, dtype=torch.float64)
+        host = torch.zeros(len(self), dtype=torch.float64)
+        for key, pool in self.pools.items():
+            rows = pool.rows_in_use
+            norms = (pool.squares.double().sum(dim=1) / self.feed.batches).cpu()[rows]
+            owners = pool.owner[rows]
+            if key == HOST:
+                host[owners] = norms
+            else:
+                before = seeds[owners, key[1]].nan_to_num(0.0)
+                seeds[owners, key[1]] = before + norms  # a seed's body and its gate
+        return EpochRecord(loss.cpu(), host.sqrt(), seeds.sqrt())
+
+    @torch.no_grad()
+    def evaluate(self, split: str = "validation", *, committed: bool = False) -> Scores:
+        """Score every environment; `committed`: with fossilized seeds only, as exported."""
+        life = self.lifecycle
+        if committed:
+            kept = life.at(SeedStage.FOSSILIZED)
+            life = replace(life, alpha=torch.where(kept, life.alpha, 0.0))
+        nothing = torch.zeros(0, dtype=torch.int64)
+        rows = counterfactual_rows(life, nothing, torch.zeros(0, life.shape[1], dtype=torch.bool))
+        return self._score(split, rows)
+
+    @torch.no_grad()
+    def counterfactual(self, environment: Tensor, off: Tensor, split: str = "validation") -> Scores:
+        """Scores [Q] of environments with the seeds of `off` [Q, S] switched off.
+
+        Each distinct subset is run once, and shares what comes before its first difference.
+        """
+        effective = off & (self.lifecycle.alpha[environment] > 0)
+        code = (effective.long() << torch.arange(effective.shape[1])).sum(dim=1)
+        pairs, inverse = torch.stack([environment, code], 1).unique(dim=0, return_inverse=True)
+        changed = pairs[:, 1] > 0
+        asked_env, asked_code = pairs[changed].unbind(1)
+        asked_off = (asked_code[:, None] >> torch.arange(effective.shape[1])) & 1 == 1
+        rows = counterfactual_rows(self.lifecycle, asked_env, asked_off)
+        scores = self._score(split, rows)
+        # Rows are ordered by where they branch off; find each pair's row again.
+        first = rows.first[len(self) :]
+        place = torch.zeros(len(pairs), dtype=torch.int64)
+        order = (asked_off.long().argmax(dim=1)).argsort(stable=True)
+        position = torch.empty_like(order)
+        position[order] = torch.arange(len(order)) + len(self)
+        place[changed] = position
+        place[~changed] = pairs[~changed, 0]
+        assert len(first) == len(order)
+        chosen = place[inverse]
+        return Scores(scores.loss[chosen], scores.accuracy[chosen])
+
+    def _score(self, split: str, rows: Rows) -> Scores:
+        plan = self._plan(rows)
+        weights = cast_weights(self.pools, self.config.compute_dtype)
+        count = len(rows.environment)
+        loss = torch.zeros(count, device=self.device, dtype=torch.float64)
+        right = torch.zeros(count, device=self.device, dtype=torch.float64)
+        samples = 0
+        for inputs, labels in self.feed.held_out(split, rows.environment[: plan.start]):
+            labels = labels[rows.environment.to(self.device)]
+            outputs = self.engine.logits(weights, plan, inputs.to(dtype_of(weights)))
+            size = labels.shape[1]
+            loss += losses_of(outputs, labels).double() * size
+            right += (outputs.argmax(-1) == labels).double().flatten(1).mean(1) * size
+            samples += size
+        return Scores((loss / samples).cpu(), (100.0 * right / samples).cpu())
+
+
+def _templates(specs: Sequence[SlotSpec], catalogue: BlueprintCatalogue) -> dict[PoolKey, Template]:
+    """One template for every kind of seed that fits some slot, and for every slot's gate."""
+    templates: dict[PoolKey, Template] = {}
+    for slot, spec in enumerate(specs):
+        templates["gate", slot, NOTHING] = gate_template(spec)
+        for index, name in enumerate(catalogue.names):
+            if catalogue.costs[slot][index] >= 0:
+                build = partial(find_blueprint(name, spec.family).build, spec)
+                templates["seed", slot, index] = Template(build)
+    return templates

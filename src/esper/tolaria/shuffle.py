@@ -1,0 +1,124 @@
+"""Random streams for a whole population at once, without state.
+
+Every draw is a hash of (environment's seed, purpose, step, position): environment 7 draws the same
+numbers alone, among 64 others, on a CPU and on a GPU, and nothing has to be saved to go on.
+Only whole-number arithmetic that wraps around is used, so the draws are equal to the bit.
+
+Shapes: `N` environments.
+"""
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import DataError
+from esper.leyline.streams import derive_seed
+
+# The constants and shifts of splitmix64 (Steele, Lea and Flood, 2014), as signed numbers.
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+SHIFTS = (30, 27, 31)
+WORD = 64  # bits of a key
+FRACTION_BITS = {torch.float64: 53, torch.float32: 24}  # that a number below 1 can hold exactly
+
+Part = int | str | Tensor
+
+
+def fold(seeds: Tensor, *parts: Part) -> Tensor:
+    """New seeds [N] from seeds [N] and names, whole numbers or one whole number for each, [N]."""
+    if seeds.dtype != torch.int64 or seeds.ndim != 1:
+        raise DataError(
+            "Random streams start from one seed for each environment",
+            given=f"{seeds.dtype} {list(seeds.shape)}",
+            valid="int64 [environments]",
+        )
+    for part in parts:
+        number = derive_seed("stream", part) if isinstance(part, str) else part
+        if isinstance(number, Tensor):
+            number = number.to(seeds.device)
+        seeds = _mix(_mix(seeds + GOLDEN) + number)
+    return seeds
+
+
+def keys(
+    seeds: Tensor,
+    purpose: str,
+    step: int | Tensor,
+    count: int,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Random bits [N, count] int64; row i depends on its own seed, the purpose and the step.
+
+    `step` is one number for all, or one for each environment, [N]. More are drawn by a larger
+    `count`, which leaves the first ones as they are.
+    """
+    if count < 1:
+        raise DataError("A random stream gives at least one number", given=count)
+    rows = fold(seeds.to(device), purpose, step)
+    positions = _mix(torch.arange(count, device=rows.device) * GOLDEN)
+    return _mix(rows[:, None] + positions)
+
+
+def uniform(
+    seeds: Tensor,
+    purpose: str,
+    step: int | Tensor,
+    count: int,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Random numbers [N, count], at least 0 and below 1."""
+    if dtype not in FRACTION_BITS:
+        valid = ", ".join(str(known) for known in FRACTION_BITS)
+        raise DataError("Random numbers of this type cannot be drawn", given=dtype, valid=valid)
+    bits = FRACTION_BITS[dtype]
+    drawn = _shifted(keys(seeds, purpose, step, count, device), WORD - bits)
+    return drawn.to(dtype) * 2.0**-bits
+
+
+def orders(
+    seeds: Tensor,
+    step: int | Tensor,
+    samples: int,
+    needed: int,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Which samples each environment sees in which order at a step, [N, needed] int64.
+
+    Consecutive steps walk through one permutation until it cannot fill a step, then through a
+    fresh one, so a step does not repeat a sample. Where more are needed than there are samples,
+    every step has fresh permutations, one after the other.
+    """
+    if samples < 1 or needed < 1:
+        raise DataError(
+            "There is nothing to put in order",
+            given=f"{samples} samples, {needed} needed",
+            valid="at least 1 each",
+        )
+    steps_in_one = max(1, samples // needed)
+    turn, place = step // steps_in_one, step % steps_in_one
+    cycles = -(-needed // samples)
+    drawn = keys(seeds, "order", turn, cycles * samples, device).view(-1, cycles, samples)
+    # The sample's number is in the low bits: no two keys are equal, so that every device and
+    # every sorting method gives the same order.
+    low = (1 << (samples - 1).bit_length()) - 1
+    drawn = drawn.bitwise_and_(~low).bitwise_or_(torch.arange(samples, device=drawn.device))
+    ranked = drawn.sort(dim=-1).values.view(len(drawn), -1)
+    if isinstance(place, int):
+        return ranked[:, place * needed : (place + 1) * needed] & low
+    chosen = place.to(ranked.device)[:, None] * needed + torch.arange(needed, device=ranked.device)
+    return ranked.gather(1, chosen) & low
+
+
+def _mix(words: Tensor) -> Tensor:
+    """A bijection of 64-bit words in which every bit of the result depends on every bit given."""
+    words = words ^ _shifted(words, SHIFTS[0])
+    words *= FACTORS[0]
+    words ^= _shifted(words, SHIFTS[1])
+    words *= FACTORS[1]
+    words ^= _shifted(words, SHIFTS[2])
+    return words
+
+
+def _shifted(words: Tensor, bits: int) -> Tensor:
+    """Shifted right with zeros from the left; torch would repeat the sign."""
+    return (words >> bits).bitwise_and_((1 << (WORD - bits)) - 1)

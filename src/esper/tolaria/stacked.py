@@ -1,0 +1,208 @@
+"""Stacked forms: one module's computation for many copies with their own weights, at once.
+
+`stack(module)` turns a module written for one network into a function over stacked parameters
+[N, ...] and activations [N, B, ...]. Known layers have a form that is fast where it runs; any other
+module is fused by `vmap`. Every form is tested equal to its module, one copy after the other.
+
+Shapes: `N` copies, `B` batch, `C`/`O` channels in/out, `L` positions, `K` kernel, `T` tokens,
+`I` features in.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints.bodies import Attend, Replace, Rescale, Transposed
+from esper.kasmina.blueprints.parts import ScalarGate
+from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention, TokenLinear, standardise
+from esper.tolaria.convolutions import stacked_conv1d, stacked_conv2d
+
+Params = Mapping[str, Tensor]  # name -> [N, ...]
+Form = Callable[[Params, Tensor], Tensor]  # stacked parameters, [N, B, ...] -> [N, B, ...]
+
+_ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.GELU, nn.Tanh, nn.SiLU, nn.Identity)
+
+
+def stack(module: nn.Module, prefix: str = "") -> Form:
+    """The stacked form of `module`, whose parameters are named with `prefix`."""
+    if isinstance(module, _ELEMENTWISE):
+        return lambda params, x: module(x)
+    for kind, make in _FORMS.items():
+        if type(module) is kind:
+            return make(module, prefix)
+    if not any(True for _ in module.parameters()) and not any(True for _ in module.buffers()):
+        return _merged(module)
+    return _by_vmap(module, prefix)
+
+
+def _merged(module: nn.Module) -> Form:
+    """Without parameters all copies do the same, so copies and batch may share one axis."""
+
+    def form(params: Params, x: Tensor) -> Tensor:
+        y: Tensor = module(x.flatten(0, 1))
+        return y.unflatten(0, x.shape[:2])
+
+    return form
+
+
+def _by_vmap(module: nn.Module, prefix: str) -> Form:
+    names = {f"{prefix}{name}": name for name, _ in module.named_parameters()}
+
+    def one(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        y: Tensor = torch.func.functional_call(module, params, (x,))
+        return y
+
+    fused = torch.func.vmap(one)
+
+    def form(params: Params, x: Tensor) -> Tensor:
+        return fused({name: params[full] for full, name in names.items()}, x)
+
+    return form
+
+
+def _sequential(module: nn.Sequential, prefix: str) -> Form:
+    forms = [stack(child, f"{prefix}{name}.") for name, child in module.named_children()]
+
+    def form(params: Params, x: Tensor) -> Tensor:
+        for each in forms:
+            x = each(params, x)
+        return x
+
+    return form
+
+
+def _linear(module: nn.Linear, prefix: str) -> Form:
+    weight, bias = f"{prefix}weight", f"{prefix}bias"
+    has_bias = module.bias is not None
+
+    def form(params: Params, x: Tensor) -> Tensor:
+        rows = x.flatten(1, -2)  # [N, B * ..., I]
+        turned = params[weight].transpose(1, 2)
+        if has_bias:
+            y = torch.baddbmm(params[bias].unsqueeze(1), rows, turned)
+        else:
+            y = torch.bmm(rows, turned)
+        return y.unflatten(1, x.shape[1:-1])
+
+    return form
+
+
+def _conv1d(module: nn.Conv1d, prefix: str) -> Form:
+    weight, bias = f"{prefix}weight", f"{prefix}bias"
+    stride, padding, groups = module.stride[0], _one(module.padding), module.groups
+
+    def form(params: Params, x: Tensor) -> Tensor:
+        return stacked_conv1d(
+            x, params[weight], params.get(bias), stride=stride, padding=padding, groups=groups
+        )
+
+    return form
+
+
+def _conv2d(module: nn.Conv2d, prefix: str) -> Form:
+    weight, bias = f"{prefix}weight", f"{prefix}bias"
+    stride, padding, groups = module.stride[0], _one(module.padding), module.groups
+
+    def form(params: Params, x: Tensor) -> Tensor:
+        return stacked_conv2d(
+            x, params[weight], params.get(bias), stride=stride, padding=padding, groups=groups
+        )
+
+    return form
+
+
+def _one(padding: str | tuple[int, ...]) -> int:
+    assert not isinstance(padding, str)
+    return padding[0]
+
+
+def _channel_norm(module: ChannelNorm, prefix: str) -> Form:
+    weight, bias = f"{prefix}weight", f"{prefix}bias"
+
+    def form(params: Params, x: Tensor) -> Tensor:
+        wide = (x.shape[0], *(1,) * (x.dim() - 2), x.shape[-1])
+        return standardise(x, (-1,)) * params[weight].view(wide) + params[bias].view(wide)
+
+    return form
+
+
+def _group_norm(module: GroupNorm, prefix: str) -> Form:
+    weight, bias = f"{prefix}weight", f"{prefix}bias"
+    groups, axes = module.groups, tuple(axis + 1 for axis in module.axes)
+
+    def form(params: Params, x: Tensor) -> Tensor:
+        grouped = x.unflatten(2, (groups, -1))  # [N, B, G, C/G, L...]
+        flat = standardise(grouped, axes).flatten(2, 3)
+        return flat * params[weight].unsqueeze(1) + params[bias].unsqueeze(1)
+
+    return form
+
+
+def _scalar_gate(module: ScalarGate, prefix: str) -> Form:
+    def form(params: Params, x: Tensor) -> Tensor:
+        return x * params[f"{prefix}weight"].view(-1, *(1,) * (x.dim() - 1))
+
+    return form
+
+
+def _replace(module: Replace, prefix: str) -> Form:
+    transform = stack(module.transform, f"{prefix}transform.")
+    gate = stack(module.gate, f"{prefix}gate.")
+    return lambda params, h: gate(params, transform(params, h) - h)
+
+
+def _rescale(module: Rescale, prefix: str) -> Form:
+    strength = stack(module.strength, f"{prefix}strength.")
+    return lambda params, h: h * strength(params, h).tanh()
+
+
+def _transposed(module: Transposed, prefix: str) -> Form:
+    body = stack(module.body, f"{prefix}body.")
+    return lambda params, h: body(params, h.transpose(2, 3)).transpose(2, 3)
+
+
+def _attend(module: Attend, prefix: str) -> Form:
+    norm = stack(module.norm, f"{prefix}norm.")
+    attention = stack(module.attention, f"{prefix}attention.")
+    return lambda params, h: attention(params, norm(params, h))
+
+
+def _self_attention(module: SelfAttention, prefix: str) -> Form:
+    project = {
+        name: stack(getattr(module, name), f"{prefix}{name}.")
+        for name in ("query", "key", "value", "out")
+    }
+    heads, scale, causal = module.heads, module.scale, module.causal
+
+    def by_head(x: Tensor) -> Tensor:
+        return x.unflatten(-1, (heads, -1)).transpose(-3, -2)  # [N, B, H, T, D]
+
+    def form(params: Params, x: Tensor) -> Tensor:
+        query = by_head(project["query"](params, x)) * scale
+        scores = query @ by_head(project["key"](params, x)).transpose(-2, -1)
+        if causal:
+            future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+            scores = scores.masked_fill(future, float("-inf"))
+        seen = F.softmax(scores, dim=-1) @ by_head(project["value"](params, x))
+        return project["out"](params, seen.transpose(-3, -2).flatten(-2))
+
+    return form
+
+
+_FORMS: dict[type[nn.Module], Callable[..., Form]] = {
+    nn.Sequential: _sequential,
+    nn.Linear: _linear,
+    TokenLinear: _linear,
+    nn.Conv1d: _conv1d,
+    nn.Conv2d: _conv2d,
+    ChannelNorm: _channel_norm,
+    GroupNorm: _group_norm,
+    ScalarGate: _scalar_gate,
+    Replace: _replace,
+    Rescale: _rescale,
+    Transposed: _transposed,
+    Attend: _attend,
+    SelfAttention: _self_attention,
+}

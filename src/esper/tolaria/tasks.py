@@ -1,0 +1,285 @@
+"""Tasks: what is learned from which data, by which host, at what cost and for how long."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
+from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
+from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
+from esper.leyline.slots import SlotSpec
+from esper.leyline.streams import derive_seed
+from esper.tolaria.augment import Augmentation
+from esper.tolaria.data.cifar import cifar10
+from esper.tolaria.data.corpus import corpus_splits, read_corpus
+from esper.tolaria.data.digits import digits
+from esper.tolaria.data.idx import FASHION_MNIST, MNIST, idx_splits
+from esper.tolaria.data.splits import Split, Splits
+from esper.tolaria.mnist1d import CLASSES, Mnist1dConfig, generate
+
+GARDEN_BATCH = 50
+GARDEN_BATCHES = 40  # an epoch; a smaller data set is cycled, a larger one seen in several
+GARDEN_RATE = 3e-3
+DEFAULT_BUDGET = 2.0  # room for the garden's largest convolutional seed in each of three slots
+
+
+class LossKind(StrEnum):
+    """What is predicted; both are cross-entropies in nats, averaged over all labels."""
+
+    CROSS_ENTROPY = "cross_entropy"  # one class for a sample: logits [B, classes], labels [B]
+    TOKEN_CROSS_ENTROPY = "token_cross_entropy"  # one for a token: [B, T, classes], [B, T]
+
+    @property
+    def label_axes(self) -> int:
+        return 1 if self is LossKind.CROSS_ENTROPY else 2
+
+
+def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of either kind."""
+    return cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Everything that a training run of a growing host needs to know beforehand.
+
+    `load(seed)` returns the data; `load_data` also checks that the host can learn from it.
+    """
+
+    name: str
+    summary: str
+    load: Callable[[int], Splits]
+    host: str
+    host_sizes: Mapping[str, object] = field(default_factory=dict, hash=False)
+    loss: LossKind = LossKind.CROSS_ENTROPY
+    budget: float = DEFAULT_BUDGET  # parameters that may be added, as a share of the host's
+    batch_size: int = GARDEN_BATCH
+    batches_per_epoch: int = GARDEN_BATCHES
+    episode_length: int = DEFAULT_EPISODE_LENGTH  # epochs
+    learning_rate: float = GARDEN_RATE
+    augmentation: Augmentation | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise EsperError(
+                "A task's name must be an identifier",
+                given=repr(self.name),
+                fix="use a_name_like_this",
+            )
+        if self.host not in HOSTS:
+            raise UnknownNameError.of("host", self.host, HOSTS)
+        counts = (self.batch_size, self.batches_per_epoch, self.episode_length)
+        if min(counts) < 1 or not self.budget >= 0 or not self.learning_rate > 0:
+            raise EsperError(
+                f"Task {self.name!r} has impossible settings",
+                given=f"batch_size {self.batch_size}, batches_per_epoch {self.batches_per_epoch}, "
+                f"episode_length {self.episode_length}, budget {self.budget}, "
+                f"learning_rate {self.learning_rate}",
+                valid="at least 1 sample, batch and epoch, budget >= 0, learning_rate > 0",
+            )
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self.batch_size * self.batches_per_epoch
+
+    def build_host(self) -> SegmentedHost:
+        """A new host; its weights come from torch's current random stream."""
+        try:
+            return build_host(self.host, **self.host_sizes)
+        except TypeError as error:
+            raise EsperError(
+                f"Host {self.host!r} of task {self.name!r} cannot be built",
+                given=error,
+                fix=self._advice(),
+            ) from error
+
+    def slot_specs(self) -> tuple[SlotSpec, ...]:
+        """The slots that the host offers."""
+        return self._sketch().slot_specs()
+
+    def budget_params(self) -> int:
+        """Parameters that may exist in seeds at most."""
+        host_params = sum(parameter.numel() for parameter in self._sketch().parameters())
+        return int(self.budget * host_params)
+
+    def load_data(self, seed: int = 0, device: torch.device | str = "cpu") -> Splits:
+        """The task's data on the device that trains, refused if the host cannot take it."""
+        splits = self.load(seed)
+        labels = splits.train.labels
+        if labels.ndim != self.loss.label_axes:
+            raise DataError(
+                f"The labels of task {self.name!r} do not fit its loss {self.loss.value!r}",
+                given=list(labels.shape),
+                valid="[samples]" if self.loss.label_axes == 1 else "[samples, tokens]",
+            )
+        self._check_host(splits)
+        return splits.to(device)
+
+    def _check_host(self, splits: Splits) -> None:
+        sketch, (inputs, labels) = self._sketch(), splits.train
+        expected = [*labels[:1].shape, splits.classes]
+        try:
+            got = str(list(sketch(inputs[:1].to("meta")).shape))
+        except (RuntimeError, ValueError, TypeError) as error:
+            got = str(error).splitlines()[0]
+        if got != str(expected):
+            raise DataError(
+                f"Host {self.host!r} of task {self.name!r} does not fit its data",
+                given=f"inputs {list(inputs.shape)}, of one sample it makes: {got}",
+                valid=f"{expected}, one logit for each of {splits.classes} classes",
+                fix=self._advice(),
+            )
+        # A token without an embedding would bring a GPU down, far from its cause.
+        known = [part.num_embeddings for part in sketch.modules() if isinstance(part, nn.Embedding)]
+        largest = max(int(split.inputs.max()) for split in splits.named().values())
+        if known and largest >= min(known):
+            raise DataError(
+                f"Host {self.host!r} of task {self.name!r} has no embedding for a token",
+                given=largest,
+                valid=f"0 to {min(known) - 1}",
+                fix=self._advice(),
+            )
+
+    def _advice(self) -> str:
+        return f"set host_sizes, now {dict(self.host_sizes)}"
+
+    def _sketch(self) -> SegmentedHost:
+        """The host without memory for its weights."""
+        with torch.device("meta"):
+            return self.build_host()
+
+
+_REGISTRY: dict[str, Task] = {}
+
+
+def register_task(task: Task) -> Task:
+    """Make a task known by its name."""
+    if task.name in _REGISTRY:
+        raise DuplicateNameError(
+            f"Task {task.name!r} is already registered",
+            valid="a name not among " + ", ".join(task_names()),
+            fix="choose another name, or unregister_task() the old one first",
+        )
+    _REGISTRY[task.name] = task
+    return task
+
+
+def unregister_task(name: str) -> None:
+    del _REGISTRY[find_task(name).name]
+
+
+def find_task(name: str) -> Task:
+    if name not in _REGISTRY:
+        fix = "register your own with register_task(Task(...))"
+        raise UnknownNameError.of("task", name, task_names(), fix=fix)
+    return _REGISTRY[name]
+
+
+def task_names() -> tuple[str, ...]:
+    return tuple(_REGISTRY)
+
+
+# --- presets -------------------------------------------------------------------------------
+
+MNIST1D_SAMPLES = {"train": 4000, "validation": 2000, "test": 4000}
+STDLIB_CONTEXT = 64
+STDLIB_LIMIT = 2_000_000  # bytes: more than an episode reads
+
+
+def mnist1d(seed: int) -> Splits:
+    """Generated data: another seed has other samples in all three splits."""
+
+    def split(name: str, samples: int) -> Split:
+        return Split(
+            *generate(Mnist1dConfig(samples=samples, seed=derive_seed(seed, "data", name)))
+        )
+
+    splits = {name: split(name, samples) for name, samples in MNIST1D_SAMPLES.items()}
+    return Splits(**splits, classes=CLASSES, origin=f"generated MNIST-1D, seed {seed}")
+
+
+def stdlib(seed: int) -> Splits:
+    """Windows of Python's standard library."""
+    return corpus_splits(read_corpus(), context=STDLIB_CONTEXT, limit=STDLIB_LIMIT, seed=seed)
+
+
+register_task(
+    Task(
+        name="mnist1d",
+        summary="Ten glyphs on a line, generated; a small 1-D convolutional host.",
+        load=mnist1d,
+        host="conv1d",
+    )
+)
+register_task(
+    Task(
+        name="mnist1d_mlp",
+        summary="The same glyphs; a small dense host.",
+        load=mnist1d,
+        host="mlp",
+        budget=3.0,  # room for the largest dense seed, once
+    )
+)
+register_task(
+    Task(
+        name="digits",
+        summary="Handwritten digits of 8×8 points, shipped; a small convolutional host.",
+        load=digits,
+        host="conv2d",
+        host_sizes={"channels_in": 1, "size": 8, "widths": (4, 8, 8)},
+    )
+)
+register_task(
+    Task(
+        name="stdlib",
+        summary="The next byte of Python's own library; a small transformer.",
+        load=stdlib,
+        host="gpt",
+        host_sizes={"context": STDLIB_CONTEXT},
+        loss=LossKind.TOKEN_CROSS_ENTROPY,
+        batch_size=16,
+        learning_rate=2e-3,
+    )
+)
+_GREY = {"channels_in": 1, "size": 28, "widths": (8, 16, 32)}
+register_task(
+    Task(
+        name="fashion_mnist",
+        summary="Clothes of 28×28 points, from IDX files; a small convolutional host.",
+        load=partial(idx_splits, FASHION_MNIST),
+        host="conv2d",
+        host_sizes=_GREY,
+        batch_size=100,
+        batches_per_epoch=100,
+        learning_rate=1e-2,
+    )
+)
+register_task(
+    Task(
+        name="mnist",
+        summary="Handwritten digits of 28×28 points, from IDX files; a small convolutional host.",
+        load=partial(idx_splits, MNIST),
+        host="conv2d",
+        host_sizes=_GREY,
+        batch_size=100,
+        batches_per_epoch=100,
+        learning_rate=1e-2,
+    )
+)
+register_task(
+    Task(
+        name="cifar10",
+        summary="Photographs of 32×32 points, from CIFAR-10's binary files; a convolutional host.",
+        load=cifar10,
+        host="conv2d",
+        batch_size=128,
+        batches_per_epoch=351,  # one pass over 45,000 images
+        learning_rate=2e-3,
+        augmentation=Augmentation(shift=4, flip=True),
+    )
+)

@@ -1,0 +1,94 @@
+"""Plans of fixed size give what plans of exact size give; CUDA graphs are tested where there is one."""
+
+import pytest
+import torch
+
+from esper.tolaria.graphed import Capacities, pad_plan
+from esper.tolaria.plan import HOST
+from tests.tolaria.test_population import own_draws
+from tests.tolaria.twins import HOSTS, draw_actions, make_population
+
+
+@pytest.mark.parametrize("host", list(HOSTS))
+@pytest.mark.parametrize("isolation", ["dual_pass", "straight_through"])
+def test_padding_a_plan_changes_no_gradient_and_teaches_no_spare_row(
+    host: str, isolation: str
+) -> None:
+    population = make_population(host, 9, isolation=isolation)
+    capacities: Capacities = {}
+    for epoch in range(6):
+        population.apply(draw_actions(population.legal(), own_draws(population, epoch)))
+        exact = population.training_step()
+        padded_training = pad_plan(exact.training, population.pools, capacities, "training", 4)
+        padded_isolated = None
+        learners = dict(exact.learners)
+        if exact.isolated is not None:
+            padded_isolated = pad_plan(exact.isolated, population.pools, capacities, "isolated", 4)
+            for key in padded_isolated.keys():
+                empty = torch.zeros_like(population.pools[key].state.active)
+                learners.setdefault(key, empty)
+        padded = population._make_step(padded_training, padded_isolated, learners)
+        batch = population.feed.fetch(
+            population.feed.epoch(population.seeds, population.lifecycle.epoch)[0]
+        )
+        losses, grads = exact.gradients(*batch)
+        other_losses, other_grads = padded.gradients(*batch)
+        torch.testing.assert_close(losses, other_losses, rtol=1e-12, atol=1e-14)
+        for key, grad in other_grads.items():
+            expected = grads.get(key, torch.zeros_like(grad))
+            torch.testing.assert_close(grad, expected, rtol=1e-10, atol=1e-13)
+            if key != HOST:
+                assert bool((grad[-1] == 0).all()), "the spare row learns nothing"
+        population.train_epoch()
+        population.pass_time()
+
+
+def test_a_sick_environment_does_not_reach_others_through_padding() -> None:
+    population = make_population("conv1d", 5)
+    for epoch in range(3):
+        population.apply(draw_actions(population.legal(), own_draws(population, epoch), eager=1.0))
+        population.train_epoch()
+        population.pass_time()
+    exact = population.training_step()
+    capacities: Capacities = {}
+    padded = population._make_step(
+        pad_plan(exact.training, population.pools, capacities, "training", 4), None, {}
+    )
+    batch = population.feed.fetch(
+        population.feed.epoch(population.seeds, population.lifecycle.epoch)[0]
+    )
+    healthy, before = padded.gradients(*batch)
+    population.pools[HOST].state.theta[0] = torch.nan  # padding points at environment 0
+    sick, after = padded.gradients(*batch)
+    assert bool(sick[0].isnan())
+    assert torch.equal(sick[1:], healthy[1:])
+    for key, grad in after.items():
+        owners = population.pools[key].owner
+        spared = (owners > 0).nonzero()[:, 0]
+        assert torch.equal(grad[spared], before[key][spared])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("host", list(HOSTS))
+@pytest.mark.parametrize("isolation", ["dual_pass", "straight_through"])
+def test_replaying_a_graph_equals_running_step_by_step(host: str, isolation: str) -> None:
+    graphed, eager = (
+        make_population(host, 9, isolation=isolation, device="cuda", graphs=graphs)
+        for graphs in (True, False)
+    )
+    for epoch in range(8):
+        actions = draw_actions(graphed.legal(), own_draws(graphed, epoch))
+        for population in (graphed, eager):
+            population.apply(actions)
+        mine, theirs = graphed.train_epoch(), eager.train_epoch()
+        torch.testing.assert_close(mine.loss, theirs.loss, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            mine.seed_gradient, theirs.seed_gradient, rtol=1e-8, atol=1e-12, equal_nan=True
+        )
+        for population in (graphed, eager):
+            population.pass_time()
+    for key, pool in graphed.pools.items():
+        rows = pool.rows_in_use
+        torch.testing.assert_close(
+            pool.state.theta[rows], eager.pools[key].state.theta[rows], rtol=1e-9, atol=1e-11
+        )

@@ -1,0 +1,234 @@
+"""The fused population against N reference trainers, to the last digits."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from esper.kasmina import Isolation, blueprint_names
+from esper.leyline import Actions, Blend, Lifecycle, LifecycleOp, SeedStage
+from esper.tolaria.extract import extract
+from esper.tolaria.optimisers import AdamW, RowOptimiser, Sgd
+from esper.tolaria.population import Population
+from tests.tolaria.twins import HOSTS, Twins, draw_actions, make_population
+
+OPTIMISERS: dict[str, RowOptimiser] = {"adamw": AdamW(), "sgd": Sgd()}
+FAMILY = {"mlp": "dense", "conv1d": "conv1d", "conv2d": "conv2d"}
+each_host = pytest.mark.parametrize("host", list(HOSTS))
+each_isolation = pytest.mark.parametrize("isolation", list(Isolation))
+
+
+def own_draws(population: Population, step: int):
+    """Random numbers that environment i draws whatever the population around it."""
+    from esper.tolaria.shuffle import uniform
+
+    return lambda purpose: uniform(population.seeds, f"test {purpose}", step, 16)
+
+
+@each_host
+@each_isolation
+@pytest.mark.parametrize("optimiser", list(OPTIMISERS))
+@pytest.mark.parametrize("draw", [0, 1])
+def test_a_mixed_population_equals_its_reference_trainers_over_many_epochs(
+    host: str, isolation: Isolation, optimiser: str, draw: int
+) -> None:
+    population = make_population(
+        host,
+        7,
+        isolation=isolation,
+        optimiser=OPTIMISERS[optimiser],
+        rate=0.01 if optimiser == "adamw" else 0.05,
+        decay=0.02,
+    )
+    twins = Twins(population)
+    stages: set[int] = set()
+    for epoch in range(9):
+        actions = draw_actions(population.legal(), own_draws(population, 100 * draw + epoch))
+        twins.apply(actions)
+        losses, gradients, scores = twins.epoch()
+        record = population.train_epoch()
+        torch.testing.assert_close(record.loss, losses, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            record.seed_gradient, gradients, rtol=1e-8, atol=1e-12, equal_nan=True
+        )
+        torch.testing.assert_close(population.evaluate().accuracy, scores.double())
+        stages |= set(population.lifecycle.stage.flatten().tolist())
+        population.pass_time()
+        for each in twins.hosts:
+            each.pass_time()
+        assert twins.difference() < 1e-9
+    assert len(stages) >= 6, "the draw should visit most stages"
+
+
+@each_host
+@each_isolation
+@pytest.mark.parametrize("blend", list(Blend), ids=lambda blend: blend.name)
+def test_every_blueprint_equals_the_reference_in_every_stage(
+    host: str, isolation: Isolation, blend: Blend
+) -> None:
+    names = blueprint_names(FAMILY[host])
+    population = make_population(host, len(names), isolation=isolation)
+    twins = Twins(population)
+    count = len(names)
+
+    def act(op: LifecycleOp) -> None:
+        twins.apply(
+            Actions.of(
+                population.space,
+                count,
+                op=int(op),
+                slot=torch.arange(count) % 3,
+                blueprint=torch.arange(count),
+                blend=int(blend),
+            )
+        )
+
+    script = {0: LifecycleOp.GERMINATE, 2: LifecycleOp.ADVANCE, 6: LifecycleOp.PRUNE}
+    if blend is Blend.IMMEDIATE:
+        del script[2]
+    for epoch in range(9):
+        if epoch in script:
+            act(script[epoch])
+        losses, _, _ = twins.epoch()
+        torch.testing.assert_close(population.train_epoch().loss, losses, rtol=1e-9, atol=1e-12)
+        population.pass_time()
+        for each in twins.hosts:
+            each.pass_time()
+        assert twins.difference() < 1e-9
+
+
+@each_host
+def test_an_environment_is_the_same_in_populations_of_1_7_and_64(host: str) -> None:
+    def life(count: int, first: int, watched: int) -> dict[str, torch.Tensor]:
+        population = make_population(host, count, first=first)
+        for epoch in range(5):
+            population.apply(draw_actions(population.legal(), own_draws(population, epoch)))
+            population.train_epoch()
+            population.pass_time()
+        return extract(population, watched).state_dict()
+
+    alone, few, many = life(1, 5, 0), life(7, 3, 2), life(64, 0, 5)
+    for other in (few, many):
+        assert set(alone) == set(other)
+        for name, value in alone.items():
+            torch.testing.assert_close(value, other[name], rtol=1e-9, atol=1e-11)
+
+
+@each_host
+def test_the_same_run_twice_is_identical_to_the_bit(host: str) -> None:
+    def run() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        population = make_population(host, 5, dtype=torch.float32)
+        losses = []
+        for epoch in range(4):
+            population.apply(draw_actions(population.legal(), own_draws(population, epoch)))
+            losses.append(population.train_epoch().loss)
+            population.pass_time()
+        return torch.stack(losses), extract(population, 3).state_dict()
+
+    (first, weights), (second, again) = run(), run()
+    assert torch.equal(first, second)
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+@each_host
+def test_single_precision_stays_close_to_the_reference(host: str) -> None:
+    population = make_population(host, 6, dtype=torch.float32)
+    twins = Twins(population)
+    for epoch in range(2):
+        twins.apply(draw_actions(population.legal(), own_draws(population, epoch)))
+        losses, _, _ = twins.epoch()
+        record = population.train_epoch()
+        torch.testing.assert_close(record.loss, losses, rtol=1e-4, atol=1e-4)
+        population.pass_time()
+        for each in twins.hosts:
+            each.pass_time()
+
+
+@each_host
+def test_counterfactuals_equal_switching_seeds_off_one_environment_at_a_time(host: str) -> None:
+    population = make_population(host, 6)
+    for epoch in range(6):
+        population.apply(draw_actions(population.legal(), own_draws(population, epoch)))
+        population.train_epoch()
+        population.pass_time()
+    environment = torch.arange(6).repeat_interleave(8)
+    off = (torch.arange(8)[:, None] >> torch.arange(3)) & 1 == 1
+    off = off.repeat(6, 1)
+    scores = population.counterfactual(environment, off)
+    assert int((population.lifecycle.alpha > 0).sum()) > 4
+    for index in range(len(environment)):
+        twin = extract(population, int(environment[index])).eval()
+        ((x, y),) = population.feed.held_out("validation", environment[index : index + 1])
+        names = [n for n, o in zip(twin.catalogue.slots.names, off[index], strict=True) if o]
+        with twin.without(*names), torch.no_grad():
+            expected = torch.nn.functional.cross_entropy(twin(x[0]), y[0])
+        torch.testing.assert_close(scores.loss[index], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_committed_score_is_that_of_the_export() -> None:
+    from esper.kasmina import export_module
+
+    population = make_population("mlp", 4)
+    actions = {"slot": 1, "blueprint": 3, "blend": int(Blend.IMMEDIATE)}
+    population.apply(Actions.of(population.space, 4, op=1, **actions))
+    population.apply(Actions.of(population.space, 4, op=1, **(actions | {"slot": 0})))
+    population.train_epoch()
+    population.pass_time()
+    population.apply(Actions.of(population.space, 4, op=torch.tensor([3, 3, 0, 0]), slot=1))
+    scores = population.evaluate("test", committed=True)
+    for index in range(4):
+        ((x, y),) = population.feed.held_out("test", torch.tensor([index]))
+        plain = export_module(extract(population, index), x[0]).eval()
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(plain(x[0]), y[0])
+        torch.testing.assert_close(scores.loss[index], loss, rtol=1e-9, atol=1e-12)
+
+
+class Counter(TorchDispatchMode):
+    """Counts every operation that is sent to a kernel, backward included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.operations += 1
+        return func(*args, **(kwargs or {}))
+
+
+@each_host
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_the_number_of_operations_does_not_grow_with_the_population(
+    host: str, isolation: Isolation
+) -> None:
+    def operations(count: int) -> int:
+        population = make_population(host, count, isolation=isolation, dtype=torch.float32)
+        kinds = len(population.catalogue.names)
+        for slot in range(3):
+            population.apply(
+                Actions.of(
+                    population.space,
+                    count,
+                    op=1,
+                    slot=slot,
+                    blueprint=torch.arange(count) % kinds,
+                    blend=torch.arange(count) // kinds % 3,
+                )
+            )
+        step = population.training_step()
+        inputs = population.feed.fetch(
+            population.feed.epoch(population.seeds, population.lifecycle.epoch)[0]
+        )
+        with Counter() as counter:
+            step.run(*inputs)
+        return counter.operations
+
+    assert operations(42) == operations(126)
+
+
+def test_an_idle_population_never_changes_its_rows() -> None:
+    population = make_population("mlp", 3)
+    assert isinstance(population.lifecycle, Lifecycle)
+    assert bool((population.lifecycle.stage == SeedStage.DORMANT).all())
+    before = population.lifecycle
+    population.train_epoch()
+    assert population.lifecycle is before
