@@ -9,7 +9,7 @@ export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench fmt clean
+.PHONY: help demo test fault lint bench fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -19,6 +19,9 @@ demo: $(READY) ## watch a seed's whole life
 
 test: lint ## run every check and every test
 	@$(BIN)/python -m pytest -q -n 2
+
+fault: $(READY) ## inject a thousand faults into random hosts; the tests sample fifty
+	@ESPER_FAULTS=1000 $(BIN)/python -m pytest -q -n 2 tests/tolaria/test_governor.py
 
 lint: $(READY) ## check style, types and the direction of imports
 	@$(BIN)/ruff check -q

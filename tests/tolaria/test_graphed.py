@@ -24,7 +24,7 @@ def test_padding_a_plan_changes_no_gradient_and_teaches_no_spare_row(
         learners = dict(exact.learners)
         if exact.isolated is not None:
             padded_isolated = pad_plan(exact.isolated, population.pools, capacities, "isolated", 4)
-            for key in padded_isolated.keys():
+            for key in padded_isolated.pool_keys():
                 empty = torch.zeros_like(population.pools[key].state.active)
                 learners.setdefault(key, empty)
         padded = population._make_step(padded_training, padded_isolated, learners)

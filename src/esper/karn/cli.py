@@ -54,7 +54,7 @@ Command = Demo | Blueprints | Version
 def main() -> None:
     """Run a command; errors made for people are one sentence on stderr."""
     command: Command = tyro.cli(
-        Command,  # type: ignore[arg-type]
+        Command,
         prog="esper",
         description="Esper trains neural networks that grow while they train.",
     )

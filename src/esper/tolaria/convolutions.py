@@ -30,7 +30,7 @@ def stacked_conv2d(
     """[N, B, C, H, W] with kernels [N, O, C/groups, K, K] to [N, B, O, H', W']."""
     if weight.shape[-1] == 1 and stride == 1 and padding == 0 and groups == 1:
         flat = _windows1d(x.flatten(3), weight.flatten(3), bias, 1, 0)
-        return flat.unflatten(3, x.shape[3:])
+        return torch.unflatten(flat, 3, x.shape[3:])
     return _grouped(x, weight, bias, stride, padding, groups)
 
 
@@ -51,7 +51,7 @@ def _windows1d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padd
         y = torch.bmm(kernels, columns)
     else:
         y = torch.baddbmm(bias.unsqueeze(2), kernels, columns)
-    return y.unflatten(2, (batch, length)).transpose(1, 2)
+    return torch.unflatten(y, 2, (batch, length)).transpose(1, 2)
 
 
 def _depthwise1d(
@@ -84,4 +84,4 @@ def _grouped(
         padding=padding,
         groups=networks * groups,
     )
-    return y.unflatten(1, (networks, -1)).transpose(0, 1)
+    return torch.unflatten(y, 1, (networks, -1)).transpose(0, 1)

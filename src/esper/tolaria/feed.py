@@ -36,6 +36,7 @@ class Feed:
             )
         self.device = torch.device(device)
         self.batch, self.batches = batch, batches
+        self.classes = max(each.classes for each in datasets)
         self.assignment = torch.tensor(list(assignment))
         self._inputs: dict[str, Tensor] = {}
         self._labels: dict[str, Tensor] = {}
@@ -54,6 +55,10 @@ class Feed:
     @property
     def environments(self) -> int:
         return len(self.assignment)
+
+    def samples(self, split: str) -> Tensor:
+        """[N]: how many samples each environment has."""
+        return self._samples[split]
 
     def epoch(self, seeds: Tensor, epochs: Tensor) -> Tensor:
         """Which samples each batch of an epoch takes, [T, N, B]; smaller data sets are cycled."""

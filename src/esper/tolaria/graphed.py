@@ -184,7 +184,7 @@ class GraphRunner:
         self._graph = None  # gives the old graph's memory back first
         self._training = _on(device, training)
         self._isolated = None if isolated is None else _on(device, isolated)
-        keys = [] if self._isolated is None else self._isolated.keys()
+        keys = [] if self._isolated is None else self._isolated.pool_keys()
         self._learners = {key: torch.zeros_like(self.pools[key].state.active) for key in keys}
         self._set_learners(learners)
         self._index = index.clone()

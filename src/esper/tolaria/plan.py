@@ -50,7 +50,7 @@ class Plan:
     slots: tuple[SlotPlan, ...]
     start: int  # rows before any fork
 
-    def keys(self) -> list[PoolKey]:
+    def pool_keys(self) -> list[PoolKey]:
         """The pools of seeds and gates that take part."""
         found: list[PoolKey] = []
         for index, slot in enumerate(self.slots):
@@ -94,7 +94,7 @@ def counterfactual_rows(life: Lifecycle, environment: Tensor, off: Tensor) -> Ro
 
     A row in which nothing that is on is switched off equals its base row; leave it out.
     """
-    hosts, slots = life.shape
+    hosts = life.shape[0]
     on = life.alpha[environment] > 0
     alpha = torch.where(off, 0.0, life.alpha[environment])
     first = (off & on).long().argmax(dim=1)
@@ -146,5 +146,5 @@ def build_plan(
             )
         )
     start = int((rows.first < 0).sum())
-    environment = None if rows.whole else rows.environment.to(device)
-    return Plan(environment, tuple(planned), start)
+    rows_of = None if rows.whole else rows.environment.to(device)
+    return Plan(rows_of, tuple(planned), start)

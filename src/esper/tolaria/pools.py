@@ -7,6 +7,7 @@ of fixed size has nothing to compute, and is never active. A pool that runs out 
 Shapes: `R` rows, `P` parameters of one row, `K` rows in question.
 """
 
+from collections.abc import Mapping
 from dataclasses import fields
 
 import torch
@@ -59,15 +60,15 @@ class Pool:
         self.owner[rows] = VACANT
         self.state.active[rows] = False
 
-    def start(self, rows: Tensor, values: Tensor, *, rate: Tensor, decay: Tensor) -> None:
+    def start(self, rows: Tensor, values: Tensor, *, rate: float, decay: float) -> None:
         """Newborn rows: these parameters, fresh optimiser state."""
         state = self.state
         state.theta[rows] = values.to(state.theta)
         for moment in state.moments:
             moment[rows] = 0.0
         state.steps[rows] = 0.0
-        state.rate[rows, 0] = rate.to(state.rate)
-        state.decay[rows, 0] = decay.to(state.decay)
+        state.rate[rows] = rate
+        state.decay[rows] = decay
         state.active[rows] = True
         self.squares[rows] = 0.0
 
@@ -79,8 +80,7 @@ class Pool:
             fresh = fresh.to(tensor.dtype)
             fresh[: tensor.shape[0] - 1] = tensor[:-1]
             self._put(name, fresh)
-        self.leaf = self.state.theta.detach().requires_grad_()
-        self.version += 1
+        self._moved()
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything kept by row, for growing, copying, snapshots and checkpoints."""
@@ -88,6 +88,17 @@ class Pool:
         named = {f"moment{i}": moment for i, moment in enumerate(state.moments)}
         per_row = {f.name: getattr(state, f.name) for f in fields(state) if f.name in _PER_ROW}
         return {**named, **per_row, "squares": self.squares}
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Take over rows, their owners and their state as they were saved."""
+        self.owner = saved["owner"].clone()
+        for name, tensor in self.tensors().items():
+            self._put(name, saved[name].to(tensor.device).clone())
+        self._moved()
+
+    def _moved(self) -> None:
+        self.leaf = self.state.theta.detach().requires_grad_()
+        self.version += 1
 
     def _put(self, name: str, tensor: Tensor) -> None:
         if name == "squares":

@@ -1,14 +1,14 @@
 """A population: N hosts with different living seeds, trained as one computation.
 
 It is equal to N reference trainers, row by row, and the number of operations in a step does not
-grow with N. Environment i draws its weights, its seeds and the order of its data from streams of its
-own, so N is only a batching knob.
+grow with N. Environment i draws its weights, its seeds and the order of its data from streams of
+its own, so N is only a batching knob.
 
 Shapes: `N` environments, `S` slots, `B` batch, `Q` counterfactuals.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -54,9 +54,9 @@ class PopulationConfig:
 
     rate: float = 3e-3
     decay: float = 0.0
-    optimiser: RowOptimiser = AdamW()
+    optimiser: RowOptimiser = field(default_factory=AdamW)
     isolation: Isolation = Isolation.DUAL_PASS
-    rules: GateRules = GateRules()
+    rules: GateRules = field(default_factory=GateRules)
     budget: int | None = None
     blueprints: tuple[str, ...] | None = None
     dtype: torch.dtype = torch.float32
@@ -107,6 +107,7 @@ class Population:
         self.lifecycle = Lifecycle.dormant(count, len(self.specs))
         budget = UNLIMITED if self.config.budget is None else self.config.budget
         self.budget = torch.full((count,), budget)
+        self.seed = seed
         self.seeds = torch.tensor([derive_seed(seed, "environment", each) for each in identities])
         self.planted = torch.zeros(count, dtype=torch.int64)  # seeds each environment ever had
         self.pool_rows = torch.full(self.lifecycle.shape, VACANT)  # where each seed lives
@@ -114,7 +115,7 @@ class Population:
         self.engine = Engine(host, _templates(self.specs, self.catalogue), Template(build_host))
         self.pools: dict[PoolKey, Pool] = {}
         everyone = torch.arange(count)
-        self._newborn(HOST, everyone, fold(self.seeds, "host"))
+        self.newborn(HOST, everyone, fold(self.seeds, "host"))
         self._step: TrainingStep | None = None  # of the present structure
         graphs = self.config.graphs and self.device.type == "cuda"
         self._graphs = GraphRunner(feed, self.pools, self._make_step) if graphs else None
@@ -122,25 +123,32 @@ class Population:
     def __len__(self) -> int:
         return len(self.seeds)
 
-    def _newborn(self, key: PoolKey, environments: Tensor, streams: Tensor) -> Tensor:
-        """Rows with fresh parameters for these environments."""
-        template = self.engine.template(key)
+    def pool(self, key: PoolKey) -> Pool:
+        """The pool of one kind of host, seed or gate, made when it is first needed."""
         if key not in self.pools:
             self.pools[key] = Pool(
-                template,
+                self.engine.template(key),
                 self.config.optimiser.moments,
                 device=self.device,
                 dtype=self.config.dtype,
             )
-        pool = self.pools[key]
+        return self.pools[key]
+
+    def newborn(self, key: PoolKey, environments: Tensor, streams: Tensor) -> Tensor:
+        """Rows with fresh parameters for these environments."""
+        pool = self.pool(key)
         rows = pool.give(environments)
         pool.start(
             rows,
-            template.newborn(streams.to(self.device)),
-            rate=torch.full((len(rows),), self.config.rate, dtype=torch.float64),
-            decay=torch.full((len(rows),), self.config.decay, dtype=torch.float64),
+            pool.template.newborn(streams.to(self.device)),
+            rate=self.config.rate,
+            decay=self.config.decay,
         )
         return rows
+
+    def structure_changed(self) -> None:
+        """What was built for the structure so far no longer holds."""
+        self._step = None
 
     # --- growing -------------------------------------------------------------------------
 
@@ -180,11 +188,11 @@ class Population:
         before, self.lifecycle = self.lifecycle, life
         here, there = life.blueprint != NOTHING, before.blueprint != NOTHING
         for slot in range(life.shape[1]):
-            self._remove(slot, (there & ~here)[:, slot].nonzero()[:, 0], before)
+            self.remove_seeds(slot, (there & ~here)[:, slot].nonzero()[:, 0], before)
             came = (here & ~there)[:, slot].nonzero()[:, 0]
             if len(came):
                 self._plant(slot, came)
-        self._step = None
+        self.structure_changed()
         return record
 
     def _plant(self, slot: int, came: Tensor) -> None:
@@ -193,14 +201,15 @@ class Population:
         kinds = self.lifecycle.blueprint[came, slot]
         for kind in kinds.unique().tolist():
             chosen = kinds == kind
-            rows = self._newborn(("seed", slot, kind), came[chosen], streams[chosen])
+            rows = self.newborn(("seed", slot, kind), came[chosen], streams[chosen])
             self.pool_rows[came[chosen], slot] = rows
         gated = self.lifecycle.blend[came, slot] == Blend.GATE
         if bool(gated.any()):
-            rows = self._newborn(("gate", slot, NOTHING), came[gated], streams[gated])
+            rows = self.newborn(("gate", slot, NOTHING), came[gated], streams[gated])
             self.gate_rows[came[gated], slot] = rows
 
-    def _remove(self, slot: int, gone: Tensor, before: Lifecycle) -> None:
+    def remove_seeds(self, slot: int, gone: Tensor, before: Lifecycle) -> None:
+        """Give back the rows of the seeds that these environments had at a slot."""
         for key, rows in self._places(slot, gone, before):
             self.pools[key].take_back(rows)
         self.pool_rows[gone, slot] = VACANT

@@ -42,10 +42,10 @@ def train_epoch(
     for inputs, labels in batches:
         optimizer.zero_grad()
         value = loss(host(inputs), labels)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         if host.has_isolated_seeds:
             with host.seed_pass():
-                loss(host(inputs), labels).backward()  # type: ignore[no-untyped-call]
+                loss(host(inputs), labels).backward()
         for name, norm in host.gradient_norms().items():
             squares.setdefault(name, []).append(norm**2)
         optimizer.step()
@@ -59,9 +59,9 @@ def accuracy(host: torch.nn.Module, inputs: Tensor, labels: Tensor) -> float:
     """Percent of labels that the host's largest logit gets right."""
     was_training = host.training
     host.eval()
-    right = (host(inputs).argmax(dim=-1) == labels).double().mean()
+    right: Tensor = (host(inputs).argmax(dim=-1) == labels).double().mean()
     host.train(was_training)
-    return 100.0 * right.item()
+    return 100.0 * float(right)
 
 
 def contributions(host: SlottedModel, score: Callable[[], float]) -> dict[str, float]:

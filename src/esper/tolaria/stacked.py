@@ -42,7 +42,7 @@ def _merged(module: nn.Module) -> Form:
 
     def form(params: Params, x: Tensor) -> Tensor:
         y: Tensor = module(x.flatten(0, 1))
-        return y.unflatten(0, x.shape[:2])
+        return torch.unflatten(y, 0, x.shape[:2])
 
     return form
 
@@ -84,7 +84,7 @@ def _linear(module: nn.Linear, prefix: str) -> Form:
             y = torch.baddbmm(params[bias].unsqueeze(1), rows, turned)
         else:
             y = torch.bmm(rows, turned)
-        return y.unflatten(1, x.shape[1:-1])
+        return torch.unflatten(y, 1, x.shape[1:-1])
 
     return form
 
@@ -133,7 +133,7 @@ def _group_norm(module: GroupNorm, prefix: str) -> Form:
     groups, axes = module.groups, tuple(axis + 1 for axis in module.axes)
 
     def form(params: Params, x: Tensor) -> Tensor:
-        grouped = x.unflatten(2, (groups, -1))  # [N, B, G, C/G, L...]
+        grouped = torch.unflatten(x, 2, (groups, -1))  # [N, B, G, C/G, L...]
         flat = standardise(grouped, axes).flatten(2, 3)
         return flat * params[weight].unsqueeze(1) + params[bias].unsqueeze(1)
 
@@ -177,7 +177,7 @@ def _self_attention(module: SelfAttention, prefix: str) -> Form:
     heads, scale, causal = module.heads, module.scale, module.causal
 
     def by_head(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (heads, -1)).transpose(-3, -2)  # [N, B, H, T, D]
+        return torch.unflatten(x, -1, (heads, -1)).transpose(-3, -2)  # [N, B, H, T, D]
 
     def form(params: Params, x: Tensor) -> Tensor:
         query = by_head(project["query"](params, x)) * scale

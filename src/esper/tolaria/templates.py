@@ -48,7 +48,7 @@ class Template:
         """Rows [N, P] as stacked parameters [N, ...] by name."""
         parts = rows.split(self.sizes, dim=1)
         return {
-            column.name: part.unflatten(1, column.shape) if column.shape else part[:, 0]
+            column.name: torch.unflatten(part, 1, column.shape) if column.shape else part[:, 0]
             for column, part in zip(self.columns, parts, strict=True)
         }
 

@@ -40,9 +40,9 @@ class TrainingStep:
         self.engine, self.pools, self.optimiser = engine, pools, optimiser
         self.training, self.isolated, self.learners = training, isolated, learners
         self.compute_dtype = compute_dtype
-        self.keys = [HOST, *training.keys()]
+        self.keys = [HOST, *training.pool_keys()]
         self.isolated_keys = (
-            [] if isolated is None else [k for k in isolated.keys() if k in learners]
+            [] if isolated is None else [k for k in isolated.pool_keys() if k in learners]
         )
 
     def run(self, inputs: Tensor, labels: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ def test_the_fingerprint_does_not_depend_on_the_layout_in_memory() -> None:
 
 
 @given(
-    samples=st.integers(3, 400),
+    samples=st.integers(10, 400),
     validation=st.floats(0.01, 0.4),
     test=st.floats(0.01, 0.4),
     seed=st.integers(0, 5),

@@ -1,0 +1,199 @@
+"""The governor: one environment's failure never reaches another, and costs it one epoch.
+
+It keeps a snapshot of every environment as it enters an epoch. After the epoch it looks at losses,
+gradients, parameters and optimiser state; an environment that failed is put back to its snapshot,
+alone, and a remedy follows: first the epoch is skipped, then what was growing is pruned, then the
+environment is frozen.
+
+Shapes: `N` environments, `H` epochs remembered.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import EsperError
+from esper.leyline.stages import LIVING_STAGES, SeedStage
+from esper.tolaria.plan import HOST
+from esper.tolaria.population import EpochRecord, Population, Scores
+from esper.tolaria.rows import Snapshot, freeze_rows, put_rows, take_snapshot
+
+
+class Cause(StrEnum):
+    """What the governor saw."""
+
+    NON_FINITE_LOSS = "non-finite loss"
+    NON_FINITE_GRADIENT = "non-finite gradient"
+    NON_FINITE_STATE = "non-finite parameters or optimiser state"
+    EXPLOSION = "loss explosion"
+    COLLAPSE = "collapse to chance"
+
+
+class Remedy(StrEnum):
+    """What it does after putting the environment back; each step includes the ones before."""
+
+    SKIP = "skip"  # the epoch is lost
+    PRUNE = "prune"  # living seeds are removed at once
+    FREEZE = "freeze"  # the environment idles until it is reset
+
+
+@dataclass(frozen=True, kw_only=True)
+class GovernorRules:
+    """When an environment has failed, and what follows the first, second, ... time."""
+
+    history: int = 8  # epochs of loss that are remembered
+    spread: float = 10.0  # a loss this many robust deviations above the median has exploded ...
+    factor: float = 3.0  # ... if it is also this many times the median,
+    ceiling: float = 1e4  # or above this in any case
+    margin: float = 2.0  # points above chance that count as chance
+    better: float = 10.0  # points above chance an environment must once have reached, and
+    errors: float = 5.0  # standard errors of a validation score by which it was above chance
+    ladder: tuple[Remedy, ...] = (Remedy.SKIP, Remedy.PRUNE, Remedy.FREEZE)
+
+    def __post_init__(self) -> None:
+        if not self.ladder or self.history < 2 or self.margin >= self.better:
+            raise EsperError(
+                "Impossible governor rules",
+                given=self,
+                valid="a ladder of at least one remedy, history >= 2, margin < better",
+            )
+
+
+@dataclass(frozen=True)
+class Trip:
+    """One intervention, with the numbers that led to it."""
+
+    environment: int
+    epoch: int
+    cause: Cause
+    remedy: Remedy
+    value: float
+    limit: float
+
+    def __str__(self) -> str:
+        return (
+            f"environment {self.environment}, epoch {self.epoch}: {self.cause.value} "
+            f"({self.value:.4g}, limit {self.limit:.4g}); rolled back, then {self.remedy.value}"
+        )
+
+
+class Governor:
+    """Watches a population. Call `enter_epoch` before and `leave_epoch` after its training."""
+
+    def __init__(self, population: Population, rules: GovernorRules | None = None) -> None:
+        self.population = population
+        self.rules = rules or GovernorRules()
+        count = len(population)
+        self.losses = torch.full((count, self.rules.history), torch.nan, dtype=torch.float64)
+        self.best = torch.zeros(count, dtype=torch.float64)  # accuracy
+        self.trips = torch.zeros(count, dtype=torch.int64)
+        self._snapshot: Snapshot | None = None
+
+    def enter_epoch(self) -> None:
+        """Remember every environment as it is now."""
+        self._snapshot = take_snapshot(self.population)
+
+    def leave_epoch(self, record: EpochRecord, scores: Scores | None = None) -> list[Trip]:
+        """Look at every environment; put the failed ones back and apply their remedies."""
+        if self._snapshot is None:
+            raise EsperError(
+                "The governor has no snapshot to go back to",
+                given="leave_epoch without enter_epoch",
+                fix="call enter_epoch() before training the epoch",
+            )
+        found = self._examine(record, scores)
+        failed = torch.tensor(sorted(found), dtype=torch.int64)
+        trips = [self._trip(environment, *found[environment]) for environment in sorted(found)]
+        healthy = torch.ones(len(self.population), dtype=torch.bool)
+        healthy[failed] = False
+        self._remember(record, scores, healthy)
+        if trips:
+            put_rows(self.population, failed, self._snapshot)
+            self._treat(trips)
+        self._snapshot = None
+        return trips
+
+    def _trip(self, environment: int, cause: Cause, value: float, limit: float) -> Trip:
+        ladder = self.rules.ladder
+        remedy = ladder[min(int(self.trips[environment]), len(ladder) - 1)]
+        self.trips[environment] += 1
+        epoch = int(self.population.lifecycle.epoch[environment])
+        return Trip(environment, epoch, cause, remedy, value, limit)
+
+    def _treat(self, trips: list[Trip]) -> None:
+        pruned = [t.environment for t in trips if t.remedy is not Remedy.SKIP]
+        frozen = [t.environment for t in trips if t.remedy is Remedy.FREEZE]
+        where = torch.zeros(self.population.lifecycle.shape, dtype=torch.bool)
+        where[pruned] = True
+        where &= self.population.lifecycle.at(*sorted(LIVING_STAGES), SeedStage.PRUNED)
+        if bool(where.any()):
+            self.population.remove_now(where)
+        if frozen:
+            freeze_rows(self.population, torch.tensor(frozen))
+
+    def _remember(self, record: EpochRecord, scores: Scores | None, healthy: Tensor) -> None:
+        shifted = self.losses.roll(-1, dims=1)
+        shifted[:, -1] = record.loss
+        self.losses = torch.where(healthy[:, None], shifted, self.losses)
+        if scores is not None:
+            self.best = torch.where(healthy, self.best.maximum(scores.accuracy), self.best)
+
+    def _examine(
+        self, record: EpochRecord, scores: Scores | None
+    ) -> dict[int, tuple[Cause, float, float]]:
+        """The first cause for each failed environment, with the value seen and its limit."""
+        findings: list[tuple[Cause, Tensor, Tensor, Tensor]] = []  # cause, failed, value, limit
+        nothing = torch.zeros(len(self.population), dtype=torch.float64)
+        gradients = self._non_finite(("squares",))
+        states = self._non_finite(self._kept_names())
+        findings.append((Cause.NON_FINITE_LOSS, ~record.loss.isfinite(), record.loss, nothing))
+        findings.append((Cause.NON_FINITE_GRADIENT, gradients > 0, gradients, nothing))
+        findings.append((Cause.NON_FINITE_STATE, states > 0, states, nothing))
+        limit = self._loss_limit()
+        findings.append((Cause.EXPLOSION, record.loss > limit, record.loss, limit))
+        if scores is not None:
+            chance = 100.0 / self.population.feed.classes
+            samples = self.population.feed.samples("validation").double()
+            error = (chance * (100.0 - chance) / samples).sqrt()
+            needed = (self.rules.errors * error).clamp(min=self.rules.better)
+            reached = self.best >= chance + needed
+            floor = torch.full_like(nothing, chance + self.rules.margin)
+            collapsed = reached & (scores.accuracy <= floor)
+            findings.append((Cause.COLLAPSE, collapsed, scores.accuracy, floor))
+        frozen = ~self.population.pools[HOST].state.active[: len(self.population), 0].cpu()
+        found: dict[int, tuple[Cause, float, float]] = {}
+        for cause, failed, value, bound in findings:
+            for environment in (failed & ~frozen).nonzero()[:, 0].tolist():
+                numbers = float(value[environment]), float(bound[environment])
+                found.setdefault(environment, (cause, *numbers))
+        return found
+
+    def _kept_names(self) -> tuple[str, ...]:
+        names: Mapping[str, Tensor] = self.population.pools[HOST].tensors()
+        return tuple(name for name in names if name.startswith("moment") or name == "theta")
+
+    def _non_finite(self, names: tuple[str, ...]) -> Tensor:
+        """[N]: how many numbers of an environment's rows are not finite."""
+        counts = torch.zeros(len(self.population), dtype=torch.float64)
+        for pool in self.population.pools.values():
+            rows = pool.rows_in_use
+            tensors = pool.tensors()
+            bad = sum((~tensors[name].isfinite()).sum(dim=1) for name in names)
+            assert isinstance(bad, Tensor)
+            counts.index_add_(0, pool.owner[rows], bad.cpu()[rows].double())
+        return counts
+
+    def _loss_limit(self) -> Tensor:
+        """[N]: above this a loss has exploded, by the median and the spread of its own past."""
+        known = ~self.losses.isnan()
+        median = self.losses.nanmedian(dim=1).values
+        deviation = (self.losses - median[:, None]).abs().nanmedian(dim=1).values
+        robust = torch.maximum(
+            median + self.rules.spread * 1.4826 * deviation, median * self.rules.factor
+        )
+        enough = known.sum(dim=1) >= 2
+        ceiling = torch.full_like(median, self.rules.ceiling)
+        return torch.where(enough, robust.minimum(ceiling), ceiling)

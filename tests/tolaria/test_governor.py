@@ -1,0 +1,168 @@
+"""Faults in one environment: found, undone, treated, and never felt by another."""
+
+import os
+
+import pytest
+import torch
+
+from esper.leyline import EsperError, SeedStage
+from esper.leyline.streams import derive_seed
+from esper.tolaria.extract import extract
+from esper.tolaria.governor import Cause, Governor, GovernorRules, Remedy
+from esper.tolaria.plan import HOST
+from esper.tolaria.population import Population
+from tests.tolaria.test_population import own_draws
+from tests.tolaria.twins import HOSTS, draw_actions, make_population
+
+FAULTS = int(os.environ.get("ESPER_FAULTS", "50"))
+VALUES = {"nan": float("nan"), "inf": float("inf"), "1e30": 1e30}
+PLACES = ("weights", "gradient", "batch", "optimiser")
+
+
+def grow(population: Population, epochs: int) -> None:
+    for epoch in range(epochs):
+        population.apply(draw_actions(population.legal(), own_draws(population, epoch)))
+        population.train_epoch()
+        population.pass_time()
+
+
+class Fault:
+    """A number written where it does not belong, in one environment, before one batch."""
+
+    def __init__(self, population: Population, draw: torch.Generator) -> None:
+        def pick(count: int) -> int:
+            return int(torch.randint(count, (1,), generator=draw))
+
+        self.population = population
+        self.environment = pick(len(population))
+        self.at = pick(population.feed.batches)
+        self.value = list(VALUES.values())[pick(len(VALUES))]
+        self.place = PLACES[pick(len(PLACES))]
+        homes = [
+            (key, int(row))
+            for key, pool in population.pools.items()
+            for row in (pool.owner == self.environment).nonzero()[:, 0]
+        ]
+        self.key, self.row = homes[pick(len(homes))]
+        self.column = pick(population.pools[self.key].template.width)
+        self.count = 0
+
+    def strike(self, gradients):  # type: ignore[no-untyped-def]
+        """Wraps the computation of one batch's gradients."""
+
+        def struck(inputs: torch.Tensor, labels: torch.Tensor):  # type: ignore[no-untyped-def]
+            now = self.count == self.at
+            self.count += 1
+            state = self.population.pools[self.key].state
+            if now and self.place == "weights":
+                state.theta[self.row, self.column] = self.value
+            if now and self.place == "optimiser":
+                state.moments[-1][self.row, self.column] = self.value
+            if now and self.place == "batch":
+                inputs = inputs.clone()
+                inputs[self.environment].view(-1)[0] = self.value
+            losses, grads = gradients(inputs, labels)
+            if now and self.place == "gradient":
+                grads[self.key][self.row, self.column] = self.value
+            return losses, grads
+
+        return struck
+
+
+@pytest.mark.parametrize("host", list(HOSTS))
+def test_faults_are_undone_and_no_other_environment_notices(host: str) -> None:
+    draw = torch.Generator().manual_seed(derive_seed("faults", host))
+    for _ in range(max(1, FAULTS // len(HOSTS))):
+        struck, calm = make_population(host, 4), make_population(host, 4)
+        for population in (struck, calm):
+            grow(population, 2)
+        governors = [Governor(each, GovernorRules(ceiling=50.0)) for each in (struck, calm)]
+        fault = Fault(struck, draw)
+        entering = extract(struck, fault.environment).state_dict()
+        for governor in governors:
+            governor.enter_epoch()
+        step = struck.training_step()
+        step.gradients = fault.strike(step.gradients)  # type: ignore[method-assign]
+        trips = governors[0].leave_epoch(struck.train_epoch(), struck.evaluate())
+        assert not governors[1].leave_epoch(calm.train_epoch(), calm.evaluate())
+        for pool in struck.pools.values():
+            rows = pool.rows_in_use
+            assert bool(pool.state.theta[rows].isfinite().all())
+            assert all(bool(moment[rows].isfinite().all()) for moment in pool.state.moments)
+        for index in range(4):
+            mine, theirs = extract(struck, index).state_dict(), extract(calm, index).state_dict()
+            if index != fault.environment:
+                assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+            elif trips:
+                assert all(torch.equal(mine[name], entering[name]) for name in entering)
+        assert all(trip.environment == fault.environment for trip in trips)
+        if not torch.isfinite(torch.tensor(fault.value)):
+            assert trips or fault.place == "batch", f"{fault.place} {fault.value} was missed"
+        for population in (struck, calm):
+            population.pass_time()
+            population.train_epoch()
+        for index in range(4):
+            if index != fault.environment:
+                mine, theirs = (extract(p, index).state_dict() for p in (struck, calm))
+                for name, value in theirs.items():
+                    torch.testing.assert_close(mine[name], value, rtol=1e-9, atol=1e-11)
+
+
+def test_the_ladder_goes_from_skip_through_prune_to_freeze() -> None:
+    population = make_population("mlp", 3)
+    grow(population, 2)
+    assert bool((population.lifecycle.stage[1] != SeedStage.DORMANT).any())
+    governor = Governor(population)
+    remedies = []
+    for _ in range(4):
+        governor.enter_epoch()
+        record = population.train_epoch()
+        population.pools[HOST].state.theta[1] = torch.nan
+        trips = governor.leave_epoch(record)
+        remedies += [trip.remedy for trip in trips]
+        population.pass_time()
+    assert remedies == [Remedy.SKIP, Remedy.PRUNE, Remedy.FREEZE]
+    assert not bool(population.lifecycle.at(SeedStage.TRAINING, SeedStage.HOLDING)[1].any())
+    assert not bool(population.pools[HOST].state.active[1])
+
+
+def test_every_cause_is_named_with_its_numbers() -> None:
+    population = make_population("mlp", 4)
+    governor = Governor(population)
+    for _ in range(3):
+        governor.enter_epoch()
+        assert not governor.leave_epoch(population.train_epoch(), population.evaluate())
+    governor.enter_epoch()
+    record, scores = population.train_epoch(), population.evaluate()
+    record.loss[0] = torch.nan
+    record.loss[1] = 40.0 * governor.losses[1].nanmedian()
+    governor.best[2] = 90.0
+    scores.accuracy[2] = 25.5
+    population.pools[HOST].squares[3] = torch.inf
+    trips = {trip.environment: trip for trip in governor.leave_epoch(record, scores)}
+    assert [trips[index].cause for index in range(4)] == [
+        Cause.NON_FINITE_LOSS,
+        Cause.EXPLOSION,
+        Cause.COLLAPSE,
+        Cause.NON_FINITE_GRADIENT,
+    ]
+    assert trips[1].value > trips[1].limit
+    assert "collapse to chance (25.5, limit 27)" in str(trips[2])
+
+
+def test_a_healthy_population_never_trips() -> None:
+    population = make_population("conv1d", 6, rate=0.003)
+    governor = Governor(population)
+    for epoch in range(10):
+        population.apply(draw_actions(population.legal(), own_draws(population, epoch)))
+        governor.enter_epoch()
+        assert not governor.leave_epoch(population.train_epoch(), population.evaluate())
+        population.pass_time()
+
+
+def test_wrong_use_gets_a_sentence() -> None:
+    population = make_population("mlp", 2)
+    with pytest.raises(EsperError, match="enter_epoch"):
+        Governor(population).leave_epoch(population.train_epoch())
+    with pytest.raises(EsperError, match="Impossible governor rules"):
+        GovernorRules(ladder=())
