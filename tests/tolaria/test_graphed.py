@@ -1,4 +1,4 @@
-"""Plans of fixed size give what plans of exact size give; CUDA graphs are tested where there is one."""
+"""Plans of fixed size give what plans of exact size give; CUDA graphs are tested where possible."""
 
 import pytest
 import torch

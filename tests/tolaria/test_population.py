@@ -8,6 +8,7 @@ from esper.kasmina import Isolation, blueprint_names
 from esper.leyline import Actions, Blend, Lifecycle, LifecycleOp, SeedStage
 from esper.tolaria.extract import extract
 from esper.tolaria.optimisers import AdamW, RowOptimiser, Sgd
+from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
 from tests.tolaria.twins import HOSTS, Twins, draw_actions, make_population
 
@@ -36,7 +37,7 @@ def test_a_mixed_population_equals_its_reference_trainers_over_many_epochs(
         7,
         isolation=isolation,
         optimiser=OPTIMISERS[optimiser],
-        rate=0.01 if optimiser == "adamw" else 0.05,
+        rate=0.01 if optimiser == "adamw" else 0.02,
         decay=0.02,
     )
     twins = Twins(population)
@@ -141,6 +142,35 @@ def test_single_precision_stays_close_to_the_reference(host: str) -> None:
         population.pass_time()
         for each in twins.hosts:
             each.pass_time()
+
+
+@each_host
+def test_a_compiled_population_equals_an_eager_one(host: str) -> None:
+    eager, compiled = make_population(host, 5), make_population(host, 5, compiler="aot_eager")
+    for epoch in range(3):
+        actions = draw_actions(eager.legal(), own_draws(eager, epoch))
+        for population in (eager, compiled):
+            population.apply(actions)
+        mine, theirs = compiled.train_epoch(), eager.train_epoch()
+        torch.testing.assert_close(mine.loss, theirs.loss, rtol=1e-9, atol=1e-12)
+        for population in (eager, compiled):
+            population.pass_time()
+
+
+@each_host
+def test_half_precision_trains_and_stays_near_single_precision(host: str) -> None:
+    half = make_population(host, 4, dtype=torch.float32, compute_dtype=torch.bfloat16)
+    full = make_population(host, 4, dtype=torch.float32)
+    for epoch in range(3):
+        actions = draw_actions(full.legal(), own_draws(full, epoch))
+        for population in (half, full):
+            population.apply(actions)
+        torch.testing.assert_close(
+            half.train_epoch().loss, full.train_epoch().loss, rtol=0.03, atol=0.03
+        )
+        for population in (half, full):
+            population.pass_time()
+    assert half.pools[HOST].state.theta.dtype == torch.float32
 
 
 @each_host

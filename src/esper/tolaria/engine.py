@@ -61,11 +61,18 @@ class Engine:
         host: SegmentedHost,
         templates: Mapping[PoolKey, Template],
         host_template: Template,
+        compiler: str | None = None,
     ) -> None:
         self.specs: tuple[SlotSpec, ...] = host.slot_specs()
         self.segments: list[Form] = [
-            stack(segment, f"segments.{index}.") for index, segment in enumerate(host.segments)
+            compiled(stack(segment, f"segments.{index}."), compiler)
+            for index, segment in enumerate(host.segments)
         ]
+        self._forms = {
+            key: compiled(template.form, compiler)
+            for key, template in templates.items()
+            if key[0] == "seed"
+        }
         self._templates = {HOST: host_template, **templates}
 
     def template(self, key: PoolKey) -> Template:
@@ -102,7 +109,7 @@ class Engine:
             key: PoolKey = ("seed", index, group.blueprint)
             template = self._templates[key]
             params = template.views(weights[key].index_select(0, group.rows))
-            outputs.append(template.form(params, part))
+            outputs.append(self._forms[key](params, part))
         g = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
         if len(slot.gated):
             g = self._gate(weights, index, slot, x, g)
@@ -124,6 +131,19 @@ class Engine:
         factor = 2.0 * torch.sigmoid(score).view(*seen.shape[:-1]).unsqueeze(axis)
         gated = g.index_select(0, slot.gated) * factor
         return g.index_copy(0, slot.gated, gated)
+
+
+def compiled(form: Form, backend: str | None) -> Form:
+    """The form as `torch.compile` makes it, one version for each size of group."""
+    if backend is None:
+        return form
+    import torch._dynamo
+
+    # All forms are closures over a few functions, which count together towards the limit.
+    torch._dynamo.config.recompile_limit = max(1024, torch._dynamo.config.recompile_limit)
+    limit = torch._dynamo.config.accumulated_recompile_limit
+    torch._dynamo.config.accumulated_recompile_limit = max(4096, limit)
+    return torch.compile(form, backend=backend, dynamic=False)
 
 
 def gate_template(spec: SlotSpec) -> Template:

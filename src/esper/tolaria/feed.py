@@ -12,7 +12,8 @@ from esper.leyline.errors import DataError
 from esper.tolaria.data.splits import Splits
 from esper.tolaria.shuffle import orders
 
-ELEMENTS_AT_ONCE = 2**22  # inputs of a validation pass that are worked on together, at most
+# Inputs of a validation pass that are worked on together, at most: enough to fill the device.
+ELEMENTS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
 
 
 class Feed:
@@ -88,7 +89,8 @@ class Feed:
             )
         first = self._first[split][environment.to(self.device)]
         size = self._inputs[split][0].numel()
-        chunk = max(1, min(most, ELEMENTS_AT_ONCE // max(1, size * len(environment))))
+        limit = ELEMENTS_AT_ONCE[self.device.type]
+        chunk = max(1, min(most, limit // max(1, size * len(environment))))
         for start in range(0, most, chunk):
             offset = torch.arange(start, min(start + chunk, most), device=self.device)
             index = first[:, None] + offset

@@ -62,6 +62,7 @@ class PopulationConfig:
     dtype: torch.dtype = torch.float32
     compute_dtype: torch.dtype | None = None  # bfloat16: weights are cast once per pass
     graphs: bool = True  # on CUDA: replay the step as one graph
+    compiler: str | None = None  # a backend of torch.compile for the parts of a pass
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class Population:
         self.planted = torch.zeros(count, dtype=torch.int64)  # seeds each environment ever had
         self.pool_rows = torch.full(self.lifecycle.shape, VACANT)  # where each seed lives
         self.gate_rows = torch.full(self.lifecycle.shape, VACANT)
-        self.engine = Engine(host, _templates(self.specs, self.catalogue), Template(build_host))
+        templates = _templates(self.specs, self.catalogue)
+        self.engine = Engine(host, templates, Template(build_host), self.config.compiler)
         self.pools: dict[PoolKey, Pool] = {}
         everyone = torch.arange(count)
         self.newborn(HOST, everyone, fold(self.seeds, "host"))

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints.bodies import Attend, Replace, Rescale, Transposed
 from esper.kasmina.blueprints.parts import ScalarGate
-from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention, TokenLinear, standardise
+from esper.kasmina.layers import (
+    NORM_EPSILON,
+    ChannelNorm,
+    GroupNorm,
+    SelfAttention,
+    TokenLinear,
+)
 from esper.tolaria.convolutions import stacked_conv1d, stacked_conv2d
 
 Params = Mapping[str, Tensor]  # name -> [N, ...]
@@ -123,19 +129,19 @@ def _channel_norm(module: ChannelNorm, prefix: str) -> Form:
 
     def form(params: Params, x: Tensor) -> Tensor:
         wide = (x.shape[0], *(1,) * (x.dim() - 2), x.shape[-1])
-        return standardise(x, (-1,)) * params[weight].view(wide) + params[bias].view(wide)
+        normal = F.layer_norm(x, x.shape[-1:], eps=NORM_EPSILON)
+        return torch.addcmul(params[bias].reshape(wide), normal, params[weight].reshape(wide))
 
     return form
 
 
 def _group_norm(module: GroupNorm, prefix: str) -> Form:
-    weight, bias = f"{prefix}weight", f"{prefix}bias"
-    groups, axes = module.groups, tuple(axis + 1 for axis in module.axes)
+    weight, bias, groups = f"{prefix}weight", f"{prefix}bias", module.groups
 
     def form(params: Params, x: Tensor) -> Tensor:
-        grouped = torch.unflatten(x, 2, (groups, -1))  # [N, B, G, C/G, L...]
-        flat = standardise(grouped, axes).flatten(2, 3)
-        return flat * params[weight].unsqueeze(1) + params[bias].unsqueeze(1)
+        merged = F.group_norm(x.flatten(0, 1), groups, eps=NORM_EPSILON)
+        normal = torch.unflatten(merged, 0, x.shape[:2])
+        return torch.addcmul(params[bias].unsqueeze(1), normal, params[weight].unsqueeze(1))
 
     return form
 
