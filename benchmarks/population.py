@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.gates import GateRules
 from esper.kasmina.hosts import Conv1dHost, Conv2dHost, MlpHost, SegmentedHost
-from esper.leyline import Actions, Blend, LifecycleOp
+from esper.leyline import DEFAULT_EPISODE_LENGTH, Actions, Blend, LifecycleOp
 from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.extract import extract
 from esper.tolaria.feed import Feed
@@ -42,13 +42,21 @@ class Case:
     cpu: tuple[int, ...]  # population sizes
     cuda: tuple[int, ...]
     compute_dtype: torch.dtype | None = None  # on CUDA
+    compiler: str | None = None  # on CUDA
 
 
 CASES = {
     "mlp": Case("mlp", MlpHost, (40,), 50, (8, 64, 256), (8, 64, 256, 1024)),
     "conv1d": Case("conv1d", Conv1dHost, (40,), 50, (8, 64, 256), (8, 64, 256, 1024)),
     "conv2d": Case(
-        "conv2d", Conv2dHost, (3, 32, 32), 128, (8,), (8, 64, 256, 1024), torch.bfloat16
+        "conv2d",
+        Conv2dHost,
+        (3, 32, 32),
+        128,
+        (8,),
+        (8, 64, 256, 1024),
+        compute_dtype=torch.bfloat16,
+        compiler="inductor",
     ),
 }
 FILLINGS = (0, 70)  # percent of slots with a seed
@@ -69,6 +77,7 @@ def make_population(case: Case, count: int, device: str, batches: int) -> Popula
     config = PopulationConfig(
         rules=GateRules.unmeasured(),
         compute_dtype=case.compute_dtype if device == "cuda" else None,
+        compiler=case.compiler if device == "cuda" else None,
     )
     return Population(case.build, feed, identities=range(count), config=config)
 
@@ -132,6 +141,26 @@ def fused(population: Population, device: str, repeats: int) -> float:
         population.train_epoch()
         times.append(finish(device) - start)
     return sorted(times)[len(times) // 2] / (len(population) * population.feed.batches)
+
+
+def episodes_per_minute(case: Case, count: int, device: str) -> float:
+    """Whole episodes: training, validation, every seed's contribution, gates and time."""
+    population = make_population(case, count, device, batches=40)
+    fill(population, 70)
+    slots = len(population.specs)
+    environment = torch.arange(count).repeat_interleave(slots)
+    off = torch.eye(slots, dtype=torch.bool).repeat(count, 1)
+    times = []
+    for _ in range(4):
+        start = finish(device)
+        record = population.train_epoch()
+        score = population.evaluate().accuracy
+        without = population.counterfactual(environment, off).accuracy.view(count, slots)
+        population.measure(contribution=score[:, None] - without, gradient=record.seed_gradient)
+        population.pass_time()
+        population.legal()
+        times.append(finish(device) - start)
+    return 60.0 * count / (sorted(times)[1] * DEFAULT_EPISODE_LENGTH)
 
 
 def floor(population: Population, hosts: int, rates: tuple[float, float]) -> float:
@@ -234,6 +263,11 @@ def main() -> None:
                     f"{figures.get('megabytes_per_host', float('nan')):.1f}",
                 )
                 print(key, {k: round(v, 3) for k, v in figures.items()}, flush=True)
+        largest = max(options.sizes or getattr(case, options.device))
+        if name != "conv2d":
+            label = f"{name}_n{largest}_episodes_per_minute"
+            flat[label] = episodes_per_minute(case, largest, options.device)
+            print(label, round(flat[label]), flush=True)
         small, large = (f"{name}_n{n}_filled70_host_steps_per_second" for n in (64, 1024))
         if small in flat and large in flat:
             flat[f"{name}_n1024_vs_n64_cost"] = flat[small] / flat[large]

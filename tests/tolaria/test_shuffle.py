@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.leyline.errors import DataError
 from esper.leyline.streams import derive_seed
+from esper.tolaria import shuffle
 from esper.tolaria.shuffle import GOLDEN, _mix, fold, keys, orders, uniform
 
 SEEDS = torch.arange(64)  # neighbours on purpose: the worst that a caller can do
@@ -124,6 +125,17 @@ def test_uniform_numbers_fill_the_interval_evenly(dtype: torch.dtype) -> None:
     assert abs(chi_square((draws * 1000).long().flatten().bincount(minlength=1000))) < 4
     each = [chi_square((row * 50).long().bincount(minlength=50)) for row in draws]
     assert max(map(abs, each)) < 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_largest_key_is_still_below_one(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    ends = torch.tensor([[0, -1]])  # no bit set, every bit set
+    monkeypatch.setattr(shuffle, "keys", lambda *_: ends)
+    low, high = uniform(SEEDS, "x", 0, 2, dtype=dtype)[0].tolist()
+    assert low == 0
+    assert 1 - 1e-6 < high < 1
 
 
 def test_every_bit_of_a_key_is_set_half_of_the_time() -> None:

@@ -67,6 +67,11 @@ def test_a_wrong_magic_or_size_is_refused(
     assert isinstance(outcome(tmp_path_factory, bytes(content)), DataError)
 
 
+def test_a_file_of_nothing_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    content = idx_bytes(np.zeros((0, 4, 3)))
+    assert "impossible size; given: [0, 4, 3]" in str(outcome(tmp_path_factory, content))
+
+
 @given(extra=st.binary(min_size=1, max_size=9))
 def test_a_file_that_is_too_long_is_refused(
     tmp_path_factory: pytest.TempPathFactory, extra: bytes
