@@ -30,8 +30,8 @@ lint: $(READY) ## check style, types and the direction of imports
 	@report=$$($(BIN)/lint-imports --no-logo --no-cache 2>&1) || { echo "$$report"; exit 1; }
 
 bench: $(READY) ## run every script in benchmarks/
-	@if ls benchmarks/*.py >/dev/null 2>&1; then \
-		for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python "$$script" || exit 1; done; \
+	@if ls benchmarks/[!_]*.py >/dev/null 2>&1; then \
+		for script in benchmarks/[!_]*.py; do echo "$$script"; $(BIN)/python "$$script" || exit 1; done; \
 	else \
 		echo 'There are no benchmarks yet.'; \
 	fi

@@ -9,13 +9,13 @@ the other. Ratios are what counts; absolute times depend on the machine and its 
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from _report import write_json, write_section
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -60,6 +60,16 @@ CASES = {
     ),
 }
 FILLINGS = (0, 70)  # percent of slots with a seed
+HEADER = (
+    "host",
+    "N",
+    "slots filled",
+    "one by one, host-steps/s",
+    "fused, host-steps/s",
+    "ratio",
+    "of the floor",
+    "MB per host",
+)
 
 
 def make_population(case: Case, count: int, device: str, batches: int) -> Population:
@@ -237,43 +247,50 @@ def main() -> None:
     parser.add_argument("--hosts", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--sizes", nargs="+", type=int, help="population sizes, for all hosts")
     parser.add_argument("--json", type=Path, help="write the figures flat to this file")
+    parser.add_argument("--write", action="store_true", help="update docs/performance.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
-    table = Table(title=f"fused against one by one, {options.device}")
-    for column in ("host", "N", "filled", "one by one /s", "fused /s", "ratio", "of floor", "MB"):
-        table.add_column(column, justify="right")
+    torch.backends.cudnn.benchmark = True
     flat: dict[str, float] = {}
+    rows: list[list[str]] = []
     for name in options.hosts:
         case = CASES[name]
-        for count in options.sizes or getattr(case, options.device):
+        sizes = options.sizes or getattr(case, options.device)
+        for count in sizes:
             for percent in FILLINGS:
                 figures = measure(case, count, percent, options.device)
                 key = f"{name}_n{count}_filled{percent}"
                 flat |= {f"{key}_{label}": value for label, value in figures.items()}
-                table.add_row(
-                    name,
-                    str(count),
-                    f"{percent} %",
-                    f"{figures['one_by_one_host_steps_per_second']:,.0f}",
-                    f"{figures['host_steps_per_second']:,.0f}",
-                    f"{figures['ratio']:.1f}",
-                    f"{figures['share_of_floor']:.0%}",
-                    f"{figures.get('megabytes_per_host', float('nan')):.1f}",
-                )
+                rows.append([name, str(count), f"{percent} %", *_cells(figures)])
                 print(key, {k: round(v, 3) for k, v in figures.items()}, flush=True)
-        largest = max(options.sizes or getattr(case, options.device))
         if name != "conv2d":
-            label = f"{name}_n{largest}_episodes_per_minute"
-            flat[label] = episodes_per_minute(case, largest, options.device)
+            label = f"{name}_n{max(sizes)}_episodes_per_minute"
+            flat[label] = episodes_per_minute(case, max(sizes), options.device)
             print(label, round(flat[label]), flush=True)
         small, large = (f"{name}_n{n}_filled70_host_steps_per_second" for n in (64, 1024))
         if small in flat and large in flat:
             flat[f"{name}_n1024_vs_n64_cost"] = flat[small] / flat[large]
+    table = Table(*HEADER, title=f"fused against one by one, {options.device}")
+    for row in rows:
+        table.add_row(*row)
     Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps(flat, indent=1, sort_keys=True) + "\n")
+    write_json(options.json, flat)
+    if options.write:
+        command = f"python benchmarks/population.py --device {options.device} --write"
+        write_section("population", options.device, command, HEADER, rows)
+
+
+def _cells(figures: dict[str, float]) -> list[str]:
+    memory = figures.get("megabytes_per_host")
+    return [
+        f"{figures['one_by_one_host_steps_per_second']:,.0f}",
+        f"{figures['host_steps_per_second']:,.0f}",
+        f"{figures['ratio']:.1f}",
+        f"{figures['share_of_floor']:.1%}",
+        "" if memory is None else f"{memory:.1f}",
+    ]
 
 
 if __name__ == "__main__":

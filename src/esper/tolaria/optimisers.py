@@ -23,7 +23,11 @@ class RowState:
     rate: Tensor  # [R, 1] learning rate
     decay: Tensor  # [R, 1] weight decay
     active: Tensor  # [R, 1] bool: rows that take steps
-    scale: Tensor  # [1, P] learning-rate scale of each parameter
+    scale: Tensor | None  # [1, P] learning-rate scale of each parameter; None: all 1
+
+    def scaled_rate(self) -> Tensor:
+        """[R, P], or [R, 1] where all parameters of a row share one rate."""
+        return self.rate if self.scale is None else self.rate * self.scale
 
 
 class RowOptimiser(Protocol):
@@ -38,7 +42,7 @@ class RowOptimiser(Protocol):
 
 
 def _adopt(pool: RowState, moved: Tensor) -> None:
-    pool.theta.copy_(torch.where(pool.active, moved, pool.theta))
+    torch.where(pool.active, moved, pool.theta, out=pool.theta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,7 @@ class Sgd:
             pool.steps.add_(pool.active)
             (velocity,) = pool.moments
             velocity.mul_(self.momentum).add_(torch.addcmul(grad, pool.theta, pool.decay))
-            _adopt(pool, torch.addcmul(pool.theta, velocity, pool.rate * pool.scale, value=-1.0))
+            _adopt(pool, torch.addcmul(pool.theta, velocity, pool.scaled_rate(), value=-1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +76,32 @@ class AdamW:
 
     def step(self, pools: Sequence[RowState], grads: Sequence[Tensor]) -> None:
         beta1, beta2 = self.betas
-        grads = list(grads)
+        values = list(grads)
         firsts, seconds = ([pool.moments[i] for pool in pools] for i in (0, 1))
-        torch._foreach_lerp_(firsts, grads, 1.0 - beta1)
+        torch._foreach_lerp_(firsts, values, 1.0 - beta1)
         torch._foreach_mul_(seconds, beta2)
-        torch._foreach_addcmul_(seconds, grads, grads, 1.0 - beta2)
+        torch._foreach_addcmul_(seconds, values, values, 1.0 - beta2)
+        steps = [pool.steps for pool in pools]
+        torch._foreach_add_(steps, [pool.active for pool in pools])
+        rates = [pool.scaled_rate() for pool in pools]
+        strides = torch._foreach_div(rates, _correction(pools, steps, beta1))
+        roots = _correction(pools, steps, beta2)
+        torch._foreach_sqrt_(roots)
         denominators = torch._foreach_sqrt(seconds)
-        for pool, first, denominator in zip(pools, firsts, denominators, strict=True):
-            pool.steps.add_(pool.active)
-            dtype = pool.theta.dtype
-            correction1 = (1.0 - beta1**pool.steps).to(dtype)
-            correction2 = (1.0 - beta2**pool.steps).sqrt().to(dtype)
-            rate = pool.rate * pool.scale  # [R, P]
-            denominator.div_(correction2).add_(self.epsilon)
-            shrunk = pool.theta * (1.0 - rate * pool.decay)
-            _adopt(pool, shrunk.addcdiv_(first * (rate / correction1), denominator, value=-1.0))
+        torch._foreach_div_(denominators, roots)
+        torch._foreach_add_(denominators, self.epsilon)
+        shrinkage = torch._foreach_mul(rates, [pool.decay for pool in pools])
+        torch._foreach_neg_(shrinkage)
+        torch._foreach_add_(shrinkage, 1.0)
+        moved = torch._foreach_mul([pool.theta for pool in pools], shrinkage)
+        torch._foreach_addcdiv_(moved, torch._foreach_mul(firsts, strides), denominators, -1.0)
+        for pool, new in zip(pools, moved, strict=True):
+            _adopt(pool, new)
+
+
+def _correction(pools: Sequence[RowState], steps: list[Tensor], beta: float) -> list[Tensor]:
+    """1 - beta^steps of every row: what the average of a moment still lacks."""
+    powers = torch._foreach_pow(beta, steps)
+    torch._foreach_neg_(powers)
+    torch._foreach_add_(powers, 1.0)
+    return [power.to(pool.theta.dtype) for pool, power in zip(pools, powers, strict=True)]

@@ -118,6 +118,8 @@ def _empty(template: Template, moments: int, device: torch.device, dtype: torch.
     def matrix(columns: int, kind: torch.dtype = dtype) -> Tensor:
         return torch.zeros(1, columns, device=device, dtype=kind)
 
+    plain = bool((template.scales == 1.0).all())
+    scale = None if plain else template.scales.to(device=device, dtype=dtype)[None]
     return RowState(
         theta=matrix(template.width),
         moments=[matrix(template.width) for _ in range(moments)],
@@ -125,5 +127,5 @@ def _empty(template: Template, moments: int, device: torch.device, dtype: torch.
         rate=matrix(1),
         decay=matrix(1),
         active=matrix(1, torch.bool),
-        scale=template.scales.to(device=device, dtype=dtype)[None],
+        scale=scale,
     )
