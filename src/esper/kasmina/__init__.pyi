@@ -4,6 +4,9 @@ from .blueprints import blueprint_names as blueprint_names
 from .blueprints import build_catalogue as build_catalogue
 from .blueprints import unregister_blueprint as unregister_blueprint
 from .blueprints import zeroed as zeroed
+from .export import export_module as export_module
+from .export_files import export_onnx as export_onnx
+from .export_files import export_program as export_program
 from .gates import GATES as GATES
 from .gates import GateRules as GateRules
 from .gates import Situation as Situation

@@ -1,9 +1,7 @@
 """The grown network as a plain `nn.Module` that no longer needs Esper, checked against its host."""
 
 import copy
-import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from esper.kasmina.graft import drop_taps, graft
-from esper.kasmina.isolation import random_devices
+from esper.kasmina.graft import Seen, drop_taps, graft
+from esper.kasmina.isolation import randomness_kept, state_kept
 from esper.kasmina.plain import first_line, make_plain, require_plain
 from esper.kasmina.probe import Place, Sample, call
-from esper.kasmina.slot import Slot
+from esper.kasmina.slot import Mode, Slot, part_of
 from esper.kasmina.slotted import SlottedModel
 from esper.leyline.errors import ExportError
-from esper.leyline.stages import SeedStage
 
 TOLERANCE = 1e-6  # relative; only devices whose kernels are not deterministic need it
 
@@ -39,9 +36,9 @@ def export_module(host: SlottedModel, sample: Sample) -> nn.Module:
     To load it elsewhere, the classes of your own modules must be importable there, as ever.
     """
     with host.committed():
-        places = list(_fossilized(host))
-        expected, returned = _run_host(host, places, sample)
-        model = _build(host, places, returned)
+        places = list(_committed(host))
+        expected, seen = _run_host(host, places, sample)
+        model = _build(host, places, seen)
     for mode, wanted in expected.items():
         try:
             given = run(model, sample, evaluating=mode == "eval")
@@ -51,18 +48,17 @@ def export_module(host: SlottedModel, sample: Sample) -> nn.Module:
                 given=f"in {mode} mode, {type(error).__name__}: {first_line(error)}",
                 fix="its code may depend on what a seed changes: which children a module has",
             ) from error
-        require_equal(wanted, given, TOLERANCE, f"in {mode} mode the exported network")
+        require_equal(wanted, given, TOLERANCE, f"In {mode} mode the exported network")
     return model
 
 
-def _fossilized(host: SlottedModel) -> Iterator[tuple[str, Slot, Place]]:
-    """Path, slot and place of every seed that is part of the committed network."""
+def _committed(host: SlottedModel) -> Iterator[tuple[str, Slot, Place]]:
+    """Path, slot and place of every seed that is on, in committed mode."""
     paths = {id(module): path for path, module in host.model.named_modules()}
-    kept = host.lifecycle.at(SeedStage.FOSSILIZED)[0].tolist()
-    for is_kept, slot, place in zip(kept, host.slots, host._places, strict=True):
-        if not is_kept:
-            continue
+    for slot, place in zip(host.slots, host._places, strict=True):
         assert isinstance(slot, Slot)
+        if slot.mode is not Mode.ON:
+            continue
         if id(place.module) not in paths:
             raise ExportError(
                 f"The module that carries slot {slot.spec.name!r} is no longer in the model",
@@ -74,51 +70,58 @@ def _fossilized(host: SlottedModel) -> Iterator[tuple[str, Slot, Place]]:
 
 def _run_host(
     host: SlottedModel, places: list[tuple[str, Slot, Place]], sample: Sample
-) -> tuple[dict[str, object], dict[Slot, type]]:
-    """The host's outputs by mode, and what the carriers of slots on a part return."""
-    returned: dict[Slot, type] = {}
+) -> tuple[dict[str, object], dict[Slot, Seen]]:
+    """The host's outputs by mode, and what the carriers of the slots returned."""
+    seen: dict[Slot, Seen] = {}
 
-    def note(slot: Slot, output: object) -> None:
-        returned[slot] = type(output)
-        if isinstance(output, dict) and type(output.copy()) is not type(output):
-            raise ExportError(
-                f"The output that carries slot {slot.spec.name!r} cannot be copied in kind",
-                given=f"{type(output).__name__}.copy() gives {type(output.copy()).__name__}",
-                fix="return a dict, or give the class a copy() of its own",
-            )
+    def note(slot: Slot, place: Place, output: Any) -> None:
+        kind = type(output)
+        if place.part is not None and kind is not tuple and not hasattr(kind, "_fields"):
+            copied = type(output.copy()) if hasattr(output, "copy") else None
+            if copied is not kind:
+                raise ExportError(
+                    f"No part of the output that carries slot {slot.spec.name!r} can be exchanged",
+                    given=f"a {kind.__name__}, which has no copy() that returns one",
+                    valid="a tuple, named tuple, list or dict",
+                )
+        seen[slot] = Seen(kind, part_of(output, place.part).dtype)
 
     handles = [
-        place.module.register_forward_hook(lambda _m, _a, output, slot=slot: note(slot, output))
+        place.module.register_forward_hook(
+            lambda _module, _args, output, slot=slot, place=place: note(slot, place, output)
+        )
         for _, slot, place in places
-        if place.part is not None
     ]
+    expected: dict[str, object] = {}
     try:
-        expected = {
-            mode: run(host, sample, evaluating=mode == "eval") for mode in ("eval", "present")
-        }
+        for mode in ("eval", "present"):
+            expected[mode] = run(host, sample, evaluating=mode == "eval")
     except ExportError:
         raise
     except Exception as error:  # the user's code, on an input of the user's
         raise ExportError(
-            "The host fails on the sample",
+            f"The host fails on the sample in {mode} mode",
             given=f"{type(error).__name__}: {first_line(error)}",
             valid="a tensor, a tuple of positional or a dict of keyword arguments that it accepts",
+            fix="if it is training that takes no such batch, call host.eval() before"
+            if "eval" in expected
+            else None,
         ) from error
     finally:
         for handle in handles:
             handle.remove()
     for _, slot, place in places:
-        if place.part is not None and slot not in returned:
+        if place.part is not None and slot not in seen:
             raise ExportError(
                 f"The sample does not reach slot {slot.spec.name!r}",
                 given="the module that carries it was not called",
                 fix="give a sample for which it is",
             )
-    return expected, returned
+    return expected, seen
 
 
 def _build(
-    host: SlottedModel, places: list[tuple[str, Slot, Place]], returned: Mapping[Slot, type]
+    host: SlottedModel, places: list[tuple[str, Slot, Place]], seen: Mapping[Slot, Seen]
 ) -> nn.Module:
     # Slots are not copied with the hooks that lead to them; results of past forwards, which a
     # model may have kept, cannot be copied with their history.
@@ -135,9 +138,11 @@ def _build(
             given=f"{type(error).__name__}: {first_line(error)}",
             valid="a model that copy.deepcopy accepts",
         ) from error
-    model = make_plain(model, {}, trace_all=False)
+    model = make_plain(model)
     for path, slot, place in places:
-        graft(model, path, slot, copy.deepcopy(slot.seed, memo), place.part, returned.get(slot))
+        seed = copy.deepcopy(slot.seed, memo)
+        assert seed is not None
+        graft(model, path, slot, seed, place.part, seen.get(slot))
     drop_taps(model)
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.grad = None
@@ -151,35 +156,17 @@ def _build(
 def run(module: nn.Module, sample: Sample, *, evaluating: bool) -> object:
     """The output on the sample, with random numbers of its own; nothing remembers the run."""
     inputs = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), sample)
-    with _untouched(module), torch.no_grad():
+    with state_kept(module), randomness_kept(module, stream=0), torch.no_grad():
         if evaluating:
-            for part in module.modules():
-                part.training = False
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)
-        return copy.deepcopy(call(module, inputs))  # it may share memory with a buffer
+            set_evaluating(module)
+        output = tree_map_only(Tensor, Tensor.detach, call(module, inputs))
+        return copy.deepcopy(output)  # it may share memory with a buffer
 
 
-@contextmanager
-def _untouched(module: nn.Module) -> Iterator[None]:
-    """Modes, buffers and attributes of all submodules, and all random states, are put back."""
-    attributes = [(part, dict(vars(part)), dict(part._buffers)) for part in module.modules()]
-    contents = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=random_devices(module)):
-            yield
-    finally:
-        for part, before, buffers in attributes:
-            vars(part).clear()
-            vars(part).update(before)
-            part._buffers.update(buffers)
-        with torch.no_grad():
-            for buffer, content in contents:
-                buffer.copy_(content)
-        random.setstate(python)
-        np.random.set_state(numpy)
+def set_evaluating(module: nn.Module) -> None:
+    """Eval mode everywhere, also where a module's own `train` would not have it."""
+    for part in module.modules():
+        part.training = False
 
 
 def require_equal(wanted: object, given: object, tolerance: float, what: str) -> None:
@@ -189,13 +176,13 @@ def require_equal(wanted: object, given: object, tolerance: float, what: str) ->
             difference, limit = _difference(left, right, tolerance)
             if not difference <= limit:
                 raise ExportError(
-                    f"{what.capitalize()} does not give what the host gives",
+                    f"{what} does not give what the host gives",
                     given=f"{where} differs by up to {difference:.3g}",
                     valid=f"at most {limit:.3g}",
                 )
-        elif type(left) is not type(right) or not (left is right or left == right):
+        elif type(left) is not type(right) or not np.all(left == right):
             raise ExportError(
-                f"{what.capitalize()} does not return what the host returns",
+                f"{what} does not return what the host returns",
                 given=f"{type(right).__name__} as {where}",
                 valid=f"{type(left).__name__}, the same",
             )

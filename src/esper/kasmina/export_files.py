@@ -2,9 +2,11 @@
 
 import importlib
 import inspect
+import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -13,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from esper.kasmina.export import export_module, require_equal, run
+from esper.kasmina.export import export_module, require_equal, run, set_evaluating
 from esper.kasmina.plain import first_line
 from esper.kasmina.probe import Sample
 from esper.kasmina.slotted import SlottedModel
@@ -38,7 +40,8 @@ def export_program(
     The file is read back and compared with the network within 1e-5, also on a batch of twice the
     size, before it gets its name.
     """
-    model = _evaluating(export_module(host, sample))
+    model = export_module(host, sample)
+    set_evaluating(model)
     program = _capture(model, sample, dynamic_batch)
 
     def load(file: Path) -> Callable[[Sample], object]:
@@ -47,7 +50,7 @@ def export_program(
 
     with _written(Path(path)) as file:
         torch.export.save(program, file)
-        _compare(model, sample, dynamic_batch, load(file), "the saved program")
+        _compare(model, sample, dynamic_batch, load(file), "The saved program")
     return Path(path)
 
 
@@ -62,21 +65,25 @@ def export_onnx(
     its name.
     """
     runtime = _require_packages()["onnxruntime"]
-    model = _evaluating(export_module(host, sample)).cpu()
+    model = export_module(host, sample).cpu()
+    set_evaluating(model)
     sample = tree_map_only(Tensor, Tensor.cpu, sample)
     program = _capture(model, sample, dynamic_batch)
     try:
-        onnx = torch.onnx.export(program, dynamo=True, verbose=False)
+        with _quiet():
+            onnx = torch.onnx.export(program, dynamo=True, verbose=False)
     except Exception as error:  # a converter for each of hundreds of operations
         raise ExportError(
             "The network cannot be converted to ONNX",
-            given=f"{type(error).__name__}: {first_line(error)}",
+            given=_origin(error),
             fix="export_program has no such limit",
         ) from error
     assert onnx is not None
 
     def load(file: Path) -> Callable[[Sample], object]:
-        session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3  # errors
+        session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         names = [each.name for each in session.get_inputs()]
 
         def infer(inputs: Sample) -> object:
@@ -91,15 +98,7 @@ def export_onnx(
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     with _written(Path(path)) as file:
         onnx.save(file, external_data=weights > SINGLE_FILE_BYTES)
-        try:
-            _compare(model, sample, dynamic_batch, load(file), "the ONNX file", flat=True)
-        except ExportError:
-            raise
-        except Exception as error:  # onnxruntime's own errors have no common base
-            raise ExportError(
-                "onnxruntime cannot run the network",
-                given=f"{type(error).__name__}: {first_line(error)}",
-            ) from error
+        _compare(model, sample, dynamic_batch, load(file), "The ONNX file", flat=True)
     return Path(path)
 
 
@@ -118,10 +117,18 @@ def _require_packages() -> dict[str, ModuleType]:
     return found
 
 
-def _evaluating(model: nn.Module) -> nn.Module:
-    for part in model.modules():
-        part.training = False
-    return model
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's remarks about packages it can do without and about its own insides."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 # --- inputs ----------------------------------------------------------------------------------
@@ -131,7 +138,7 @@ def _call_of(sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The sample as positional and keyword arguments."""
     if isinstance(sample, Mapping):
         return (), dict(sample)
-    if isinstance(sample, Sequence):
+    if isinstance(sample, (tuple, list)):
         return tuple(sample), {}
     return (sample,), {}
 
@@ -176,18 +183,25 @@ def _capture(model: nn.Module, sample: Sample, dynamic_batch: bool) -> ExportedP
             varies = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == size
             return {0: batch} if varies else None
 
-        shapes = torch.utils._pytree.tree_map(axes, dict(named))
+        shapes = tree_map(axes, dict(named))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _quiet():
             return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # the user's code, under a tracer
         raise ExportError(
             "torch.export cannot capture the network",
-            given=f"{type(error).__name__}: {first_line(error)}",
+            given=_origin(error),
             fix="dynamic_batch=False may help if the batch size is the reason"
             if dynamic_batch
             else None,
         ) from error
+
+
+def _origin(error: BaseException) -> str:
+    """The error that began it: torch wraps it in others that say what to do next."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 @contextmanager
@@ -197,7 +211,14 @@ def _written(path: Path) -> Iterator[Path]:
         raise ExportError("There is no such folder", given=path.parent, fix="make it first")
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         file = Path(folder) / path.name
-        yield file
+        try:
+            yield file
+        except ExportError:
+            raise
+        except Exception as error:  # the runtimes' own errors have no common base
+            raise ExportError(
+                f"{path.name!r} could not be written, read back and run", given=_origin(error)
+            ) from error
         for other in Path(folder).iterdir():
             if other != file:
                 os.replace(other, path.parent / other.name)
@@ -223,5 +244,5 @@ def _compare(
 
 def _tolerance(model: nn.Module) -> float:
     """Half precision cannot agree to 1e-5."""
-    rounding = [torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()]
-    return max([TOLERANCE, *(8 * eps for eps in rounding if eps > TOLERANCE)])
+    floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return max([TOLERANCE, *(8 * torch.finfo(dtype).eps for dtype in floats)])

@@ -9,10 +9,13 @@ that module's output, in the way that suits the module best:
   (`self.fc.weight`) finds it as it was.
 """
 
+import copy
 import re
+from dataclasses import dataclass
 from typing import Any, cast
 
-from torch import Tensor, fx, nn
+import torch
+from torch import fx, nn
 from torch.fx.graph import CodeGen
 
 from esper.kasmina.plain import make_plain, trace
@@ -24,38 +27,47 @@ from esper.leyline.errors import ExportError
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a carrier returned for the sample: the type of it all, the precision of the slot's h."""
+
+    returned: type
+    dtype: torch.dtype
+
+
 class _Growth(nn.Module):
-    """Turns a module's output into the grown one: h + alpha * g(h), or that for one part of it.
+    """Turns a carrier's output into the grown one, as its slot does: h + alpha * g(h)."""
 
-    `returned` is the type of an output that has parts.
-    """
-
-    def __init__(
-        self, seed: Seed, alpha: float, part: int | str | None, returned: type | None
-    ) -> None:
+    def __init__(self, seed: Seed, alpha: float, part: int | str | None, seen: Seen | None) -> None:
         super().__init__()
-        self.body, self.gate, self.permutation = seed.body, seed.gate, seed.permutation
-        self.alpha, self.part, self.returned = alpha, part, returned
-        self.training = seed.training
+        vars(self).update(vars(seed))  # so that names begin with what the seed consists of
+        self.alpha, self.part = alpha, part
+        self.returned = None if seen is None else seen.returned
+        self.cast_to = _precision(seed, seen)
 
     def grow(self, output: Any) -> Any:
-        h: Tensor = output if self.part is None else output[self.part]
-        g = Seed.forward(cast("Seed", self), h)
-        return self._put_back(output, h + (g if self.alpha == 1.0 else self.alpha * g).to(h.dtype))
+        h = output if self.part is None else output[self.part]
+        g = Seed.forward(cast("Seed", self), h if self.cast_to is None else h.to(self.cast_to))
+        grown = h + (g if self.alpha == 1.0 else self.alpha * g).to(h.dtype)
+        return grown if self.part is None else self._put_back(output, self.part, grown)
 
-    def _put_back(self, output: Any, value: Tensor) -> Any:
+    def _put_back(self, output: Any, part: int | str, value: Any) -> Any:
         """What `replace_part` does, in operations that a graph can hold."""
-        if self.part is None:
-            return value
-        assert self.returned is not None
-        if isinstance(self.part, str) or issubclass(self.returned, dict):
-            changed = output.copy()
-            changed.__setitem__(self.part, value)
-            return changed
-        if hasattr(self.returned, "_fields"):
-            return output._replace(**{self.returned._fields[self.part]: value})
-        middle = [value] if issubclass(self.returned, list) else (value,)
-        return output[: self.part] + middle + output[self.part + 1 :]
+        if isinstance(part, int) and self.returned is tuple:
+            return output[:part] + (value,) + output[part + 1 :]  # noqa: RUF005
+        if fields := getattr(self.returned, "_fields", None):
+            return output._replace(**{fields[part]: value})
+        changed = output.copy()
+        changed.__setitem__(part, value)
+        return changed
+
+
+def _precision(seed: Seed, seen: Seen | None) -> torch.dtype | None:
+    """What h has to be cast to where a host mixes precisions; with autocast there is no need."""
+    parameter = next(seed.parameters(), None)
+    if parameter is None or seen is None or torch.is_autocast_enabled(parameter.device.type):
+        return None
+    return None if parameter.dtype == seen.dtype else parameter.dtype
 
 
 class _Stage(_Growth):
@@ -78,12 +90,12 @@ def graft(
     slot: Slot,
     seed: Seed,
     part: int | str | None,
-    returned: type | None,
+    seen: Seen | None,
 ) -> None:
     """Let the submodule at `path` carry `seed`, a copy of the one in `slot`, for good."""
     carrier = root.get_submodule(path)
     name = "seed" if part is None else "seed_" + re.sub(r"\W", "_", str(part))
-    growth = seed, slot.alpha, part, returned
+    growth = seed, slot.alpha, part, seen
     taps = [
         key
         for key, hook in carrier._forward_hooks.items()
@@ -113,14 +125,18 @@ def drop_taps(root: nn.Module) -> None:
 
 
 def _plain(growth: _Growth) -> fx.GraphModule:
-    """The growth as a graph. Users' blueprints become graphs too, where they can.
+    """The growth as a graph. A blueprint of the user's becomes one too, if all of it can.
 
     The file that registers a blueprint imports Esper, and so would loading a class from it.
     """
-    for name, child in growth._modules.items():
-        if child is not None:
-            growth._modules[name] = make_plain(child, {}, trace_all=True)
-    return trace(growth)
+    plain = trace(growth, name="Seed")
+    for name, child in plain._modules.items():
+        assert child is not None
+        try:
+            plain._modules[name] = make_plain(copy.deepcopy(child), trace_all=True)
+        except ExportError:
+            plain._modules[name] = make_plain(child)
+    return plain
 
 
 def _adopt(parent: nn.Module, name: str, child: nn.Module) -> str:

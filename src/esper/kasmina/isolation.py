@@ -1,11 +1,14 @@
 """Gradient isolation: a pass in which chosen parameters learn and nothing else notices."""
 
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Isolation(StrEnum):
@@ -20,16 +23,68 @@ def random_devices(module: nn.Module) -> list[torch.device]:
     return sorted({p.device for p in module.parameters() if p.device.type == "cuda"}, key=str)
 
 
+def _generators(modules: Sequence[nn.Module]) -> list[torch.Generator]:
+    """Every generator of torch that a pass through the modules may draw from."""
+    found: list[torch.Generator] = [torch.default_generator]
+    tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    for device in sorted({tensor.device for tensor in tensors}, key=str):
+        if device.type == "mps":
+            found.append(torch.mps._get_default_mps_generator())
+        elif device.type not in ("cpu", "meta"):
+            found.append(torch.get_device_module(device).default_generators[device.index])
+    for part in (part for module in modules for part in module.modules()):
+        # torch's own isinstance is slow here, and this runs once in every step.
+        found += [value for value in vars(part).values() if type(value) is torch.Generator]
+    return found
+
+
 @contextmanager
-def buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Whatever happens to the module's buffers inside is undone (batch statistics, say)."""
-    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+def randomness_kept(*modules: nn.Module, stream: int | None = None) -> Iterator[None]:
+    """Random states are put back at the end: torch's on the CPU, on the modules' devices and in
+    their attributes, numpy's and Python's. Inside, with `stream` given, all start from it.
+    """
+    generators = _generators(modules)
+    torch_states = [generator.get_state() for generator in generators]
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        if stream is not None:
+            # Not torch.manual_seed: it also reaches devices whose states are not kept here.
+            for generator in generators:
+                generator.manual_seed(stream)
+            np.random.seed(stream % 2**32)
+            random.seed(stream)
+        yield
+    finally:
+        for generator, state in zip(generators, torch_states, strict=True):
+            generator.set_state(state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+@contextmanager
+def state_kept(*modules: nn.Module) -> Iterator[None]:
+    """Whatever passes inside leave behind in the modules is undone: batch statistics and other
+    buffers, and attributes that were set anew. What a module keeps inside a list of its own, say,
+    is not known here.
+    """
+    parts = [part for module in modules for part in module.modules()]
+    attributes = [(vars(part), dict(vars(part))) for part in parts]
+    attributes += [(own, dict(own)) for part in parts if (own := vars(part).get("_buffers"))]
+    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for buffer, before in kept:
-                buffer.copy_(before)
+        for buffer, before in buffers:
+            buffer.data.copy_(before)  # `data`, since a graph that needs it may go on
+        for now, kept in attributes:
+            _put_back(now, kept)
+
+
+def _put_back(now: dict[str, Any], kept: dict[str, Any]) -> None:
+    same = now.keys() == kept.keys() and all(now[name] is value for name, value in kept.items())
+    if not same:
+        now.clear()
+        now.update(kept)
 
 
 @contextmanager
@@ -41,13 +96,13 @@ def only_learning(
     Random numbers come from `stream`; the process's own random state is put back at the end.
     """
     chosen = {id(parameter) for parameter in learning}
-    frozen = [p for p in module.parameters() if p.requires_grad and id(p) not in chosen]
-    with torch.random.fork_rng(devices=random_devices(module)):
-        torch.manual_seed(stream)
+    tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
+    frozen = [t for t in tensors if t.requires_grad and t.is_leaf and id(t) not in chosen]
+    with randomness_kept(module, stream=stream):
         try:
-            for parameter in frozen:
-                parameter.requires_grad_(False)
+            for tensor in frozen:
+                tensor.requires_grad_(False)
             yield
         finally:
-            for parameter in frozen:
-                parameter.requires_grad_(True)
+            for tensor in frozen:
+                tensor.requires_grad_(True)

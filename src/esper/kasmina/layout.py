@@ -1,53 +1,73 @@
-"""Infers how the activations at a place of a model are laid out, from the modules around it."""
+"""Infers how the activations at a place of a model are laid out, from the modules around it.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Some modules tell: a convolution has its channels at axis 1, a linear layer at the last one. What
+they say of an activation counts for the place when it is the very same tensor, or when the shape
+is the same and a permutation would show in it. Wherever that leaves a doubt, the place is refused.
+
+Shapes: `B` batch, `C` channels, `L` positions, `T` tokens, `H` height, `W` width.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 
 from torch import Tensor, nn
 
 from esper.leyline.errors import SlotError
 from esper.leyline.slots import Layout
 
-# Modules that tell how their output is laid out. Others (activations, dropout) keep what they get.
-_CHANNELS_FIRST = (
-    nn.modules.conv._ConvNd,
-    nn.modules.batchnorm._BatchNorm,
-    nn.modules.instancenorm._InstanceNorm,
-    nn.modules.pooling._MaxPoolNd,
-    nn.modules.pooling._AvgPoolNd,
-    nn.modules.pooling._AdaptiveAvgPoolNd,
-    nn.modules.pooling._AdaptiveMaxPoolNd,
-    nn.GroupNorm,
-    nn.Upsample,
-)
-_CHANNELS_LAST = (
+
+class Axis(Enum):
+    """Where a module has its channels."""
+
+    FIRST = "first"  # behind the batch
+    LAST = "last"
+
+
+# Channels at axis 1, by the number of axes behind it.
+_SPATIAL = {
+    1: (
+        nn.Conv1d,
+        nn.ConvTranspose1d,
+        nn.BatchNorm1d,
+        nn.InstanceNorm1d,
+        nn.MaxPool1d,
+        nn.AvgPool1d,
+        nn.AdaptiveAvgPool1d,
+        nn.AdaptiveMaxPool1d,
+    ),
+    2: (
+        nn.Conv2d,
+        nn.ConvTranspose2d,
+        nn.BatchNorm2d,
+        nn.InstanceNorm2d,
+        nn.MaxPool2d,
+        nn.AvgPool2d,
+        nn.AdaptiveAvgPool2d,
+        nn.AdaptiveMaxPool2d,
+        nn.PixelShuffle,
+    ),
+}
+_ANY_SPATIAL = (nn.GroupNorm, nn.Upsample, nn.SyncBatchNorm)
+_LAST = (
     nn.Linear,
-    nn.LayerNorm,
-    nn.RMSNorm,
     nn.Embedding,
     nn.MultiheadAttention,
     nn.RNNBase,
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
 )
-
-
-_ELEMENTWISE = (
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.PReLU,
-    nn.ELU,
-    nn.SELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Hardswish,
-    nn.Identity,
-    nn.modules.dropout._DropoutNd,
+# What the modules above call the number of channels that they return.
+_CHANNEL_COUNTS = (
+    "out_channels",
+    "num_features",
+    "num_channels",
+    "out_features",
+    "embedding_dim",
+    "embed_dim",
+    "normalized_shape",
 )
+_KEEPS_AXES = {nn.ReLU.__module__, nn.Dropout.__module__}  # the homes of activations and dropouts
 
 
 @dataclass(frozen=True)
@@ -57,64 +77,161 @@ class Event:
     module: nn.Module
     inputs: tuple[object, ...]
     output: object
+    named_inputs: Mapping[str, object] = field(default_factory=dict)
 
 
-def infer_layout(where: str, output: Tensor, events: Sequence[Event], batch: int | None) -> Layout:
-    """The layout of `output`, which the last of `events` returned; raises when it is uncertain."""
+def opening(where: str) -> str:
+    """`where` as the start of a sentence; `capitalize` would also change the path's letters."""
+    return where[0].upper() + where[1:]
+
+
+def infer_layout(
+    where: str, output: Tensor, events: Sequence[Event], call: int, batch: int | None
+) -> Layout:
+    """The layout of `output`, which `events[call]` returned; raises when it is uncertain."""
     shape = list(output.shape)
-    if len(shape) == 2:
-        return Layout.DENSE
-    if len(shape) not in (3, 4):
+    if len(shape) not in (2, 3, 4):
         raise SlotError(
-            f"{where.capitalize()} returns activations of {len(shape)} axes",
+            f"{opening(where)} returns activations of {len(shape)} axes",
             given=shape,
             valid="2, 3 or 4 axes: [B, C], [B, C, L], [B, T, C], [B, C, H, W] or [B, H, W, C]",
         )
-    witness = _witness(shape, events)
-    if witness is None:
-        raise SlotError(
-            f"It is not certain which axis of {where} holds the channels",
-            given=shape,
-            valid=", ".join(layout.value for layout in Layout),
-            fix="state the layout: Target(path, layout=...)",
-        )
-    if isinstance(witness, _CHANNELS_FIRST):
+    origins = _origins(output, events[: call + 1])
+    _require_batch(where, shape, origins)
+    if len(shape) == 2:
+        return Layout.DENSE
+    axis = _channel_axis(where, shape, events, origins)
+    if axis is Axis.FIRST:
         return Layout.SEQUENCE if len(shape) == 3 else Layout.IMAGE
     if len(shape) == 4:
+        _require_image(where, shape, events)
         return Layout.IMAGE_LAST
-    return _order_of_tokens(where, shape, witness, events, batch)
+    return _order_of_tokens(where, shape, events, origins, batch)
 
 
-def _shapes(event: Event) -> list[list[int]]:
-    outputs = event.output if isinstance(event.output, (tuple, list)) else [event.output]
-    return [list(item.shape) for item in outputs if isinstance(item, Tensor)]
+def _first_tensor(values: object) -> Tensor | None:
+    first = values[0] if isinstance(values, (tuple, list)) and values else values
+    return first if isinstance(first, Tensor) else None
 
 
-def _witness(shape: list[int], events: Sequence[Event]) -> nn.Module | None:
-    """The last module to return this very shape that tells how its output is laid out.
+def _shapes(event: Event) -> Iterator[list[int]]:
+    """Of what went in and what came out; only of the first tensor, which is what modules tell of.
 
-    If all axes but the batch are equal, a permutation since then would not show in the shape;
-    then only modules count through which these very activations came unpermuted.
+    (The hidden state of a recurrent network, for one, has axes of its own.)
     """
-    certain = len(set(shape[1:])) > 1
-    trusted = _unpermuted_origins(events)
+    given = event.inputs or tuple(event.named_inputs.values())
+    for tensor in (_first_tensor(given), _first_tensor(event.output)):
+        if tensor is not None:
+            yield list(tensor.shape)
+
+
+def _spatial_axes(module: nn.Module) -> int | None:
+    return next((count for count, kinds in _SPATIAL.items() if isinstance(module, kinds)), None)
+
+
+def _told_axis(event: Event) -> Axis | None:
+    """Where this module has its channels, if it is one that tells.
+
+    A class derived from torch's may do otherwise, so the channels must really be there.
+    """
+    module, output = event.module, _first_tensor(event.output)
+    if output is None or output.dim() < 2:
+        return None
+    if isinstance(module, (*_SPATIAL[1], *_SPATIAL[2], *_ANY_SPATIAL)):
+        axis, channels = Axis.FIRST, output.shape[1]
+    elif isinstance(module, (*_LAST, nn.LayerNorm, nn.RMSNorm)):
+        axis, channels = Axis.LAST, output.shape[-1]
+    else:
+        return None
+    stated = [getattr(module, name) for name in _CHANNEL_COUNTS if hasattr(module, name)]
+    # A norm over several axes has them in a tuple: it may as well be over [C, H, W].
+    return axis if all(count in (channels, (channels,)) for count in stated) else None
+
+
+def _origins(output: Tensor, events: Sequence[Event]) -> list[Event]:
+    """The calls, latest first, that `output` comes from without a change of axes.
+
+    That is: the same tensor, or one from which modules that keep the axes made it.
+    """
+    tensor: Tensor | None = output
+    origins: list[Event] = []
     for event in reversed(events):
-        tells = isinstance(event.module, _CHANNELS_FIRST + _CHANNELS_LAST)
-        if tells and shape in _shapes(event) and (certain or event in trusted):
-            return event.module
-    return None
-
-
-def _unpermuted_origins(events: Sequence[Event]) -> list[Event]:
-    """The last call and those whose very output reached it through elementwise modules only."""
-    origins = [events[-1]]
-    for event in reversed(events[:-1]):
-        latest = origins[-1]
-        unpacked = isinstance(latest.module, nn.Sequential) and event.output is latest.output
-        passed = isinstance(latest.module, _ELEMENTWISE) and event.output is latest.inputs[0]
-        if unpacked or passed:
-            origins.append(event)
+        if tensor is None or _first_tensor(event.output) is not tensor:
+            continue
+        origins.append(event)
+        module = event.module
+        keeps = type(module).__module__ in _KEEPS_AXES or isinstance(module, nn.Identity)
+        if keeps and not isinstance(module, nn.MultiheadAttention):
+            tensor = _first_tensor(event.inputs)
     return origins
+
+
+def _require_batch(where: str, shape: list[int], origins: Sequence[Event]) -> None:
+    """Convolutions take a lone sample too; its channels would then be mistaken for the batch."""
+    for event in origins:
+        axes = _spatial_axes(event.module)
+        pooled_features = len(shape) == 2 and axes == 1  # pools and norms take [B, C] as well
+        is_conv = isinstance(event.module, nn.modules.conv._ConvNd)
+        if axes is not None and len(shape) != axes + 2 and (is_conv or not pooled_features):
+            raise SlotError(
+                f"{opening(where)} returns activations without a batch axis",
+                given=f"{shape} from {type(event.module).__name__}",
+                valid=f"{axes + 2} axes",
+                fix="give a sample with a batch axis, as in training",
+            )
+
+
+def _channel_axis(
+    where: str, shape: list[int], events: Sequence[Event], origins: Sequence[Event]
+) -> Axis:
+    for event in origins:
+        if (own := _told_axis(event)) is not None:
+            return own
+    told = (_told_axis(event) for event in events if _fits(event, shape))
+    axes = {axis for axis in told if axis is not None}
+    if len(shape) == 3 and shape[1] == shape[2]:
+        reason = "a transposition would not show in its shape"
+    elif not axes:
+        reason = "no module around it tells"
+    elif len(axes) > 1:
+        reason = "modules around it disagree"
+    else:
+        return axes.pop()
+    raise SlotError(
+        f"It is not certain which axis of {where} holds the channels: {reason}",
+        given=shape,
+        valid=", ".join(layout.value for layout in Layout),
+        fix="state the layout: Target(path, layout=...)",
+    )
+
+
+def _fits(event: Event, shape: list[int]) -> bool:
+    axes = _spatial_axes(event.module)
+    return (axes is None or axes + 2 == len(shape)) and shape in _shapes(event)
+
+
+def _require_image(where: str, shape: list[int], events: Sequence[Event]) -> None:
+    """Four axes with the channels last may also be heads of attention, [B, heads, T, C].
+
+    So a module for images must have seen one of this size, or of a whole multiple of it.
+    """
+    _, height, width, _ = shape
+    images = (
+        seen[-2:]
+        for event in events
+        if _spatial_axes(event.module) == 2
+        for seen in _shapes(event)
+        if len(seen) == 4
+    )
+    if not any(
+        [height * (rows // height), width * (rows // height)] == [rows, columns]
+        for rows, columns in images
+    ):
+        raise SlotError(
+            f"It is not certain that {where} returns images",
+            given=shape,
+            fix="if they are [B, H, W, C], state it: Target(path, layout=Layout.IMAGE_LAST)",
+        )
 
 
 def _batch_first(module: nn.Module) -> bool | None:
@@ -126,23 +243,39 @@ def _batch_first(module: nn.Module) -> bool | None:
 
 
 def _order_of_tokens(
-    where: str, shape: list[int], witness: nn.Module, events: Sequence[Event], batch: int | None
+    where: str,
+    shape: list[int],
+    events: Sequence[Event],
+    origins: Sequence[Event],
+    batch: int | None,
 ) -> Layout:
-    """Batch first or time first: by the witness, else by recurrent and attention modules before
-    it that work in the same order, else by the common convention of batch first."""
-    own = _batch_first(witness)
-    if own is not None:
-        return Layout.TOKENS if own else Layout.TIME_FIRST
-    nearest = next((e for e in reversed(events) if _batch_first(e.module) is not None), None)
-    same_order = nearest is not None and any(o[:2] == shape[:2] for o in _shapes(nearest))
-    if nearest is not None and not _batch_first(nearest.module):
-        layout, certain = Layout.TIME_FIRST, same_order and shape[0] != shape[1]
-    else:
-        layout, certain = Layout.TOKENS, same_order or batch is None or shape[0] == batch
-    if not certain:
+    """Batch first or time first: by a recurrent or attention module that the activations come
+    from, else by all of those that see the same two sizes, else the sample's first axis is the
+    batch."""
+    for event in origins:
+        own = _batch_first(event.module)
+        if own is not None:
+            return Layout.TOKENS if own else Layout.TIME_FIRST
+    layouts = set(_votes(shape[:2], events))
+    if not layouts and shape[0] == batch and shape[0] != shape[1]:
+        return Layout.TOKENS
+    if len(layouts) != 1:
         raise SlotError(
             f"It is not certain which axis of {where} is the batch",
             given=shape,
-            fix="state the layout: Target(path, layout=Layout.TOKENS or Layout.TIME_FIRST)",
+            fix="state the layout, Target(path, layout=Layout.TOKENS or Layout.TIME_FIRST), or "
+            "give a sample whose batch and length differ",
         )
-    return layout
+    return layouts.pop()
+
+
+def _votes(sizes: list[int], events: Sequence[Event]) -> Iterator[Layout]:
+    """What recurrent and attention modules say of activations whose first two axes are `sizes`."""
+    for event in events:
+        batch_first = _batch_first(event.module)
+        for shape in _shapes(event) if batch_first is not None else ():
+            batch_then_time = shape[:2] if batch_first else shape[1::-1]
+            if len(shape) == 3 and sizes == batch_then_time:
+                yield Layout.TOKENS
+            if len(shape) == 3 and sizes == batch_then_time[::-1]:
+                yield Layout.TIME_FIRST

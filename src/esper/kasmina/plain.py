@@ -19,27 +19,25 @@ def comes_from_esper(thing: object) -> bool:
     return any(isinstance(home, str) and home.partition(".")[0] == _PACKAGE for home in homes)
 
 
-def make_plain(module: nn.Module, done: dict[int, nn.Module], *, trace_all: bool) -> nn.Module:
+def make_plain(
+    module: nn.Module, *, trace_all: bool = False, done: dict[int, nn.Module] | None = None
+) -> nn.Module:
     """`module` with every part of an Esper class in it turned into a graph, under the same name.
 
-    Changes `module` itself. A part that occurs several times stays one part; `done` remembers
-    them by their id. With `trace_all` classes of others than torch are turned into graphs too,
-    where that is certain to keep what they do; otherwise they stay.
+    Changes `module` itself. With `trace_all` every part that is not of a torch class becomes a
+    graph. Raises if a part cannot. One that occurs several times stays one: `done` remembers.
     """
+    done = {} if done is None else done
     if id(module) in done:
         return done[id(module)]
-    done[id(module)] = module
-    for name, child in module._modules.items():
+    foreign = type(module).__module__.partition(".")[0] != "torch"
+    # Before its children change, since its forward may look at them.
+    plain = trace(module) if comes_from_esper(module) or (trace_all and foreign) else module
+    done[id(module)] = plain
+    for name, child in plain._modules.items():
         if child is not None:
-            module._modules[name] = make_plain(child, done, trace_all=trace_all)
-    if comes_from_esper(module):
-        done[id(module)] = trace(module)
-    elif trace_all and type(module).__module__.partition(".")[0] != "torch":
-        try:
-            done[id(module)] = trace(module)
-        except ExportError:
-            pass
-    return done[id(module)]
+            plain._modules[name] = make_plain(child, trace_all=trace_all, done=done)
+    return plain
 
 
 class _OwnForward(fx.Tracer):
@@ -51,13 +49,13 @@ class _OwnForward(fx.Tracer):
         return True
 
 
-def trace(module: nn.Module) -> fx.GraphModule:
+def trace(module: nn.Module, name: str | None = None) -> fx.GraphModule:
     """The graph of a module's forward, over its own parameters and submodules.
 
     Raises if the graph might not do what the module does: a graph keeps no Python conditions,
     attributes that change, or numbers drawn while it is recorded.
     """
-    name = type(module).__name__
+    name = name or type(module).__name__
     graphs = _record(module)
     code, other = (graph.python_code("self").src for graph in graphs)
     if code != other:

@@ -1,24 +1,26 @@
-"""Finds out, by running a model once on a sample, what passes through the places named as slots.
+"""Finds out, by running a model on a sample, what passes through the places named as slots.
 
-A place is accepted when it is certain what a seed there would see; otherwise it is refused with
-the reason and what to say instead.
+A place is accepted when it is certain what a seed there would see and that it could learn;
+otherwise it is refused with the reason and what to do instead.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
-from esper.kasmina.isolation import buffers_kept, random_devices
-from esper.kasmina.layout import Event, infer_layout
+from esper.kasmina.hosts import SegmentedHost
+from esper.kasmina.layout import Event, infer_layout, opening
+from esper.kasmina.screening import module_at, require_slottable
 from esper.kasmina.slot import part_of
+from esper.kasmina.watching import Call, Part, Run, Sample, Watched, call, watch
 from esper.leyline.errors import SlotError, UnknownNameError
 from esper.leyline.slots import Layout, SlotSpec
 
-Sample = Tensor | Sequence[Any] | Mapping[str, Any]
+__all__ = ["Place", "Sample", "Target", "call", "find_places", "probe"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class Target:
     part: int | str | None = None
     layout: Layout | None = None
     name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.layout is not None and self.layout not in list(Layout):
+            raise UnknownNameError.of("layout", self.layout, [each.value for each in Layout])
 
     @classmethod
     def parse(cls, place: "Target | str") -> "Target":
@@ -50,6 +56,10 @@ class Target:
         path = self.path or "output"
         return path if self.part is None else f"{path}@{self.part}"
 
+    @property
+    def where(self) -> str:
+        return f"submodule {self.path!r}" if self.path else "the model itself"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -60,131 +70,146 @@ class Place:
     spec: SlotSpec
 
 
-def call(model: nn.Module, sample: Sample) -> object:
-    """The model's output on a sample: one tensor, positional or keyword arguments."""
-    if isinstance(sample, Mapping):
-        return model(**sample)
-    if isinstance(sample, (tuple, list)):
-        return model(*sample)
-    return model(sample)
+def find_places(
+    model: nn.Module, places: Sequence[Target | str] | None, sample: Sample | None
+) -> list[Place]:
+    """Those that an Esper host announces, or the named ones of any other model."""
+    if isinstance(model, SegmentedHost) and places is None:
+        require_slottable(model)
+        return [
+            Place(model.get_submodule(path), None, spec)
+            for spec, path in zip(model.slot_specs(), model.slot_paths().values(), strict=True)
+        ]
+    if not places or sample is None:
+        raise SlotError(
+            "Slots on a model of your own need places and a sample",
+            given=f"places {places}, {'a' if sample is not None else 'no'} sample",
+            valid="submodule paths such as ['layer1', 'layer2'] and an input the model accepts",
+        )
+    return probe(model, places, sample)
 
 
 def probe(model: nn.Module, places: Sequence[Target | str], sample: Sample) -> list[Place]:
     """Run the model on the sample and describe each place, or raise with the reason."""
-    _require_plain(model)
+    require_slottable(model)
     targets = [Target.parse(place) for place in places]
-    modules = [_module_at(model, target) for target in targets]
-    events: list[Event] = []
-
-    def note(module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        events.append(Event(module, args, output))
-
-    handles = [module.register_forward_hook(note) for module in model.modules()]
-    try:
-        with (
-            torch.random.fork_rng(devices=random_devices(model)),
-            buffers_kept(model),
-            torch.no_grad(),
-        ):
-            call(model, sample)
-    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
-        raise SlotError(
-            "The model fails on the sample",
-            given=f"{type(error).__name__}: {str(error).splitlines()[0]}",
-            valid="a tensor, a tuple of positional or a dict of keyword arguments that it accepts",
-        ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
+    watched = [
+        Watched(module_at(model, target.path), partial(_choose_part, target)) for target in targets
+    ]
+    runs = _run(model, watched, sample)
     batch = _batch_size(sample)
     found: list[Place] = []
-    for target, module in zip(targets, modules, strict=True):
-        place = _describe(target, module, events, batch)
+    for index, (target, place) in enumerate(zip(targets, watched, strict=True)):
+        run = _run_that_teaches(target, runs, index)
+        _require_no_nesting(model, target, run.events)
+        part, spec = _describe(target, run.events, run.calls[index], batch)
         for earlier, other in zip(targets, found, strict=False):
-            if other.module is module and other.part == place.part:
+            if other.module is place.module and other.part == part:
                 raise SlotError(
                     f"Slots {earlier.path!r} and {target.path!r} are the same module",
-                    given=type(module).__name__,
+                    given=type(place.module).__name__,
                     fix="a shared module carries one slot; keep one of the two paths",
                 )
-        found.append(place)
+        found.append(Place(place.module, part, spec))
     return found
 
 
-def _require_plain(model: nn.Module) -> None:
-    if isinstance(model, (DataParallel, DistributedDataParallel)):
+def _run(model: nn.Module, watched: Sequence[Watched], sample: Sample) -> list[Run]:
+    """One run in evaluation mode, and one in training mode if that leaves a question.
+
+    (Evaluation skips no layer by chance and takes a batch of one; but some parts of a model only
+    run in training.)
+    """
+    runs: list[Run] = []
+    failures: list[Exception] = []
+    for training in (False, True):
+        try:
+            runs.append(watch(model, watched, sample, training=training))
+        except SlotError:
+            raise
+        except Exception as error:
+            failures.append(error)
+        if runs and all(runs[-1].brings_gradients(index) for index in range(len(watched))):
+            break
+    if not runs:
+        reason = str(failures[0]).strip().partition("\n")[0]
         raise SlotError(
-            "A parallel wrapper cannot carry slots",
-            given=type(model).__name__,
-            fix="attach slots to the model inside first, then wrap the result",
+            "The model fails on the sample",
+            given=f"{type(failures[0]).__name__}: {reason}",
+            valid="a tensor, a tuple of positional or a dict of keyword arguments that it accepts",
+        ) from failures[0]
+    return runs
+
+
+def _run_that_teaches(target: Target, runs: Sequence[Run], index: int) -> Run:
+    """The run in which a seed at this place would have received gradient."""
+    calls = [call for run in runs for call in run.calls[index]]
+    if not calls:
+        raise SlotError(
+            f"A slot on {target.where} would do nothing: the model does not call it on the sample",
+            given=f"path {target.path!r}",
+            fix="name a submodule whose forward is called",
         )
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise SlotError(
-                f"Submodule {name!r} is a TorchScript module, which ignores hooks",
-                given=type(module).__name__,
-                fix="use the module it was scripted from",
-            )
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-
-
-def _module_at(model: nn.Module, target: Target) -> nn.Module:
-    known: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
-    if target.path not in known:
-        raise UnknownNameError.of("submodule path", target.path, [name for name in known if name])
-    parts = target.path.split(".") if target.path else []
-    for depth in range(len(parts) + 1):
-        path = ".".join(parts[:depth])
-        if _is_compiled(known[path]):
-            raise SlotError(
-                f"Submodule {target.path!r} is inside compiled code, which would ignore a slot",
-                given=f"{path or 'the model'!r} is compiled",
-                fix="attach slots first, then torch.compile the result",
-            )
-    return known[target.path]
+    for run in runs:
+        if run.brings_gradients(index):
+            return run
+    if any(call.records_gradients for call in calls):
+        reason = "its output does not reach the model's output"
+        fix = "name a submodule whose output is used and not detached"
+    else:
+        reason = "the model runs it without gradients"
+        fix = "run it outside torch.no_grad(), or with checkpoint(..., use_reentrant=False)"
+    raise SlotError(
+        f"A seed on {target.where} would never learn: {reason}",
+        given=f"path {target.path!r}",
+        fix=fix,
+    )
 
 
 def _describe(
-    target: Target, module: nn.Module, events: Sequence[Event], batch: int | None
-) -> Place:
-    where = f"submodule {target.path!r}"
-    calls = [index for index, event in enumerate(events) if event.module is module]
-    if not calls:
-        raise SlotError(
-            f"A slot on {where} would do nothing: the model does not call it on the sample",
-            given=type(module).__name__,
-            fix="name a submodule whose forward is called",
-        )
-    part = _choose_part(where, target.part, events[calls[0]].output)
-    outputs = [_tensor_at(where, part, events[index].output) for index in calls]
-    layout = target.layout or infer_layout(where, outputs[0], events[: calls[0] + 1], batch)
+    target: Target, events: Sequence[Event], calls: Sequence[Call], batch: int | None
+) -> tuple[Part, SlotSpec]:
+    where = target.where
+    outputs = [call.output for call in calls]
+    if len({(call.part, call.output.dim()) for call in calls}) > 1:
+        _refuse_different(where, "shapes", outputs)
+    layouts = {
+        target.layout or infer_layout(where, call.output, events, call.event, batch)
+        for call in calls
+    }
+    if len(layouts) > 1:
+        _refuse_different(where, "layouts", outputs)
+    layout = Layout(layouts.pop())
     specs = [_spec_of(target.slot_name, layout, output) for output in outputs]
-    if len({(spec.layout, spec.channels, len(spec.extent)) for spec in specs}) > 1:
-        raise SlotError(
-            f"{where.capitalize()} is called with different widths, so one seed cannot serve it",
-            given=", ".join(str(list(output.shape)) for output in outputs),
-            fix="name a submodule that always returns the same number of channels",
-        )
+    if len({spec.channels for spec in specs}) > 1:
+        _refuse_different(where, "widths", outputs)
     extent = tuple(
         sizes[0] if len(set(sizes)) == 1 else None
         for sizes in zip(*(spec.extent for spec in specs), strict=True)
     )
     spec = SlotSpec(name=target.slot_name, layout=layout, channels=specs[0].channels, extent=extent)
-    return Place(module, part, spec)
+    return calls[0].part, spec
 
 
-def _choose_part(where: str, part: int | str | None, output: object) -> int | str | None:
+def _refuse_different(where: str, what: str, outputs: Sequence[Tensor]) -> None:
+    raise SlotError(
+        f"{opening(where)} is called with different {what}, so one seed cannot serve it",
+        given=", ".join(str(list(output.shape)) for output in outputs),
+        fix="name a submodule that always returns the same number of channels",
+    )
+
+
+def _choose_part(target: Target, output: object) -> Part:
     """Which part of a module's output the slot serves: the only tensor, unless told."""
+    where, part = opening(target.where), target.part
     if isinstance(output, Tensor):
         if part is not None:
             raise SlotError(
-                f"{where.capitalize()} returns one tensor, so there are no parts to pick from",
+                f"{where} returns one tensor, so there are no parts to pick from",
                 given=f"part {part!r}",
                 fix="leave the part out",
             )
+        _require_activations(where, output)
         return None
     parts: dict[int | str, object]
     if isinstance(output, dict):
@@ -193,34 +218,57 @@ def _choose_part(where: str, part: int | str | None, output: object) -> int | st
         parts = dict(enumerate(output))
     else:
         raise SlotError(
-            f"{where.capitalize()} returns something a slot cannot serve",
+            f"{where} returns something a slot cannot serve",
             given=type(output).__name__,
             valid="a tensor, or a tuple, list or dict that holds one",
         )
     tensors = [key for key, value in parts.items() if isinstance(value, Tensor)]
-    if part is None and len(tensors) == 1:
-        return tensors[0]
-    if part not in tensors:
+    chosen = tensors if part is None else [key for key in tensors if str(key) == str(part)]
+    if len(chosen) != 1:
         raise SlotError(
-            f"{where.capitalize()} returns a {type(output).__name__}; say which tensor to grow",
+            f"{where} returns a {type(output).__name__}; say which tensor to grow",
             given="no part" if part is None else f"part {part!r}",
             valid=", ".join(f"@{key}" for key in tensors) or "it holds no tensor",
-            fix=None if not tensors else f"for example 'path@{tensors[0]}'",
+            fix=f"for example '{target.path}@{tensors[0]}'" if tensors else None,
         )
-    return part
+    _require_activations(where, part_of(output, chosen[0]))
+    return chosen[0]
 
 
-def _tensor_at(where: str, part: int | str | None, output: object) -> Tensor:
-    tensor = part_of(output, part)
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+def _require_activations(where: str, tensor: Tensor) -> None:
+    if not tensor.is_floating_point():
         raise SlotError(
-            f"{where.capitalize()} does not return floating-point activations",
-            given=str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__,
+            f"{where} does not return floating-point activations",
+            given=str(tensor.dtype),
             valid="a float tensor",
         )
-    if tensor.layout != torch.strided:
-        raise SlotError(f"{where.capitalize()} returns a {tensor.layout} tensor", valid="strided")
-    return tensor
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout)
+        raise SlotError(f"{where} returns a {kind} tensor", valid="a dense tensor")
+    if tensor.numel() == 0:
+        raise SlotError(
+            f"{where} returns an empty tensor", given=list(tensor.shape), fix="give a larger sample"
+        )
+
+
+def _require_no_nesting(model: nn.Module, target: Target, events: Sequence[Event]) -> None:
+    """With a padding mask, torch's encoder runs its layers on nested tensors in evaluation."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        inside = target.path.startswith(f"{path}.layers." if path else "layers.")
+        if not isinstance(module, nn.TransformerEncoder) or not inside:
+            continue
+        masked = any(
+            (*event.inputs[2:3], event.named_inputs.get("src_key_padding_mask"))[0] is not None
+            for event in events
+            if event.module is module
+        )
+        if masked and module.use_nested_tensor:
+            raise SlotError(
+                f"{opening(target.where)} gets nested tensors in evaluation, which a seed "
+                "cannot grow on",
+                given=f"{path!r} with a padding mask and use_nested_tensor",
+                fix=f"set model.{path}.use_nested_tensor = False" if path else None,
+            )
 
 
 def _spec_of(name: str, layout: Layout, output: Tensor) -> SlotSpec:
@@ -241,10 +289,7 @@ def _spec_of(name: str, layout: Layout, output: Tensor) -> SlotSpec:
 
 
 def _batch_size(sample: Sample) -> int | None:
-    values: Sequence[object]
-    if isinstance(sample, Tensor):
-        values = [sample]
-    else:
-        values = list(sample.values()) if isinstance(sample, Mapping) else list(sample)
-    sizes = [value.shape[0] for value in values if isinstance(value, Tensor) and value.dim() > 0]
-    return sizes[0] if sizes else None
+    """The first axis of the first tensor in the sample."""
+    values = dict(sample) if isinstance(sample, Mapping) else sample
+    tensors = (value for value in tree_leaves(values) if isinstance(value, Tensor))
+    return next((tensor.shape[0] for tensor in tensors if tensor.dim() > 0), None)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import Blueprint
+from esper.kasmina.isolation import randomness_kept, state_kept
 from esper.leyline.errors import BlueprintError
 from esper.leyline.ops import Blend
 from esper.leyline.slots import SlotSpec
@@ -30,10 +31,13 @@ class BlendGate(nn.Module):
 class Seed(nn.Module):
     """g in h + alpha * g(h), in the host's own layout."""
 
-    def __init__(self, spec: SlotSpec, body: nn.Module, gate: BlendGate | None) -> None:
+    def __init__(
+        self, spec: SlotSpec, body: nn.Module, gate: BlendGate | None, *, draws: bool = False
+    ) -> None:
         super().__init__()
         self.body = body
         self.gate = gate
+        self.draws = draws  # random numbers, for dropout say
         straight = spec.to_canonical == tuple(range(len(spec.to_canonical)))
         self.permutation = None if straight else (spec.to_canonical, spec.from_canonical)
 
@@ -62,17 +66,19 @@ def build_seed(
     It is drawn on the CPU from its own stream, so that planting leaves the host's random
     numbers alone and gives the same seed on every device.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(stream, "weights"))
+    with torch.device("cpu"), randomness_kept(stream=derive_seed(stream, "weights")):
         body = plan.build(spec)
-        _require_zero_point(plan, spec, body)
+        draws = _require_zero_point(plan, spec, body)
     gate = BlendGate(spec.channels, spec.channel_axis) if blend is Blend.GATE else None
-    return Seed(spec, body, gate).to(device=device, dtype=dtype)
+    return Seed(spec, body, gate, draws=draws).to(device=device, dtype=dtype)
 
 
-def _require_zero_point(plan: Blueprint, spec: SlotSpec, body: nn.Module) -> None:
-    with torch.no_grad():
-        output = body(torch.randn(spec.canonical_shape(batch=2)))
+def _require_zero_point(plan: Blueprint, spec: SlotSpec, body: nn.Module) -> bool:
+    """Raise unless the newborn body returns zeros; says whether it draws random numbers."""
+    h = torch.randn(spec.canonical_shape(batch=2))
+    before = torch.get_rng_state()
+    with state_kept(body), torch.no_grad():
+        output = body(h)
     if bool((output != 0).any()):  # also true of NaN
         raise BlueprintError(
             f"Blueprint {plan.name!r} is not zero when it is new",
@@ -80,3 +86,4 @@ def _require_zero_point(plan: Blueprint, spec: SlotSpec, body: nn.Module) -> Non
             valid="exactly 0 everywhere",
             fix="end it with zeroed(layer) and nothing after, or with a ScalarGate",
         )
+    return not torch.equal(before, torch.get_rng_state())

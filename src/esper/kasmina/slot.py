@@ -1,12 +1,15 @@
 """A slot in a running model: what it does to the activations that pass through it."""
 
 import sys
+from contextlib import nullcontext
+from copy import copy
 from enum import IntEnum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.isolation import randomness_kept
 from esper.kasmina.seed import Seed
 from esper.leyline.errors import SlotError
 from esper.leyline.slots import SlotSpec
@@ -21,10 +24,15 @@ class Mode(IntEnum):
 class _StraightThrough(torch.autograd.Function):
     """Forward: h, to the bit. Backward: the same gradient to h and to g."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, h: Tensor, g: Tensor) -> Tensor:
-        ctx.g_dtype = g.dtype
+    def forward(h: Tensor, g: Tensor) -> Tensor:
         return h.clone()  # a copy, so that in-place layers behind the slot stay legal
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.g_dtype = inputs[1].dtype
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,6 +47,7 @@ class Slot(nn.Module):
         self.spec = spec
         self.mode = Mode.OFF
         self.seed: Seed | None = None
+        self.fixed_extent = False  # do the seed's weights depend on the slot's extent?
         self.alpha = 0.0
 
     def forward(self, h: Tensor) -> Tensor:
@@ -48,22 +57,50 @@ class Slot(nn.Module):
         if self.mode is Mode.STRAIGHT:
             if not torch.is_grad_enabled():
                 return h
-            straight: Tensor = _StraightThrough.apply(  # type: ignore[no-untyped-call]
-                h, self.seed(h.detach())
-            )
+            # A seed that draws random numbers must not take them from the host's stream.
+            with randomness_kept(self.seed) if self.seed.draws else nullcontext():
+                g = self._grown(self.seed, h.detach())
+            straight: Tensor = _StraightThrough.apply(h, g)  # type: ignore[no-untyped-call]
             return straight
-        g: Tensor = self.seed(h)
+        g = self._grown(self.seed, h)
         # Under autocast g may come in another precision; the host keeps its own.
         return h + (g if self.alpha == 1.0 else self.alpha * g).to(h.dtype)
 
+    def _grown(self, seed: Seed, h: Tensor) -> Tensor:
+        """g(h), in the seed's own precision where a host mixes several (and autocast does not)."""
+        if not torch.is_autocast_enabled(h.device.type):
+            h = h.to(next((parameter.dtype for parameter in seed.parameters()), h.dtype))
+        grown: Tensor = seed(h)
+        return grown
+
     def _check(self, h: Tensor) -> None:
+        if not isinstance(h, Tensor):
+            raise SlotError(
+                f"Slot {self.spec.name!r} met an output of another type",
+                given=type(h).__name__,
+                valid="a tensor, as for the sample",
+                fix="name a submodule whose output always has the same form",
+            )
+        if h.is_nested:
+            raise SlotError(
+                f"Slot {self.spec.name!r} met a nested tensor, which a seed cannot grow on",
+                fix="set use_nested_tensor = False on the nn.TransformerEncoder around it",
+            )
+        batch, channels = (self.spec.to_canonical[axis] for axis in (0, self.spec.channel_axis))
         axes = len(self.spec.to_canonical)
-        channels = self.spec.to_canonical[self.spec.channel_axis]
-        if h.dim() != axes or h.shape[channels] != self.spec.channels:
+        wanted = f"{axes} axes with {self.spec.channels} channels at axis {channels}"
+        fits = h.dim() == axes and h.shape[channels] == self.spec.channels
+        if self.fixed_extent:
+            wanted += f" and {list(self.spec.extent)} positions, as its seed needs"
+            extent = tuple(
+                h.shape[axis] for axis in range(h.dim()) if axis not in (batch, channels)
+            )
+            fits = fits and extent == self.spec.extent
+        if not fits:
             raise SlotError(
                 f"Slot {self.spec.name!r} met activations of another shape",
                 given=list(h.shape),
-                valid=f"{axes} axes with {self.spec.channels} channels at axis {channels}",
+                valid=wanted,
                 fix="wrap the model again with a sample like the data it is trained on",
             )
 
@@ -85,7 +122,16 @@ class Tap:
 
 
 def part_of(output: object, part: int | str | None) -> Any:
-    return output if part is None else output[part]  # type: ignore[index]
+    if part is None:
+        return output
+    try:
+        return output[part]  # type: ignore[index]
+    except (TypeError, KeyError, IndexError):
+        raise SlotError(
+            "A slot's module changed the form of its output",
+            given=type(output).__name__,
+            valid=f"a tuple, list or dict with part {part!r}, as for the sample",
+        ) from None
 
 
 def replace_part(output: object, part: int | str | None, value: object) -> object:
@@ -94,19 +140,11 @@ def replace_part(output: object, part: int | str | None, value: object) -> objec
         return value
     if isinstance(output, tuple):
         items: list[Any] = [value if i == part else item for i, item in enumerate(output)]
-        named = hasattr(output, "_fields")
-        return type(output)(*items) if named else tuple(items)
-    if isinstance(output, list):
-        return [value if index == part else item for index, item in enumerate(output)]
-    if isinstance(output, dict):
-        changed = type(output)(output)
-        changed[part] = value
-        return changed
-    raise SlotError(
-        "A slot's module changed the type of its output",
-        given=type(output).__name__,
-        valid="the tuple, list or dict it returned for the sample",
-    )
+        make = getattr(output, "_make", type(output))  # named tuples have it; torch's own do not
+        return make(items)
+    changed: Any = copy(output)  # a list or dict, or a class of one's own derived from them
+    changed[part] = value
+    return changed
 
 
 def _make_compiled_code_notice_hooks() -> None:

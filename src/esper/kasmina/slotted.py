@@ -12,26 +12,27 @@ from torch.utils._pytree import tree_map_only
 
 from esper.kasmina.blueprints import build_catalogue, find_blueprint, learning_rate_scales
 from esper.kasmina.gates import UNLIMITED, GateRules, Situation
-from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.isolation import Isolation, buffers_kept, only_learning
+from esper.kasmina.isolation import Isolation, only_learning, state_kept
 from esper.kasmina.lifecycle import decide, pass_time, remove_now
 from esper.kasmina.masks import explain, legality
-from esper.kasmina.probe import Place, Sample, Target, probe
+from esper.kasmina.probe import Sample, Target, find_places
 from esper.kasmina.seed import Seed, build_seed
 from esper.kasmina.slot import Mode, Slot, set_tap
 from esper.kasmina.surgery import (
     add_parameters,
+    arrange_parameters,
     prepare_groups,
     remove_parameters,
     require_same_parameters,
 )
 from esper.kasmina.views import SlotView
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
-from esper.leyline.errors import SlotError, UnknownNameError
+from esper.leyline.errors import UnknownNameError
 from esper.leyline.heads import HEADS
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
 from esper.leyline.ops import Blend, LifecycleOp
+from esper.leyline.slots import require_agreement
 from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
 
@@ -73,7 +74,7 @@ class SlottedModel(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self._places = _find_places(model, places, sample)
+        self._places = find_places(model, places, sample)
         self.model = model
         self.specs = tuple(place.spec for place in self._places)
         self.slots = nn.ModuleList(Slot(spec) for spec in self.specs)
@@ -88,6 +89,7 @@ class SlottedModel(nn.Module):
         self._planted = 0
         self._seed_passes = 0
         self._in_seed_pass = False
+        self._overrides: list[float | None] = [None] * len(self.specs)
         self._optimizers: list[Optimizer] = []
 
     # --- running -------------------------------------------------------------------------
@@ -111,17 +113,18 @@ class SlottedModel(nn.Module):
         left as they were.
         """
         training = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
-        learning = [
-            parameter
-            for slot, is_training in zip(self._slots(), training, strict=True)
-            if is_training
-            for parameter in slot.parameters()
-        ]
+        learning: list[nn.Parameter] = []
+        settled = [self.model]  # whatever must not notice: the host, and seeds that joined it
+        for slot, is_training in zip(self._slots(), training, strict=True):
+            if is_training:
+                learning += slot.parameters()
+            elif slot.seed is not None:
+                settled.append(slot.seed)
         self._seed_passes += 1
         stream = derive_seed(self.seed, "seed pass", self._seed_passes)
         with (
             only_learning(self, learning, stream=stream),
-            buffers_kept(self.model),
+            state_kept(*settled),
             self._overridden([1.0 if on else None for on in training]),
         ):
             try:
@@ -147,18 +150,22 @@ class SlottedModel(nn.Module):
     @contextmanager
     def _overridden(self, alphas: Sequence[float | None]) -> Iterator[None]:
         """Inside, slots run at these alphas; None leaves a slot as it is."""
+        outer = self._overrides
         try:
-            self._set_modes(alphas)
+            pairs = zip(alphas, outer, strict=True)
+            self._overrides = [before if alpha is None else alpha for alpha, before in pairs]
+            self._set_modes()
             yield
         finally:
+            self._overrides = outer
             self._set_modes()
 
-    def _set_modes(self, overrides: Sequence[float | None] | None = None) -> None:
-        """Bring every slot's mode, alpha and hook in line with the arrays."""
+    def _set_modes(self) -> None:
+        """Bring every slot's mode, alpha and hook in line with the arrays and the overrides."""
         training = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
         straight_through = self.isolation is Isolation.STRAIGHT_THROUGH
         for index, (slot, place) in enumerate(zip(self._slots(), self._places, strict=True)):
-            override = None if overrides is None else overrides[index]
+            override = self._overrides[index]
             slot.alpha = float(self.lifecycle.alpha[0, index]) if override is None else override
             if override is None and training[index] and straight_through:
                 slot.mode = Mode.STRAIGHT
@@ -262,6 +269,8 @@ class SlottedModel(nn.Module):
                 for optimizer in self._optimizers:
                     remove_parameters(optimizer, _named(index, slot.seed))
                 slot.seed = None
+        for optimizer in self._optimizers:
+            arrange_parameters(optimizer, list(self.slots.parameters()))
         self.lifecycle = life
         self._set_modes()
         return record
@@ -273,8 +282,9 @@ class SlottedModel(nn.Module):
             torch.zeros(()),
         )
         self._planted += 1
+        plan = find_blueprint(self.catalogue.names[blueprint], spec.family)
         seed = build_seed(
-            find_blueprint(self.catalogue.names[blueprint], spec.family),
+            plan,
             spec,
             blend,
             stream=derive_seed(self.seed, "seed", spec.name, self._planted),
@@ -284,7 +294,7 @@ class SlottedModel(nn.Module):
         scales = {f"slots.{index}.seed.{name}": s for name, s in learning_rate_scales(seed).items()}
         for optimizer in self._optimizers:
             add_parameters(optimizer, _named(index, seed), scales)
-        slot.seed = seed
+        slot.seed, slot.fixed_extent = seed, plan.fixed_extent
 
     # --- measuring and keeping -----------------------------------------------------------
 
@@ -351,8 +361,9 @@ class SlottedModel(nn.Module):
             for name in state_dict
             if name.startswith(_LIFECYCLE_PREFIX)
         }
-        counters = weights.pop(_COUNTERS_KEY)
         life = Lifecycle.from_state_dict(arrays)
+        counters = weights.pop(_COUNTERS_KEY)
+        require_agreement("(hosts, slots)", ("host", self.lifecycle.shape), ("state", life.shape))
         # Every seed is built anew, since the saved one may be of another blueprint.
         self._become(Lifecycle.dormant(*self.lifecycle.shape), Transitions.none())
         self._become(life, Transitions.none())
@@ -372,20 +383,3 @@ def _blend_named(blend: Blend | str) -> Blend:
     if blend not in names:
         raise UnknownNameError.of("blend", blend, names)
     return Blend[blend.upper()]
-
-
-def _find_places(
-    model: nn.Module, places: Sequence[Target | str] | None, sample: Sample | None
-) -> list[Place]:
-    if isinstance(model, SegmentedHost) and places is None:
-        return [
-            Place(model.get_submodule(path), None, spec)
-            for spec, path in zip(model.slot_specs(), model.slot_paths().values(), strict=True)
-        ]
-    if not places or sample is None:
-        raise SlotError(
-            "Slots on a model of your own need places and a sample",
-            given=f"places {places}, {'a' if sample is not None else 'no'} sample",
-            valid="submodule paths such as ['layer1', 'layer2'] and an input the model accepts",
-        )
-    return probe(model, places, sample)

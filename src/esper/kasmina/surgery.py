@@ -5,18 +5,27 @@ its settings; those with a learning-rate scale get a group of their own. Prepare
 making a learning-rate scheduler, which cannot cope with groups that appear later.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from esper.leyline.errors import OptimizerMismatchError
 
 SCALE_KEY = "learning_rate_scale"
+_SHOWN = 5  # names in a message
 
 
 def prepare_groups(optimizer: Optimizer, scales: Iterable[float]) -> None:
     """Make sure there is a (possibly empty) group for each learning-rate scale."""
+    if isinstance(optimizer, LBFGS):
+        raise OptimizerMismatchError(
+            "This optimiser cannot take in parameters while it runs",
+            given="LBFGS",
+            valid="any optimiser with parameter groups, such as SGD or AdamW",
+        )
     for scale in scales:
         _group_for(optimizer, scale)
 
@@ -48,15 +57,17 @@ def add_parameters(
     named: Mapping[str, nn.Parameter],
     scales: Mapping[str, float] | None = None,
 ) -> None:
-    """Give newborn parameters to the optimiser, with fresh state."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    """Give newborn parameters to the optimiser, with fresh state; on error, none of them."""
+    held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    counts = Counter(held + [id(parameter) for parameter in named.values()])
+    twice = [name for name, parameter in named.items() if counts[id(parameter)] > 1]
+    if twice:
+        raise OptimizerMismatchError(
+            "The optimiser already holds parameters that were to be added", given=", ".join(twice)
+        )
+    groups = {name: _group_for(optimizer, (scales or {}).get(name, 1.0)) for name in named}
     for name, parameter in named.items():
-        if id(parameter) in held:
-            raise OptimizerMismatchError(
-                "The optimiser already holds a parameter that was to be added", given=name
-            )
-        group = _group_for(optimizer, (scales or {}).get(name, 1.0))
-        members, names = group["params"], group.get("param_names")
+        members, names = groups[name]["params"], groups[name].get("param_names")
         assert isinstance(members, list)
         members.append(parameter)
         if isinstance(names, list):
@@ -65,20 +76,35 @@ def add_parameters(
 
 def remove_parameters(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> None:
     """Take parameters and their state out of the optimiser; everything else stays as it is."""
-    leaving = {id(parameter): name for name, parameter in named.items()}
-    for group in optimizer.param_groups:
-        kept = [index for index, member in enumerate(group["params"]) if id(member) not in leaving]
-        for member in group["params"]:
-            leaving.pop(id(member), None)
-        group["params"][:] = [group["params"][index] for index in kept]
-        if "param_names" in group:
-            group["param_names"][:] = [group["param_names"][index] for index in kept]
-    if leaving:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    absent = [name for name, parameter in named.items() if id(parameter) not in held]
+    if absent:
         raise OptimizerMismatchError(
-            "Parameters to remove are not in the optimiser", given=", ".join(leaving.values())
+            "Parameters to remove are not in the optimiser", given=", ".join(absent)
         )
+    leaving = {id(parameter) for parameter in named.values()}
+    for group in optimizer.param_groups:
+        _select(group, [i for i, p in enumerate(group["params"]) if id(p) not in leaving])
     for parameter in named.values():
         optimizer.state.pop(parameter, None)
+
+
+def arrange_parameters(optimizer: Optimizer, last: Sequence[nn.Parameter]) -> None:
+    """In each group, put those of `last` in this order behind all others.
+
+    An optimiser's saved state goes by position, so the order must follow from what has grown
+    and not from when it was planted.
+    """
+    place = {id(parameter): position for position, parameter in enumerate(last)}
+    for group in optimizer.param_groups:
+        places = [place.get(id(parameter), -1) for parameter in group["params"]]
+        _select(group, sorted(range(len(places)), key=places.__getitem__))
+
+
+def _select(group: dict[str, Any], indices: Sequence[int]) -> None:
+    for key in ("params", "param_names"):
+        if key in group:
+            group[key][:] = [group[key][index] for index in indices]
 
 
 def require_same_parameters(optimizer: Optimizer, model: nn.Module) -> None:
@@ -91,11 +117,17 @@ def require_same_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     missing = [name for key, name in wanted.items() if key not in set(held)]
     foreign = sum(key not in owned for key in held)
-    if missing or foreign or len(set(held)) != len(held):
-        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+    twice = len(held) - len(set(held))
+    shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+    faults = {
+        f"{len(missing)} missing ({shown})": missing,
+        f"{foreign} that are not the model's": foreign,
+        f"{twice} held twice": twice,
+    }
+    if any(faults.values()):
         raise OptimizerMismatchError(
             "The optimiser does not hold the model's parameters",
-            given=f"{len(missing)} missing ({shown or 'none'}), {foreign} that are not the model's",
+            given=", ".join(text for text, found in faults.items() if found),
             valid="exactly the model's trainable parameters",
             fix="make the optimiser from this model's parameters and let the host track it",
         )

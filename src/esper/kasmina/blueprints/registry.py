@@ -45,7 +45,9 @@ def blueprint(
     try:
         kind = Family(family)
     except ValueError:
-        raise UnknownNameError.of("blueprint family", family, list(Family)) from None
+        raise UnknownNameError.of(
+            "blueprint family", str(family), [each.value for each in Family]
+        ) from None
     if not name.isidentifier():
         raise BlueprintError(
             "A blueprint's name must be an identifier", given=repr(name), fix="use a_name_like_this"

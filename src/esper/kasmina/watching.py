@@ -1,0 +1,134 @@
+"""Runs a model on a sample and watches every module: what passes, and where gradients come back.
+
+The model, the sample and all random states are afterwards as they were before.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from esper.kasmina.isolation import randomness_kept, state_kept
+from esper.kasmina.layout import Event
+from esper.kasmina.slot import part_of, replace_part
+
+Sample = Tensor | Sequence[Any] | Mapping[str, Any]
+Part = int | str | None
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A module under watch, and which part of its output is meant."""
+
+    module: nn.Module
+    choose_part: Callable[[object], Part]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a watched module."""
+
+    event: int  # its index in the run's events
+    part: Part
+    output: Tensor
+    marker: Tensor  # added to the output, to see whether gradients come back to it
+    records_gradients: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was seen while the model ran."""
+
+    events: list[Event]
+    calls: list[list[Call]]  # of each watched module
+    reached: set[int]  # ids of the tensors that receive gradient from the model's output
+    returns_tensors: bool
+
+    def brings_gradients(self, watched: int) -> bool:
+        """To a watched module's output; taken for granted when the model returns no tensors."""
+        calls = self.calls[watched]
+        return any(id(c.marker) in self.reached or not self.returns_tensors for c in calls)
+
+
+def call(model: nn.Module, sample: Sample) -> object:
+    """The model's output on a sample: one tensor, positional or keyword arguments."""
+    if isinstance(sample, Mapping):
+        return model(**sample)
+    if isinstance(sample, (tuple, list)):
+        return model(*sample)
+    return model(sample)
+
+
+def watch(model: nn.Module, places: Sequence[Watched], sample: Sample, *, training: bool) -> Run:
+    """Run the model, all of it in training or in evaluation mode."""
+    events: list[Event] = []
+    calls: list[list[Call]] = [[] for _ in places]
+
+    def note(
+        module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object
+    ) -> object:
+        for place, seen in zip(places, calls, strict=True):
+            if place.module is module:
+                seen.append(_marked(output, place.choose_part(output), event=len(events)))
+                output = replace_part(output, seen[-1].part, seen[-1].output)
+        events.append(Event(module, args, output, kwargs))
+        return output
+
+    plain = dict(sample) if isinstance(sample, Mapping) else sample
+    with state_kept(model), randomness_kept(model), _uncompiled(), torch.enable_grad():
+        hookable = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+        handles = [module.register_forward_hook(note, with_kwargs=True) for module in hookable]
+        try:
+            for module in hookable:
+                module.training = training
+            output = call(model, tree_map_only(Tensor, _copied, plain))
+        finally:
+            for handle in handles:
+                handle.remove()
+    tensors = list(_tensors_in(output))
+    return Run(events, calls, _leaves_behind(tensors), returns_tensors=bool(tensors))
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    """Inside, compiled parts of the model run as they were written, so that hooks see all."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+def _marked(output: object, part: Part, *, event: int) -> Call:
+    tensor: Tensor = part_of(output, part)
+    marker = torch.zeros((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
+    return Call(event, part, tensor + marker, marker, torch.is_grad_enabled())
+
+
+def _tensors_in(output: object) -> Iterator[Tensor]:
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__"):  # a class of the model's own that holds its outputs
+            yield from (value for value in tree_leaves(vars(leaf)) if isinstance(value, Tensor))
+
+
+def _leaves_behind(tensors: Sequence[Tensor]) -> set[int]:
+    """The ids of all tensors that would receive gradient from these."""
+    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen: set[object] = set()
+    leaves: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            leaves.add(id(getattr(node, "variable", None)))
+            waiting += [before for before, _ in node.next_functions if before is not None]
+    return leaves

@@ -1,0 +1,160 @@
+"""Files of the exported network: both formats give its outputs, and failures leave no file."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from esper.kasmina import SlottedModel, export_files, export_module, export_onnx, export_program
+from esper.kasmina.probe import call
+from esper.leyline import ExportError
+from tests.kasmina.grown_hosts import FAMILIES, HOSTS, RULES
+
+Export = Callable[..., Path]
+EXPORTS = pytest.mark.parametrize("export", [export_program, export_onnx])
+
+
+def runner(path: Path) -> Callable[[Any], list[Tensor]]:
+    """Runs a file the way its user would."""
+    if path.suffix == ".pt2":
+        program = torch.export.load(path).module()
+        return lambda sample: [t for t in tree_leaves(call(program, sample)) if torch.is_tensor(t)]
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(path))
+
+    def infer(sample: Any) -> list[Tensor]:
+        inputs = [leaf.numpy() for leaf in tree_leaves(sample) if torch.is_tensor(leaf)]
+        names = [each.name for each in session.get_inputs()]
+        return [
+            torch.from_numpy(output)
+            for output in session.run(None, dict(zip(names, inputs, strict=True)))
+        ]
+
+    return infer
+
+
+def rows(sample: Any, count: int) -> Any:
+    """The sample, cut or repeated to another batch size."""
+    cycle = torch.arange(count) % 4
+    return torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor[cycle], sample)
+
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+PAIRS = [(name, export) for name in FAMILIES for export in (export_program, export_onnx)]
+PAIRS += [(name, export_onnx) for name in ("lstm", "encoder", "dict part")]
+PAIRS += [(name, export_program) for name in ("residual cnn", "u-net", "tied weights", "dict part")]
+PAIRS += [(name, export_program) for name in ("called twice", "containers", "dense block")]
+
+
+@pytest.mark.parametrize(("name", "export"), PAIRS)
+def test_a_file_gives_the_outputs_of_the_network(name: str, export: Export, tmp_path: Path) -> None:
+    if (name, export) == ("dense", export_onnx) and TORCH < (2, 13):
+        pytest.skip("older versions do not convert the pooling of `convpool` to ONNX")
+    host, sample = HOSTS[name].build()
+    path = tmp_path / ("net.pt2" if export is export_program else "net.onnx")
+    assert export(host, sample, path) == path
+    assert list(tmp_path.iterdir()) == [path]
+    assert host.training
+    saved = runner(path)
+    host.eval()
+    for batch in (1, 4, 7):
+        inputs = rows(sample, batch)
+        with host.committed(), torch.no_grad():
+            output = call(host, inputs)
+        expected = [leaf for leaf in tree_leaves(output) if torch.is_tensor(leaf)]
+        for given, wanted in zip(saved(inputs), expected, strict=True):
+            torch.testing.assert_close(given, wanted, rtol=1e-5, atol=1e-5)
+
+
+@EXPORTS
+def test_the_batch_may_be_fixed(export: Export, tmp_path: Path) -> None:
+    host, sample = HOSTS["containers"].build()
+    path = tmp_path / ("net.pt2" if export is export_program else "net.onnx")
+    export(host, sample[:1], path, dynamic_batch=False)
+    saved = runner(path)
+    assert saved(sample[:1])[0].shape == (1, 2)
+    with pytest.raises(Exception, match=r"(?i)shape|dimension|guard"):
+        saved(sample)
+
+
+def test_a_sample_of_one_row_does_not_show_the_batch(tmp_path: Path) -> None:
+    host, sample = HOSTS["containers"].build()
+    with pytest.raises(ExportError, match=r"a batch of 1; valid: .* dynamic_batch=False"):
+        export_program(host, sample[:1], tmp_path / "net.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+class Fixed(nn.Module):
+    """Only takes batches of four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).reshape(4, 6)
+
+
+@EXPORTS
+def test_a_network_that_cannot_be_captured_leaves_no_file(export: Export, tmp_path: Path) -> None:
+    sample = torch.randn(4, 6)
+    host = SlottedModel(Fixed(), ["layer"], sample, rules=RULES)
+    with pytest.raises(ExportError, match=r"cannot capture.*dynamic_batch=False"):
+        export(host, sample, tmp_path / "net")
+    assert not list(tmp_path.iterdir())
+    export(host, sample, tmp_path / "net.pt2", dynamic_batch=False)
+
+
+@EXPORTS
+def test_a_file_that_does_not_match_is_not_left_behind(
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, sample = HOSTS["containers"].build()
+    path = tmp_path / "net.pt2"
+    path.write_text("an older export")
+    monkeypatch.setattr(export_files, "_tolerance", lambda _model: -1.0)  # so nothing matches
+    with pytest.raises(ExportError, match="does not give what the host gives"):
+        export(host, sample, path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "an older export"
+
+
+def test_a_network_that_onnxruntime_cannot_run_leaves_no_file(tmp_path: Path) -> None:
+    sample = torch.randn(4, 6, dtype=torch.bfloat16)
+    host = SlottedModel(nn.Sequential(nn.Linear(6, 6)).bfloat16(), ["0"], sample, rules=RULES)
+    with pytest.raises(ExportError, match="could not be written, read back and run"):
+        export_onnx(host, sample, tmp_path / "net.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_named_with_the_command(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, sample = HOSTS["containers"].build()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ExportError, match=rf"no {package};.*pip install 'esper-ml\[export\]'\."):
+        export_onnx(host, sample, tmp_path / "net.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
+    host, sample = HOSTS["containers"].build()
+    with pytest.raises(ExportError, match="no such folder"):
+        export_program(host, sample, tmp_path / "missing" / "net.pt2")
+
+
+def test_weights_too_large_for_one_onnx_file_go_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, sample = HOSTS["containers"].build()
+    monkeypatch.setattr(export_files, "SINGLE_FILE_BYTES", 0)
+    path = export_onnx(host, sample, tmp_path / "net.onnx")
+    assert {each.name for each in tmp_path.iterdir()} == {"net.onnx", "net.onnx.data"}
+    model = export_module(host, sample).eval()
+    torch.testing.assert_close(runner(path)(sample)[0], model(sample), rtol=1e-5, atol=1e-5)
