@@ -26,7 +26,7 @@ from esper.kasmina.gates import GateRules
 from esper.kasmina.hosts import Conv1dHost, Conv2dHost, MlpHost, SegmentedHost
 from esper.leyline import DEFAULT_EPISODE_LENGTH, Actions, Blend, LifecycleOp
 from esper.tolaria.data.splits import Split, Splits
-from esper.tolaria.extract import extract
+from esper.tolaria.extraction import extract
 from esper.tolaria.feed import Feed
 from esper.tolaria.population import Population, PopulationConfig
 
@@ -125,7 +125,7 @@ def one_by_one(population: Population, hosts: int, device: str, repeats: int) ->
         host = extract(population, index)
         pairs.append((host, torch.optim.AdamW(host.parameters(), lr=1e-3)))
     order = population.feed.epoch(population.seeds, population.lifecycle.epoch)[0]
-    inputs, labels = population.feed.fetch(order[chosen])
+    inputs, labels = population.feed.samples_at(order[chosen])
 
     def step() -> None:
         for row, (host, optimizer) in enumerate(pairs):
@@ -194,7 +194,7 @@ def floor(population: Population, hosts: int, rates: tuple[float, float]) -> flo
             if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
                 module.register_forward_hook(note)
         order = population.feed.epoch(population.seeds, population.lifecycle.epoch)[0]
-        inputs, labels = population.feed.fetch(order[index : index + 1])
+        inputs, labels = population.feed.samples_at(order[index : index + 1])
         with FlopCounterMode(display=False) as counter:
             cross_entropy(host(inputs[0]), labels[0]).backward()
         flops += counter.get_total_flops()

@@ -7,7 +7,7 @@ import torch
 
 from esper.leyline import EsperError, SeedStage
 from esper.leyline.streams import derive_seed
-from esper.tolaria.extract import extract
+from esper.tolaria.extraction import extract
 from esper.tolaria.governor import Cause, Governor, GovernorRules, Remedy
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.kasmina import Isolation, blueprint_names
 from esper.leyline import Actions, Blend, Lifecycle, LifecycleOp, SeedStage
-from esper.tolaria.extract import extract
+from esper.tolaria.extraction import extract
 from esper.tolaria.optimisers import AdamW, RowOptimiser, Sgd
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from esper.leyline import AgreementError, SeedStage
-from esper.tolaria.extract import extract
+from esper.tolaria.extraction import extract
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
 from esper.tolaria.rows import (

@@ -10,7 +10,7 @@ from esper.kasmina import GateRules, SlottedModel
 from esper.kasmina.hosts import Conv1dHost, Conv2dHost, MlpHost, SegmentedHost
 from esper.leyline import Actions, Legality, LifecycleOp
 from esper.tolaria.data.splits import Split, Splits
-from esper.tolaria.extract import extract
+from esper.tolaria.extraction import extract
 from esper.tolaria.feed import Feed
 from esper.tolaria.optimisers import AdamW, Sgd
 from esper.tolaria.population import Population, PopulationConfig
@@ -115,7 +115,7 @@ class Twins:
         """Train one epoch on the same batches; losses [N], seed gradients [N, S], accuracy [N]."""
         population = self.population
         index = population.feed.epoch(population.seeds, population.lifecycle.epoch)
-        inputs, labels = population.feed.fetch(index)  # [T, N, B, ...]
+        inputs, labels = population.feed.samples_at(index)  # [T, N, B, ...]
         losses, scores = [], []
         gradients = torch.full(population.lifecycle.shape, torch.nan, dtype=torch.float64)
         for n, (host, optimizer) in enumerate(zip(self.hosts, self.optimizers, strict=True)):

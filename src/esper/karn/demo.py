@@ -102,21 +102,20 @@ def run_demo(*, epochs: int, seed: int, samples: int) -> None:
         torch.manual_seed(derive_seed(seed, "host"))
         model = build_host("conv1d")
     growing, plain = Life(model, data, seed), Life(copy.deepcopy(model), data, seed)
-    header = f"{'epoch':>5}  {'loss':>5}  {'valid':>6}  {'never grown':>11}  slots"
-    console.print(header, style="underline")
+    console.print(f"epoch  loss  valid  never grown  {GROWN:<25} {TRIED:<25}", style="underline")
     for epoch in range(1, epochs + 1):
         plain.epoch()
         steps = list(growing.epoch()) + list(_decide(growing.host, epoch))
         console.print(
-            f"{epoch:>5}  {growing.loss:5.2f}  {growing.score:5.1f}%  {plain.score:10.1f}%  "
-            + "   ".join(_slot_text(growing.host, name) for name in (GROWN, TRIED))
+            f"{epoch:>5}  {growing.loss:4.2f}  {growing.score:4.1f}%  {plain.score:10.1f}%  "
+            + " ".join(_slot_text(growing.host, name) for name in (GROWN, TRIED)),
+            soft_wrap=True,
         )
-        if steps:
-            names = growing.host.catalogue.slots.names
-            story = ", ".join(
-                f"{names[step.slot]} {step.before.name} → {step.after.name}" for step in steps
-            )
-            console.print(f"{'':>7}{story}", style="dim")
+        for slot, name in enumerate(growing.host.catalogue.slots.names):
+            moves = [step for step in steps if step.slot == slot]
+            if moves:
+                path = " → ".join([moves[0].before.name, *(move.after.name for move in moves)])
+                console.print(f"{'':>7}{name}: {path}", style="dim", soft_wrap=True)
     _conclude(console, growing, plain)
 
 
@@ -137,11 +136,11 @@ def _decide(host: SlottedModel, epoch: int) -> Transitions:
 
 def _slot_text(host: SlottedModel, name: str) -> str:
     slot = host.seed_slots[name]
-    text = f"{name} {slot.stage.name}"
+    text = slot.stage.name
     if slot.seed is not None:
-        filled = round(8 * slot.seed.alpha)
-        text += f" {slot.seed.blueprint} {'█' * filled}{'░' * (8 - filled)}"
-    return f"[{STYLE[slot.stage]}]{text:<34}[/]"
+        filled = round(4 * slot.seed.alpha)
+        text += f" {'█' * filled}{'░' * (4 - filled)} {slot.seed.blueprint}"
+    return f"[{STYLE[slot.stage]}]{text:<25}[/]"
 
 
 def _conclude(console: Console, growing: Life, plain: Life) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import DataError
+from esper.tolaria.augment import Augmentation
 from esper.tolaria.data.splits import Splits
 from esper.tolaria.shuffle import orders
 
@@ -28,6 +29,7 @@ class Feed:
         batches: int = 40,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        augmentation: Augmentation | None = None,
     ) -> None:
         if not datasets or any(not 0 <= index < len(datasets) for index in assignment):
             raise DataError(
@@ -38,6 +40,10 @@ class Feed:
         self.device = torch.device(device)
         self.batch, self.batches = batch, batches
         self.classes = max(each.classes for each in datasets)
+        self.augmentation = augmentation
+        # What augmentation draws from: kept on the device, so that a captured step moves it on.
+        self._streams = torch.zeros(len(assignment), dtype=torch.int64, device=self.device)
+        self._moment = torch.zeros_like(self._streams)
         self.assignment = torch.tensor(list(assignment))
         self._inputs: dict[str, Tensor] = {}
         self._labels: dict[str, Tensor] = {}
@@ -63,6 +69,8 @@ class Feed:
 
     def epoch(self, seeds: Tensor, epochs: Tensor) -> Tensor:
         """Which samples each batch of an epoch takes, [T, N, B]; smaller data sets are cycled."""
+        self._streams.copy_(seeds)
+        self._moment.copy_(epochs * self.batches)
         needed = self.batch * self.batches
         chosen = torch.zeros(self.environments, needed, dtype=torch.int64, device=self.device)
         for samples in self._samples["train"].unique().tolist():
@@ -74,7 +82,15 @@ class Feed:
         return chosen.view(self.environments, self.batches, self.batch).transpose(0, 1).contiguous()
 
     def fetch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Training inputs and labels for sample numbers [V, B]."""
+        """The next batch of every environment, augmented: samples [N, B] of the present epoch."""
+        inputs, labels = self.samples_at(index)
+        if self.augmentation is not None:
+            inputs = self.augmentation(inputs, self._streams, self._moment)
+            self._moment += 1
+        return inputs, labels
+
+    def samples_at(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Training inputs and labels as they are, for sample numbers of any shape."""
         return self._inputs["train"][index], self._labels["train"][index]
 
     def held_out(self, split: str, environment: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
