@@ -13,10 +13,11 @@ from esper.tolaria.rows import (
     population_state,
     put_rows,
     reset_rows,
+    set_rates,
     take_snapshot,
 )
 from tests.tolaria.test_population import own_draws
-from tests.tolaria.twins import HOSTS, draw_actions, make_population
+from tests.tolaria.twins import HOSTS, Twins, draw_actions, make_population
 
 each_host = pytest.mark.parametrize("host", list(HOSTS))
 
@@ -120,6 +121,29 @@ def test_a_saved_population_goes_on_bit_for_bit(host: str) -> None:
     )
     with pytest.raises(AgreementError, match="5 environments"):
         load_population(make_population(host, 4), state)
+
+
+def test_every_environment_may_have_rates_of_its_own() -> None:
+    population = make_population("mlp", 3, rate=0.01)
+    live(population, range(2))
+    rates = torch.tensor([0.0, 0.005, 0.02], dtype=torch.float64)
+    set_rates(population, torch.arange(3), rate=rates, decay=0.1)
+    twins = Twins(population)
+    for host, optimizer, rate in zip(twins.hosts, twins.optimizers, rates.tolist(), strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group.get("learning_rate_scale", 1.0)
+            group["weight_decay"] = 0.1
+        optimizer.state.clear()
+        assert host.training
+    for pool in population.pools.values():  # as fresh as the twins' optimisers
+        for moment in pool.state.moments:
+            moment.zero_()
+        pool.state.steps.zero_()
+    before = weights(population, 0)
+    losses, _, _ = twins.epoch()
+    torch.testing.assert_close(population.train_epoch().loss, losses, rtol=1e-9, atol=0)
+    assert same(weights(population, 0), before), "a rate of zero moves nothing"
+    assert twins.difference() < 1e-9
 
 
 def test_rows_of_removed_seeds_are_used_again() -> None:

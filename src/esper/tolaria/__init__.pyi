@@ -19,6 +19,7 @@ from .rows import load_population as load_population
 from .rows import population_state as population_state
 from .rows import put_rows as put_rows
 from .rows import reset_rows as reset_rows
+from .rows import set_rates as set_rates
 from .rows import take_snapshot as take_snapshot
 from .tasks import Task as Task
 from .tasks import find_task as find_task

@@ -60,15 +60,15 @@ class Pool:
         self.owner[rows] = VACANT
         self.state.active[rows] = False
 
-    def start(self, rows: Tensor, values: Tensor, *, rate: float, decay: float) -> None:
+    def start(self, rows: Tensor, values: Tensor, *, rate: Tensor, decay: Tensor) -> None:
         """Newborn rows: these parameters, fresh optimiser state."""
         state = self.state
         state.theta[rows] = values.to(state.theta)
         for moment in state.moments:
             moment[rows] = 0.0
         state.steps[rows] = 0.0
-        state.rate[rows] = rate
-        state.decay[rows] = decay
+        state.rate[rows] = rate.to(state.rate)[:, None]
+        state.decay[rows] = decay.to(state.decay)[:, None]
         state.active[rows] = True
         self.squares[rows] = 0.0
 

@@ -50,7 +50,7 @@ from esper.tolaria.training import TrainingStep, cast_weights, dtype_of
 
 @dataclass(frozen=True, kw_only=True)
 class PopulationConfig:
-    """How a population trains. Rates are those of newborn rows; each row has its own."""
+    """How a population trains. Each environment may be given rates of its own later."""
 
     rate: float = 3e-3
     decay: float = 0.0
@@ -111,6 +111,9 @@ class Population:
         self.seed = seed
         self.seeds = torch.tensor([derive_seed(seed, "environment", each) for each in identities])
         self.planted = torch.zeros(count, dtype=torch.int64)  # seeds each environment ever had
+        # Rates of each environment's rows, those still to be born included; see `set_rates`.
+        self.rate = torch.full((count,), self.config.rate, dtype=torch.float64)
+        self.decay = torch.full((count,), self.config.decay, dtype=torch.float64)
         self.pool_rows = torch.full(self.lifecycle.shape, VACANT)  # where each seed lives
         self.gate_rows = torch.full(self.lifecycle.shape, VACANT)
         templates = _templates(self.specs, self.catalogue)
@@ -143,8 +146,8 @@ class Population:
         pool.start(
             rows,
             pool.template.newborn(streams.to(self.device)),
-            rate=self.config.rate,
-            decay=self.config.decay,
+            rate=self.rate[environments],
+            decay=self.decay[environments],
         )
         return rows
 

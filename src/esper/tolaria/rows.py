@@ -17,6 +17,8 @@ from esper.tolaria.pools import VACANT
 from esper.tolaria.population import Population
 from esper.tolaria.shuffle import fold
 
+_KEPT = ("planted", "pool_rows", "gate_rows", "seeds", "budget", "rate", "decay")
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -122,10 +124,30 @@ def freeze_rows(population: Population, environments: Tensor) -> None:
         pool.state.active[held] = False
 
 
+def set_rates(
+    population: Population,
+    environments: Tensor,
+    *,
+    rate: Tensor | float | None = None,
+    decay: Tensor | float | None = None,
+) -> None:
+    """Give these environments a learning rate or weight decay of their own, seeds included."""
+    if rate is not None:
+        population.rate[environments] = torch.as_tensor(rate, dtype=torch.float64)
+    if decay is not None:
+        population.decay[environments] = torch.as_tensor(decay, dtype=torch.float64)
+    for pool in population.pools.values():
+        rows = pool.rows_in_use
+        owners = pool.owner[rows]
+        state = pool.state
+        state.rate[rows] = population.rate[owners].to(state.rate)[:, None]
+        state.decay[rows] = population.decay[owners].to(state.decay)[:, None]
+
+
 def population_state(population: Population) -> dict[str, Tensor]:
     """Every tensor of a population by name, for checkpoints."""
     state = {f"lifecycle.{k}": v for k, v in population.lifecycle.state_dict().items()}
-    for name in ("planted", "pool_rows", "gate_rows", "seeds", "budget"):
+    for name in _KEPT:
         state[name] = getattr(population, name).clone()
     for (kind, slot, blueprint), pool in population.pools.items():
         prefix = f"pools.{kind}.{slot}.{blueprint}"
@@ -147,7 +169,7 @@ def load_population(population: Population, state: Mapping[str, Tensor]) -> None
             valid=f"{population.lifecycle.shape[0]} with {population.lifecycle.shape[1]}",
         )
     population.lifecycle = life
-    for name in ("planted", "pool_rows", "gate_rows", "seeds", "budget"):
+    for name in _KEPT:
         setattr(population, name, state[name].clone())
     pools: dict[PoolKey, dict[str, Tensor]] = {}
     for name, tensor in state.items():
