@@ -229,6 +229,7 @@ def measure(case: Case, count: int, percent: int, device: str) -> dict[str, floa
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     fast = fused(population, device, repeats=3)
+    memory = torch.cuda.max_memory_allocated() if device == "cuda" else None
     least = floor(population, hosts, ceilings(device, population.config.compute_dtype))
     figures = {
         "ratio": slow / fast,
@@ -236,8 +237,8 @@ def measure(case: Case, count: int, percent: int, device: str) -> dict[str, floa
         "one_by_one_host_steps_per_second": 1 / slow,
         "share_of_floor": least / fast,
     }
-    if device == "cuda":
-        figures["megabytes_per_host"] = torch.cuda.max_memory_allocated() / count / 2**20
+    if memory is not None:
+        figures["megabytes_per_host"] = memory / count / 2**20
     return figures
 
 
@@ -278,7 +279,8 @@ def main() -> None:
     Console().print(table)
     write_json(options.json, flat)
     if options.write:
-        command = f"python benchmarks/population.py --device {options.device} --write"
+        given = "" if options.sizes is None else f" --sizes {' '.join(map(str, options.sizes))}"
+        command = f"python benchmarks/population.py --device {options.device}{given} --write"
         write_section("population", options.device, command, HEADER, rows)
 
 

@@ -18,11 +18,6 @@ class Isolation(StrEnum):
     STRAIGHT_THROUGH = "straight_through"  # in the host's own pass, from the gradient that h gets
 
 
-def random_devices(module: nn.Module) -> list[torch.device]:
-    """The CUDA devices whose random streams the module may use."""
-    return sorted({p.device for p in module.parameters() if p.device.type == "cuda"}, key=str)
-
-
 def _generators(modules: Sequence[nn.Module]) -> list[torch.Generator]:
     """Every generator of torch that a pass through the modules may draw from."""
     found: list[torch.Generator] = [torch.default_generator]
