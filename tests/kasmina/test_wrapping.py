@@ -189,3 +189,7 @@ def test_slot_names_must_differ() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     with pytest.raises(SlotError, match="names must differ"):
         SlottedModel(model, [Target("0", name="x"), Target("1", name="x")], torch.ones(2, 3))
+
+
+def test_most_of_the_zoo_is_accepted() -> None:
+    assert len(ACCEPTED) > len(REFUSED)

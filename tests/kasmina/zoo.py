@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from esper.kasmina.probe import Sample, Target, call
 from esper.leyline import Layout
 from tests.kasmina import zoo_forms as forms
+from tests.kasmina import zoo_more as more
 from tests.kasmina import zoo_sequence as sequence
 from tests.kasmina import zoo_vision as vision
 
@@ -71,6 +72,42 @@ def tensors_in(output: object) -> list[Tensor]:
 IMAGES, VECTORS, TEXT = normal(4, 3, 8, 8), normal(4, 10), words(4, 7)
 
 ACCEPTED = [
+    Entry(
+        "inception",
+        more.Inception,
+        IMAGES,
+        {"narrow": (IMAGE, 4), "wide": (IMAGE, 5), "pooled": (IMAGE, 2)},
+    ),
+    Entry(
+        "feature pyramid",
+        more.FeaturePyramid,
+        IMAGES,
+        {"down1": (IMAGE, 6), "lateral2": (IMAGE, 5), "smooth": (IMAGE, 5)},
+    ),
+    Entry(
+        "bidirectional tagger",
+        lambda: more.Tagger(sequence.WORDS),
+        TEXT,
+        {"embed": (TOKENS, 6), "rnn@0": (TOKENS, 10), "drop": (TOKENS, 10)},
+    ),
+    Entry(
+        "cross-attention",
+        more.CrossAttention,
+        normal(4, 6, 5),
+        {"project": (TOKENS, 8), "attend@0": (TOKENS, 8), "mlp": (TOKENS, 8)},
+    ),
+    Entry(
+        "table with categories",
+        more.TableNet,
+        (torch.tensor([[0, 5], [3, 1], [2, 2], [1, 0]]), normal(4, 5)),
+        {"first": (DENSE, 12), "blocks.1": (DENSE, 12), "categories.0": (DENSE, 3)},
+    ),
+    Entry(
+        "highway",
+        more.Highway,
+        VECTORS,
+        {"transform.0": (DENSE, 10), "carry.1": (DENSE, 10)},
+    ),
     Entry("mlp", vision.mlp, VECTORS, {"1": (DENSE, 16), "2": (DENSE, 12), "": (DENSE, 4)}),
     Entry(
         "resnet basic",
