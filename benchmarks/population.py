@@ -28,7 +28,8 @@ from esper.leyline import DEFAULT_EPISODE_LENGTH, Actions, Blend, LifecycleOp
 from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.extraction import extract
 from esper.tolaria.feed import Feed
-from esper.tolaria.population import Population, PopulationConfig
+from esper.tolaria.population import Population
+from esper.tolaria.settings import PopulationConfig
 
 
 @dataclass(frozen=True)

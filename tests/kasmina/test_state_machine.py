@@ -12,7 +12,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from esper.kasmina import GateRules, SlottedModel, build_host, decide, explain, legality, pass_time
+from esper.kasmina import (
+    GateRules,
+    SlottedModel,
+    build_host,
+    decide,
+    explain,
+    legality,
+    pass_time,
+    remove_now,
+)
 from esper.kasmina.gates import OP_GATES, Situation
 from esper.leyline import (
     HEADS,
@@ -120,6 +129,17 @@ class Growth(RuleBasedStateMachine):
             rows = {name: value[host : host + 1] for name, value in measured.items()}
             model.lifecycle = model.lifecycle.measured(**rows)
             model.pass_time()
+
+    @rule()
+    def the_governor_removes_something(self) -> None:
+        present = self.life.at(
+            SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.PRUNED
+        )
+        where = present & (self.draw(*self.life.shape) < 0.1)
+        self.follow(*remove_now(self.situation, where))
+        for host, model in enumerate(self.models):
+            names = [self.catalogue.slots.names[i] for i in where[host].nonzero()[:, 0].tolist()]
+            model.remove_now(*names)
 
     @invariant()
     def the_models_and_the_population_agree(self) -> None:

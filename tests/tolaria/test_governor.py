@@ -11,6 +11,7 @@ from esper.tolaria.extraction import extract
 from esper.tolaria.governor import Cause, Governor, GovernorRules, Remedy
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
+from esper.tolaria.rows import reset_rows
 from tests.tolaria.test_population import own_draws
 from tests.tolaria.twins import HOSTS, draw_actions, make_population
 
@@ -76,7 +77,7 @@ def test_faults_are_undone_and_no_other_environment_notices(host: str) -> None:
         struck, calm = make_population(host, 4), make_population(host, 4)
         for population in (struck, calm):
             grow(population, 2)
-        governors = [Governor(each, GovernorRules(ceiling=50.0)) for each in (struck, calm)]
+        governors = [Governor(each) for each in (struck, calm)]
         fault = Fault(struck, draw)
         entering = extract(struck, fault.environment).state_dict()
         for governor in governors:
@@ -96,8 +97,8 @@ def test_faults_are_undone_and_no_other_environment_notices(host: str) -> None:
             elif trips:
                 assert all(torch.equal(mine[name], entering[name]) for name in entering)
         assert all(trip.environment == fault.environment for trip in trips)
-        if not torch.isfinite(torch.tensor(fault.value)):
-            assert trips or fault.place == "batch", f"{fault.place} {fault.value} was missed"
+        # A wild number in the data may die in a ReLU; anywhere else it must be found.
+        assert trips or fault.place == "batch", f"{fault.value} in {fault.place} was missed"
         for population in (struck, calm):
             population.pass_time()
             population.train_epoch()
@@ -166,3 +167,36 @@ def test_wrong_use_gets_a_sentence() -> None:
         Governor(population).leave_epoch(population.train_epoch())
     with pytest.raises(EsperError, match="Impossible governor rules"):
         GovernorRules(ladder=())
+
+
+def test_a_restarted_environment_has_no_past() -> None:
+    population = make_population("mlp", 3)
+    governor = Governor(population)
+    governor.losses[:] = 0.01  # it had learned its task
+    governor.best[:] = 99.0
+    governor.trips[:] = 2
+    reset_rows(population, torch.tensor([2, 0]), [12, 10])
+    governor.enter_epoch()
+    record, scores = population.train_epoch(), population.evaluate()
+    tripped = {trip.environment for trip in governor.leave_epoch(record, scores)}
+    assert tripped == {1}, "only the one that was not restarted exploded and collapsed"
+    assert governor.trips.tolist() == [0, 3, 0]
+
+
+def test_a_row_that_is_reset_within_an_epoch_is_not_put_back_to_its_old_life() -> None:
+    population = make_population("mlp", 2)
+    governor = Governor(population)
+    governor.enter_epoch()
+    record = population.train_epoch()
+    reset_rows(population, torch.tensor([1]), [9])
+    fresh = extract(population, 1).state_dict()
+    record.loss[1] = torch.nan
+    assert not governor.leave_epoch(record)
+    assert all(torch.equal(v, fresh[k]) for k, v in extract(population, 1).state_dict().items())
+
+
+def test_a_small_loss_may_grow_without_alarm() -> None:
+    population = make_population("mlp", 1)
+    governor = Governor(population)
+    governor.losses[:] = 1e-4
+    assert float(governor._loss_limit()[0]) == pytest.approx(0.5001)

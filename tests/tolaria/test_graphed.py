@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from esper.tolaria.augment import Augmentation
 from esper.tolaria.graphed import Capacities, pad_plan
 from esper.tolaria.plan import HOST
 from tests.tolaria.test_population import own_draws
@@ -92,3 +93,35 @@ def test_replaying_a_graph_equals_running_step_by_step(host: str, isolation: str
         torch.testing.assert_close(
             pool.state.theta[rows], eager.pools[key].state.theta[rows], rtol=1e-9, atol=1e-11
         )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("host", list(HOSTS))
+def test_a_deterministic_run_on_cuda_repeats_to_the_bit(host: str) -> None:
+    def run() -> list[torch.Tensor]:
+        population = make_population(
+            host, 9, device="cuda", dtype=torch.float32, deterministic=True
+        )
+        for epoch in range(6):
+            population.apply(draw_actions(population.legal(), own_draws(population, epoch)))
+            population.train_epoch()
+            population.pass_time()
+        return [pool.state.theta[pool.rows_in_use].clone() for pool in population.pools.values()]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_capturing_a_graph_does_not_shift_the_augmentation() -> None:
+    def moments(graphs: bool) -> list[torch.Tensor]:
+        population = make_population("conv2d", 4, device="cuda", graphs=graphs)
+        population.feed.augmentation = Augmentation(shift=1, flip=True)
+        losses = []
+        for epoch in range(3):
+            population.apply(draw_actions(population.legal(), own_draws(population, epoch)))
+            losses.append(population.train_epoch().loss)
+            population.pass_time()
+        return losses
+
+    for mine, theirs in zip(moments(True), moments(False), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)

@@ -5,7 +5,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.kasmina import Isolation, blueprint_names
-from esper.leyline import Actions, Blend, Lifecycle, LifecycleOp, SeedStage
+from esper.leyline import (
+    Actions,
+    Blend,
+    EsperError,
+    GrowingProtocol,
+    Lifecycle,
+    LifecycleOp,
+    SeedStage,
+    UnknownNameError,
+)
 from esper.tolaria.extraction import extract
 from esper.tolaria.optimisers import AdamW, RowOptimiser, Sgd
 from esper.tolaria.plan import HOST
@@ -63,8 +72,11 @@ def test_a_mixed_population_equals_its_reference_trainers_over_many_epochs(
 @each_host
 @each_isolation
 @pytest.mark.parametrize("blend", list(Blend), ids=lambda blend: blend.name)
+@pytest.mark.parametrize(
+    "ending", [SeedStage.FOSSILIZED, SeedStage.EMBARGOED], ids=lambda stage: stage.name
+)
 def test_every_blueprint_equals_the_reference_in_every_stage(
-    host: str, isolation: Isolation, blend: Blend
+    host: str, isolation: Isolation, blend: Blend, ending: SeedStage
 ) -> None:
     names = blueprint_names(FAMILY[host])
     population = make_population(host, len(names), isolation=isolation)
@@ -83,7 +95,8 @@ def test_every_blueprint_equals_the_reference_in_every_stage(
             )
         )
 
-    script = {0: LifecycleOp.GERMINATE, 2: LifecycleOp.ADVANCE, 6: LifecycleOp.PRUNE}
+    last = LifecycleOp.FOSSILIZE if ending is SeedStage.FOSSILIZED else LifecycleOp.PRUNE
+    script = {0: LifecycleOp.GERMINATE, 2: LifecycleOp.ADVANCE, 6: last}
     if blend is Blend.IMMEDIATE:
         del script[2]
     for epoch in range(9):
@@ -95,6 +108,8 @@ def test_every_blueprint_equals_the_reference_in_every_stage(
         for each in twins.hosts:
             each.pass_time()
         assert twins.difference() < 1e-9
+    if ending is SeedStage.FOSSILIZED:
+        assert int(population.lifecycle.at(ending).sum()) == count
 
 
 @each_host
@@ -112,6 +127,34 @@ def test_an_environment_is_the_same_in_populations_of_1_7_and_64(host: str) -> N
         assert set(alone) == set(other)
         for name, value in alone.items():
             torch.testing.assert_close(value, other[name], rtol=1e-9, atol=1e-11)
+
+
+def test_isolation_may_be_given_by_name_and_a_misspelt_one_is_refused() -> None:
+    population = make_population("mlp", 2, isolation="straight_through")
+    assert population.config.isolation is Isolation.STRAIGHT_THROUGH
+    with pytest.raises(UnknownNameError, match="did you mean 'dual_pass'"):
+        make_population("mlp", 2, isolation="dual_pas")
+
+
+def test_a_population_is_a_growing_thing_for_simic() -> None:
+    assert isinstance(make_population("mlp", 2), GrowingProtocol)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fragment"),
+    [
+        (lambda p: p.evaluate("valid"), "did you mean 'validation'"),
+        (lambda p: p.counterfactual(torch.tensor([0]), torch.zeros(1, 2)), "boolean"),
+        (lambda p: p.measure(gradient=torch.zeros(3)), "gradient has the wrong shape"),
+        (lambda p: extract(p, 5), "0 to 1"),
+        (lambda p: make_population("mlp", 0), "at least one environment"),
+        (lambda p: make_population("mlp", 2, rate=-1.0), "numbers from 0"),
+        (lambda p: make_population("mlp", 2, budget="10"), "number of parameters"),
+    ],
+)
+def test_wrong_use_of_a_population_gets_a_sentence(wrong, fragment: str) -> None:
+    with pytest.raises(EsperError, match=fragment):
+        wrong(make_population("mlp", 2))
 
 
 @each_host
@@ -139,6 +182,8 @@ def test_single_precision_stays_close_to_the_reference(host: str) -> None:
         losses, _, _ = twins.epoch()
         record = population.train_epoch()
         torch.testing.assert_close(record.loss, losses, rtol=1e-4, atol=1e-4)
+        expected = torch.stack([twins.validation_loss(index) for index in range(6)])
+        torch.testing.assert_close(population.evaluate().loss, expected, rtol=1e-4, atol=1e-4)
         population.pass_time()
         for each in twins.hosts:
             each.pass_time()

@@ -3,8 +3,15 @@
 import pytest
 import torch
 
-from esper.leyline import AgreementError, SeedStage
+from esper.leyline import (
+    Actions,
+    AgreementError,
+    GateRefusedError,
+    SeedStage,
+    UnknownNameError,
+)
 from esper.tolaria.extraction import extract
+from esper.tolaria.optimisers import Sgd
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
 from esper.tolaria.rows import (
@@ -156,3 +163,58 @@ def test_rows_of_removed_seeds_are_used_again() -> None:
             assert len(held) <= 8
             assert bool(pool.state.active[held].all())
             assert int(pool.state.active.sum()) == len(held)
+
+
+def test_environments_are_restarted_in_place_whatever_their_order() -> None:
+    population = make_population("mlp", 6)
+    live(population, range(3))
+    reset_rows(population, torch.tensor([5, 2]), [15, 12])
+    assert population.pools[HOST].owner.tolist() == list(range(6))
+    for index, identity in ((5, 15), (2, 12)):
+        fresh = make_population("mlp", 1, first=identity)
+        assert same(weights(population, index), weights(fresh, 0))
+    for wrong in ((torch.tensor([2, 2]), [1, 2]), (torch.tensor([2, 3]), [1])):
+        with pytest.raises(AgreementError, match="one identity"):
+            reset_rows(population, *wrong)
+
+
+def test_a_frozen_environment_may_only_wait() -> None:
+    population = make_population("mlp", 3)
+    freeze_rows(population, torch.tensor([1]))
+    ops = population.legal().masks["op"]
+    assert ops[1].tolist() == [True, False, False, False, False]
+    assert bool(ops[0, 1])
+    with pytest.raises(GateRefusedError, match="Host 1 is frozen"):
+        population.apply(Actions.of(population.space, 3, op=1))
+    reset_rows(population, torch.tensor([1]), [4])
+    assert population.apply(Actions.of(population.space, 3, op=1))
+
+
+def test_a_copy_takes_over_rates_and_budget() -> None:
+    population = make_population("mlp", 2)
+    set_rates(population, torch.tensor([0]), rate=0.5)
+    population.budget[0] = 77
+    put_rows(population, torch.tensor([1]), take_snapshot(population), torch.tensor([0]))
+    assert population.rate.tolist() == [0.5, 0.5]
+    assert population.budget.tolist() == [77, 77]
+
+
+def test_a_saved_population_is_read_by_name_and_refused_where_it_does_not_fit() -> None:
+    population = make_population("mlp", 3, blueprints=("mlp", "norm", "gate"))
+    live(population, range(3))
+    state = population_state(population)
+    other = make_population("mlp", 3, blueprints=("gate", "mlp", "norm"))
+    load_population(other, state)
+    names = population.catalogue.names
+    planted = population.lifecycle.blueprint
+    for there, here in zip(
+        other.lifecycle.blueprint[planted >= 0], planted[planted >= 0], strict=True
+    ):
+        assert other.catalogue.names[there] == names[here]
+    for name, value in weights(other, 1).items():
+        if name.startswith("slots."):
+            assert torch.equal(value, weights(population, 1)[name])
+    with pytest.raises(AgreementError, match="do not fit"):
+        load_population(make_population("mlp", 3, optimiser=Sgd()), state)
+    with pytest.raises(UnknownNameError, match="'gate'"):
+        load_population(make_population("mlp", 3, blueprints=("mlp", "norm")), state)

@@ -1,5 +1,7 @@
 """Every stacked form against its module, one copy after the other, in double precision."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from esper.kasmina import blueprint, blueprint_names, unregister_blueprint, zeroed
 from esper.kasmina.blueprints import find_blueprint
 from esper.kasmina.hosts import HOSTS, build_host
-from esper.leyline import Actions, Blend, Family, Layout, SlotSpec
+from esper.leyline import Actions, Blend, BlueprintError, Family, Layout, SlotSpec
 from esper.tolaria.convolutions import stacked_conv1d, stacked_conv2d
 from esper.tolaria.stacked import stack
 from tests.tolaria.twins import Twins, make_population
@@ -147,6 +149,53 @@ def test_a_users_own_blueprint_is_fused_and_equals_the_reference() -> None:
             assert twins.difference() < 1e-9
     finally:
         unregister_blueprint("mine", "dense")
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(4, 4, 3, padding=2, dilation=2),
+        nn.Conv1d(4, 4, 3, padding=1, padding_mode="circular"),
+        nn.Conv1d(4, 4, 3, padding="same"),
+    ],
+)
+def test_unusual_convolutions_are_fused_right_too(layer: nn.Module) -> None:
+    compare(layer, torch.randn(COPIES, 2, 4, 6))
+
+
+def test_a_users_own_way_to_start_is_kept() -> None:
+    @blueprint("shy", "dense")
+    def shy(spec: SlotSpec) -> nn.Module:
+        first = nn.Linear(spec.channels, 4)
+        nn.init.normal_(first.weight, std=1e-3)
+        return nn.Sequential(first, zeroed(nn.Linear(4, spec.channels)))
+
+    try:
+        population = make_population("mlp", 3, blueprints=("shy",))
+        population.apply(Actions.of(population.space, 3, op=1, slot=1))
+        rows = population.pools["seed", 1, 0].state.theta[:3]
+        assert 0 < float(rows[:, : 4 * 6].abs().max()) < 0.01
+        assert not torch.equal(rows[0], rows[1])
+    finally:
+        unregister_blueprint("shy", "dense")
+
+
+def test_a_blueprint_that_keeps_or_draws_something_is_refused_with_the_reason() -> None:
+    kinds = ((lambda: nn.Dropout(0.5), "dropout"), (lambda: nn.BatchNorm1d(4), "buffers"))
+    for extra, fragment in kinds:
+
+        @blueprint("impure", "dense")
+        def impure(spec: SlotSpec, extra: Callable[[], nn.Module] = extra) -> nn.Module:
+            return nn.Sequential(
+                nn.Linear(spec.channels, 4), extra(), zeroed(nn.Linear(4, spec.channels))
+            )
+
+        try:
+            with pytest.raises(BlueprintError, match=fragment):
+                make_population("mlp", 2)
+            make_population("mlp", 2, blueprints=("mlp",))
+        finally:
+            unregister_blueprint("impure", "dense")
 
 
 def test_newborn_rows_are_drawn_as_the_module_draws_its_own() -> None:

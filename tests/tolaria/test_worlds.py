@@ -29,6 +29,7 @@ def test_a_language_task_runs_fused_and_every_environment_learns() -> None:
     first = population.train_epoch().loss
     population.pass_time()
     assert bool((population.train_epoch().loss < first).all())
+    assert bool((population.evaluate().accuracy > 5).all())
 
 
 def test_an_unknown_task_is_refused_with_the_one_that_was_meant() -> None:

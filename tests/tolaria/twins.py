@@ -13,8 +13,9 @@ from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.extraction import extract
 from esper.tolaria.feed import Feed
 from esper.tolaria.optimisers import AdamW, Sgd
-from esper.tolaria.population import Population, PopulationConfig
+from esper.tolaria.population import Population
 from esper.tolaria.reference import accuracy, train_epoch
+from esper.tolaria.settings import PopulationConfig
 
 HOSTS: dict[str, Callable[[], SegmentedHost]] = {
     "mlp": lambda: MlpHost(features=12, width=6, classes=4),
@@ -131,6 +132,11 @@ class Twins:
         environment = torch.tensor([n])
         ((inputs, labels),) = self.population.feed.held_out("validation", environment)
         return accuracy(self.hosts[n], inputs[0], labels[0])
+
+    @torch.no_grad()
+    def validation_loss(self, n: int) -> Tensor:
+        ((inputs, labels),) = self.population.feed.held_out("validation", torch.tensor([n]))
+        return cross_entropy(self.hosts[n].eval()(inputs[0]), labels[0]).double()
 
     def difference(self) -> float:
         """The largest relative difference of any parameter of any environment."""

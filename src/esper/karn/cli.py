@@ -1,5 +1,6 @@
 """The command line. Options are plain dataclasses; work is imported only when it is asked for."""
 
+import os
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -53,6 +54,14 @@ Command = Demo | Blueprints | Version
 
 def main() -> None:
     """Run a command; errors made for people are one sentence on stderr."""
+    try:
+        _run()
+    except BrokenPipeError:  # whoever read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+
+
+def _run() -> None:
     command: Command = tyro.cli(
         Command,
         prog="esper",

@@ -155,8 +155,14 @@ def _conclude(console: Console, growing: Life, plain: Life) -> None:
     table.add_row("grown, exported to a plain module", f"{size:,}", f"{after:.1f} %")
     console.print(table)
     stage = host.seed_slots[GROWN].stage
+    if stage is SeedStage.FOSSILIZED:
+        verdict = (
+            f"it changed test accuracy by {after - before:+.1f} points for "
+            f"{size - host.catalogue.host_params:,} parameters."
+        )
+    else:
+        verdict = "so the export leaves it out: only what is permanent is kept."
     console.print(
-        f"The seed in '{GROWN}' ended {stage.name}; it changed test accuracy by "
-        f"{after - before:+.1f} points for {size - host.catalogue.host_params:,} parameters. "
+        f"The seed in '{GROWN}' ended {stage.name}; {verdict} "
         f"The one in '{TRIED}' is gone without a trace."
     )

@@ -10,9 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.leyline.errors import UnknownNameError
+
 
 class Isolation(StrEnum):
     """How a TRAINING seed learns while the host does not notice."""
+
+    @classmethod
+    def named(cls, name: str) -> "Isolation":
+        if name not in list(cls):
+            raise UnknownNameError.of("isolation", str(name), [each.value for each in cls])
+        return cls(name)
 
     DUAL_PASS = "dual_pass"  # a second pass with the seed on and everything else frozen
     STRAIGHT_THROUGH = "straight_through"  # in the host's own pass, from the gradient that h gets

@@ -16,7 +16,6 @@ from esper.kasmina.gates import (
     RESET_GATE,
     TRAIN_GATE,
     Gate,
-    GateRules,
     Situation,
 )
 from esper.kasmina.masks import legality, require_legal
@@ -196,6 +195,3 @@ def remove_now(situation: Situation, where: Tensor) -> tuple[Lifecycle, Transiti
     change.update(replace(change.life, alpha=torch.where(where, 0.0, change.life.alpha)))
     change.bury(Cause.GOVERNOR, where)
     return change.life, change.record
-
-
-__all__ = ["GateRules", "Situation", "blend_alpha", "decide", "pass_time", "remove_now"]

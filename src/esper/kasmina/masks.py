@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from esper.kasmina.gates import OP_GATES, Situation
-from esper.leyline.errors import GateRefusedError
+from esper.leyline.errors import GateRefusedError, UnknownNameError
 from esper.leyline.heads import HEADS, ActionSpace
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.ops import Blend, LifecycleOp
@@ -37,6 +37,9 @@ def explain(
     blend: int | None = None,
 ) -> list[str]:
     """Why this op is refused for one host and slot; empty when it is legal."""
+    if op not in list(LifecycleOp):
+        raise UnknownNameError.of("op", str(op), [each.name for each in LifecycleOp])
+    op = LifecycleOp(op)
     if op is LifecycleOp.WAIT:
         return []
     reasons = OP_GATES[op].refusals(situation, host, slot)

@@ -1,8 +1,8 @@
 """A model with slots: any `nn.Module`, its seeds, and their lifecycle as arrays with N = 1."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Self, cast, overload
 
 import torch
@@ -27,7 +27,6 @@ from esper.kasmina.surgery import (
 )
 from esper.kasmina.views import SlotView
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
-from esper.leyline.errors import UnknownNameError
 from esper.leyline.heads import HEADS
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
@@ -37,6 +36,7 @@ from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
 
 _LIFECYCLE_PREFIX = "lifecycle."
+_NAMES_KEY = "blueprint_names"
 _COUNTERS_KEY = "counters"  # seeds planted, seed passes run: what the random streams depend on
 
 
@@ -78,7 +78,7 @@ class SlottedModel(nn.Module):
         self.model = model
         self.specs = tuple(place.spec for place in self._places)
         self.slots = nn.ModuleList(Slot(spec) for spec in self.specs)
-        self.isolation = Isolation(isolation)
+        self.isolation = Isolation.named(isolation)
         self.rules = rules or GateRules()
         self.budget = torch.tensor([UNLIMITED if budget is None else budget])
         host_params = sum(parameter.numel() for parameter in model.parameters())
@@ -209,7 +209,7 @@ class SlottedModel(nn.Module):
             op,
             self.catalogue.slots.index(slot),
             blueprint=None if blueprint is None else self.catalogue.index(blueprint),
-            blend=None if blend is None else _blend_named(blend),
+            blend=None if blend is None else Blend.named(blend),
         )
 
     @overload
@@ -241,7 +241,7 @@ class SlottedModel(nn.Module):
     def germinate(self, slot: str, blueprint: str, blend: Blend | str = Blend.RAMP) -> Transitions:
         """Plant a seed; it starts to learn at once."""
         index = self.catalogue.index(blueprint)
-        return self._act(LifecycleOp.GERMINATE, slot, blueprint=index, blend=_blend_named(blend))
+        return self._act(LifecycleOp.GERMINATE, slot, blueprint=index, blend=Blend.named(blend))
 
     def advance(self, slot: str) -> Transitions:
         """Start blending the seed in."""
@@ -336,50 +336,49 @@ class SlottedModel(nn.Module):
         prepare_groups(optimizer, (1.0, GATE_LEARNING_RATE_SCALE))
         self._optimizers.append(optimizer)
 
-    def state_dict(  # type: ignore[override]
-        self,
-        *,
-        destination: dict[str, Any] | None = None,
-        prefix: str = "",
-        keep_vars: bool = False,
-    ) -> dict[str, Any]:
-        """Weights, lifecycle arrays and stream counters, all tensors."""
-        target = OrderedDict() if destination is None else destination
-        state = super().state_dict(destination=target, prefix=prefix, keep_vars=keep_vars)
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Beside the weights: lifecycle arrays, blueprint names and stream counters."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, array in self.lifecycle.state_dict().items():
-            state[f"{prefix}{_LIFECYCLE_PREFIX}{name}"] = array
-        state[f"{prefix}{_COUNTERS_KEY}"] = torch.tensor([self._planted, self._seed_passes])
-        return state
+            destination[f"{prefix}{_LIFECYCLE_PREFIX}{name}"] = array
+        destination[f"{prefix}{_NAMES_KEY}"] = self.catalogue.encoded_names()
+        destination[f"{prefix}{_COUNTERS_KEY}"] = torch.tensor([self._planted, self._seed_passes])
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Rebuild the seeds that were saved; their weights are loaded after this."""
+        start = f"{prefix}{_LIFECYCLE_PREFIX}"
+        arrays = {
+            name.removeprefix(start): state_dict.pop(name)
+            for name in list(state_dict)
+            if name.startswith(start)
+        }
+        life = Lifecycle.from_state_dict(arrays)
+        for key in (_NAMES_KEY, _COUNTERS_KEY):
+            require_agreement(
+                f"whether {key!r} is saved", ("host", True), ("state", prefix + key in state_dict)
+            )
+        names, counters = (state_dict.pop(prefix + key) for key in (_NAMES_KEY, _COUNTERS_KEY))
+        require_agreement("(hosts, slots)", ("host", self.lifecycle.shape), ("state", life.shape))
+        life = replace(life, blueprint=self.catalogue.translated(life.blueprint, names))
+        # Every seed is built anew, since the saved one may be of another blueprint.
+        self._become(Lifecycle.dormant(*self.lifecycle.shape), Transitions.none())
+        self._become(life, Transitions.none())
+        self._planted, self._seed_passes = (int(count) for count in counters)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Take over a saved state, whatever grew meanwhile on either side."""
-        weights = dict(state_dict)
-        arrays = {
-            name.removeprefix(_LIFECYCLE_PREFIX): weights.pop(name)
-            for name in state_dict
-            if name.startswith(_LIFECYCLE_PREFIX)
-        }
-        life = Lifecycle.from_state_dict(arrays)
-        counters = weights.pop(_COUNTERS_KEY)
-        require_agreement("(hosts, slots)", ("host", self.lifecycle.shape), ("state", life.shape))
-        # Every seed is built anew, since the saved one may be of another blueprint.
-        self._become(Lifecycle.dormant(*self.lifecycle.shape), Transitions.none())
-        self._become(life, Transitions.none())
-        result = super().load_state_dict(weights, strict=strict, assign=assign)
-        self._planted, self._seed_passes = (int(count) for count in counters)
-        return result
+        """Take over a saved state, whatever grew meanwhile on either side; all of it or nothing."""
+        before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
+        try:
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        except Exception:
+            super().load_state_dict(before)
+            raise
 
 
 def _named(index: int, seed: Seed) -> dict[str, nn.Parameter]:
     return {f"slots.{index}.seed.{name}": p for name, p in seed.named_parameters()}
-
-
-def _blend_named(blend: Blend | str) -> Blend:
-    if isinstance(blend, Blend):
-        return blend
-    names = [each.name.lower() for each in Blend]
-    if blend not in names:
-        raise UnknownNameError.of("blend", blend, names)
-    return Blend[blend.upper()]

@@ -56,6 +56,7 @@ from .lifecycle import Transitions as Transitions
 from .ops import Blend as Blend
 from .ops import Cause as Cause
 from .ops import LifecycleOp as LifecycleOp
+from .protocols import GrowingProtocol as GrowingProtocol
 from .protocols import SeedSlotProtocol as SeedSlotProtocol
 from .protocols import SeedStateProtocol as SeedStateProtocol
 from .protocols import SlottedHostProtocol as SlottedHostProtocol

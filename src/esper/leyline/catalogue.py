@@ -48,6 +48,18 @@ class BlueprintCatalogue:
             raise UnknownNameError.of("blueprint", name, self.names)
         return self.names.index(name)
 
+    def encoded_names(self) -> Tensor:
+        """The names as bytes, to be saved beside arrays of indices."""
+        return torch.tensor(list("\n".join(self.names).encode()), dtype=torch.uint8)
+
+    def translated(self, indices: Tensor, encoded_names: Tensor) -> Tensor:
+        """Blueprint indices that were saved with these names, as indices of this catalogue."""
+        saved = bytes(encoded_names.tolist()).decode().split("\n")
+        translated = indices.clone()
+        for index in indices[indices >= 0].unique().tolist():
+            translated[indices == index] = self.index(saved[index])
+        return translated
+
     def total_costs(self) -> Tensor:
         """Parameters of each seed, [S, P, K]; NOT_APPLICABLE where it does not fit."""
         bodies = torch.tensor(self.costs, dtype=torch.int64)[:, :, None]  # [S, P, 1]

@@ -2,6 +2,8 @@
 
 from enum import IntEnum
 
+from esper.leyline.errors import UnknownNameError
+
 
 class LifecycleOp(IntEnum):
     WAIT = 0
@@ -12,6 +14,16 @@ class LifecycleOp(IntEnum):
 
 
 class Blend(IntEnum):
+    @classmethod
+    def named(cls, blend: "Blend | str") -> "Blend":
+        """A blend, or one by its name in lower case."""
+        if isinstance(blend, Blend):
+            return blend
+        names = [each.name.lower() for each in cls]
+        if blend not in names:
+            raise UnknownNameError.of("blend", blend, names)
+        return cls[blend.upper()]
+
     IMMEDIATE = 0  # alpha 1 from birth; the blueprint's zero point keeps the function
     RAMP = 1  # alpha follows a smooth step over the tempo
     GATE = 2  # as RAMP, times a learned gate that looks at each position

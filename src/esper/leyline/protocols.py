@@ -50,16 +50,22 @@ class SeedSlotProtocol(Protocol):
 
 
 @runtime_checkable
-class SlottedHostProtocol(Protocol):
-    """A host with slots, wrapped model and population alike."""
+class GrowingProtocol(Protocol):
+    """Whatever has a lifecycle: a wrapped model and a population alike."""
 
     @property
     def lifecycle(self) -> Lifecycle: ...
     @property
     def catalogue(self) -> BlueprintCatalogue: ...
-    @property
-    def seed_slots(self) -> Mapping[str, SeedSlotProtocol]: ...
     def legal(self) -> Legality: ...
     def apply(self, actions: Actions) -> Transitions: ...
     def pass_time(self) -> Transitions: ...
+
+
+@runtime_checkable
+class SlottedHostProtocol(GrowingProtocol, Protocol):
+    """One host with its slots."""
+
+    @property
+    def seed_slots(self) -> Mapping[str, SeedSlotProtocol]: ...
     def state_dict(self) -> Mapping[str, Tensor]: ...

@@ -9,10 +9,7 @@ from .governor import Remedy as Remedy
 from .governor import Trip as Trip
 from .optimisers import AdamW as AdamW
 from .optimisers import Sgd as Sgd
-from .population import EpochRecord as EpochRecord
 from .population import Population as Population
-from .population import PopulationConfig as PopulationConfig
-from .population import Scores as Scores
 from .rows import Snapshot as Snapshot
 from .rows import freeze_rows as freeze_rows
 from .rows import load_population as load_population
@@ -21,6 +18,9 @@ from .rows import put_rows as put_rows
 from .rows import reset_rows as reset_rows
 from .rows import set_rates as set_rates
 from .rows import take_snapshot as take_snapshot
+from .settings import EpochRecord as EpochRecord
+from .settings import PopulationConfig as PopulationConfig
+from .settings import Scores as Scores
 from .tasks import Task as Task
 from .tasks import find_task as find_task
 from .tasks import register_task as register_task

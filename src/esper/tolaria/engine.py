@@ -147,7 +147,7 @@ def compiled(form: Form, backend: str | None) -> Form:
 
 
 def gate_template(spec: SlotSpec) -> Template:
-    return Template(lambda: BlendGate(spec.channels, spec.channel_axis))
+    return Template(lambda: BlendGate(spec.channels, spec.channel_axis), known=True)
 
 
 def losses_of(outputs: Tensor, labels: Tensor) -> Tensor:

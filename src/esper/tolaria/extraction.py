@@ -3,6 +3,7 @@
 import torch
 
 from esper.kasmina.slotted import SlottedModel
+from esper.leyline.errors import UnknownNameError
 from esper.leyline.lifecycle import NOTHING
 from esper.tolaria.plan import HOST, PoolKey
 from esper.tolaria.pools import VACANT
@@ -11,6 +12,12 @@ from esper.tolaria.population import Population
 
 def extract(population: Population, environment: int) -> SlottedModel:
     """The environment's host with its seeds, in the stage they are in, independent from now on."""
+    if not 0 <= environment < len(population):
+        raise UnknownNameError(
+            "There is no such environment",
+            given=environment,
+            valid=f"0 to {len(population) - 1}",
+        )
     config = population.config
     host = SlottedModel(
         population.build_host().to(population.device, config.dtype),
@@ -21,6 +28,7 @@ def extract(population: Population, environment: int) -> SlottedModel:
     )
     life = population.lifecycle.rows(torch.tensor([environment]))
     state = {f"lifecycle.{name}": array for name, array in life.state_dict().items()}
+    state["blueprint_names"] = population.catalogue.encoded_names()
     state["counters"] = torch.tensor([int(population.planted[environment]), 0])
 
     def add(key: PoolKey, row: int, prefix: str) -> None:

@@ -16,6 +16,8 @@ from esper.tolaria.shuffle import orders
 # Inputs of a validation pass that are worked on together, at most: enough to fill the device.
 ELEMENTS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
 
+SPLITS = ("train", "validation", "test")
+
 
 class Feed:
     """Batches for N environments; several may share a data set."""
@@ -31,12 +33,17 @@ class Feed:
         dtype: torch.dtype = torch.float32,
         augmentation: Augmentation | None = None,
     ) -> None:
-        if not datasets or any(not 0 <= index < len(datasets) for index in assignment):
+        if (
+            not datasets
+            or not assignment
+            or any(not 0 <= index < len(datasets) for index in assignment)
+        ):
             raise DataError(
                 "Every environment needs a data set",
                 given=f"{len(datasets)} data sets, assignment {list(assignment)[:8]}",
-                valid="an index into the data sets for each environment",
+                valid="an index into the data sets for each of at least one environment",
             )
+        _require_alike(datasets)
         self.device = torch.device(device)
         self.batch, self.batches = batch, batches
         self.classes = max(each.classes for each in datasets)
@@ -49,7 +56,7 @@ class Feed:
         self._labels: dict[str, Tensor] = {}
         self._first: dict[str, Tensor] = {}  # [N] where each environment's samples start
         self._samples: dict[str, Tensor] = {}  # [N] on the CPU
-        for name in ("train", "validation", "test"):
+        for name in SPLITS:
             splits = [each.named()[name] for each in datasets]
             counts = torch.tensor([split.samples for split in splits])
             starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)[:-1]])
@@ -95,14 +102,7 @@ class Feed:
 
     def held_out(self, split: str, environment: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples of a split for rows of these environments, in chunks that fit."""
-        counts = self._samples[split][environment]
-        most = int(counts.max())
-        if bool((counts != most).any()):
-            raise DataError(
-                f"Data sets of one population need equally many {split} samples",
-                given=sorted(set(counts.tolist())),
-                fix="cut them to the same number",
-            )
+        most = int(self._samples[split][0])
         first = self._first[split][environment.to(self.device)]
         size = self._inputs[split][0].numel()
         limit = ELEMENTS_AT_ONCE[self.device.type]
@@ -111,3 +111,19 @@ class Feed:
             offset = torch.arange(start, min(start + chunk, most), device=self.device)
             index = first[:, None] + offset
             yield self._inputs[split][index], self._labels[split][index]
+
+
+def _require_alike(datasets: Sequence[Splits]) -> None:
+    """One population computes on all of them at once, so their shapes must be the same."""
+    first = datasets[0]
+    for other in datasets[1:]:
+        for name in SPLITS:
+            ours, theirs = first.named()[name], other.named()[name]
+            same_shape = ours.inputs.shape[1:] == theirs.inputs.shape[1:]
+            if not same_shape or (name != "train" and ours.samples != theirs.samples):
+                raise DataError(
+                    f"Data sets of one population differ in their {name} split",
+                    given=f"{list(ours.inputs.shape)} and {list(theirs.inputs.shape)}",
+                    valid="samples of one shape, and equally many to validate and to test on",
+                    fix="cut them to the same sizes",
+                )

@@ -18,8 +18,9 @@ from torch import Tensor
 from esper.leyline.errors import EsperError
 from esper.leyline.stages import LIVING_STAGES, SeedStage
 from esper.tolaria.plan import HOST
-from esper.tolaria.population import EpochRecord, Population, Scores
+from esper.tolaria.population import Population
 from esper.tolaria.rows import Snapshot, freeze_rows, put_rows, take_snapshot
+from esper.tolaria.settings import EpochRecord, Scores
 
 
 class Cause(StrEnum):
@@ -46,8 +47,10 @@ class GovernorRules:
 
     history: int = 8  # epochs of loss that are remembered
     spread: float = 10.0  # a loss this many robust deviations above the median has exploded ...
-    factor: float = 3.0  # ... if it is also this many times the median,
+    factor: float = 3.0  # ... if it is also this many times the median
+    least: float = 0.5  # ... and this much above it,
     ceiling: float = 1e4  # or above this in any case
+    magnitude: float = 1e8  # weights and gradients beyond this are as bad as infinite
     margin: float = 2.0  # points above chance that count as chance
     better: float = 10.0  # points above chance an environment must once have reached, and
     errors: float = 5.0  # standard errors of a validation score by which it was above chance
@@ -90,10 +93,14 @@ class Governor:
         self.losses = torch.full((count, self.rules.history), torch.nan, dtype=torch.float64)
         self.best = torch.zeros(count, dtype=torch.float64)  # accuracy
         self.trips = torch.zeros(count, dtype=torch.int64)
+        self._seeds = population.seeds.clone()  # whose memory this is
         self._snapshot: Snapshot | None = None
 
     def enter_epoch(self) -> None:
-        """Remember every environment as it is now."""
+        """Remember every environment as it is now; one that was restarted has no past."""
+        new = self.population.seeds != self._seeds
+        self.losses[new], self.best[new], self.trips[new] = torch.nan, 0.0, 0
+        self._seeds = self.population.seeds.clone()
         self._snapshot = take_snapshot(self.population)
 
     def leave_epoch(self, record: EpochRecord, scores: Scores | None = None) -> list[Trip]:
@@ -147,8 +154,8 @@ class Governor:
         """The first cause for each failed environment, with the value seen and its limit."""
         findings: list[tuple[Cause, Tensor, Tensor, Tensor]] = []  # cause, failed, value, limit
         nothing = torch.zeros(len(self.population), dtype=torch.float64)
-        gradients = self._non_finite(("squares",))
-        states = self._non_finite(self._kept_names())
+        gradients = self._beyond(("squares",))
+        states = self._beyond(self._kept_names())
         findings.append((Cause.NON_FINITE_LOSS, ~record.loss.isfinite(), record.loss, nothing))
         findings.append((Cause.NON_FINITE_GRADIENT, gradients > 0, gradients, nothing))
         findings.append((Cause.NON_FINITE_STATE, states > 0, states, nothing))
@@ -163,10 +170,11 @@ class Governor:
             floor = torch.full_like(nothing, chance + self.rules.margin)
             collapsed = reached & (scores.accuracy <= floor)
             findings.append((Cause.COLLAPSE, collapsed, scores.accuracy, floor))
-        frozen = ~self.population.pools[HOST].state.active[: len(self.population), 0].cpu()
+        # Rows that were reset since the epoch began have nothing to go back to.
+        exempt = self.population.frozen | (self.population.seeds != self._seeds)
         found: dict[int, tuple[Cause, float, float]] = {}
         for cause, failed, value, bound in findings:
-            for environment in (failed & ~frozen).nonzero()[:, 0].tolist():
+            for environment in (failed & ~exempt).nonzero()[:, 0].tolist():
                 numbers = float(value[environment]), float(bound[environment])
                 found.setdefault(environment, (cause, *numbers))
         return found
@@ -175,14 +183,17 @@ class Governor:
         names: Mapping[str, Tensor] = self.population.pools[HOST].tensors()
         return tuple(name for name in names if name.startswith("moment") or name == "theta")
 
-    def _non_finite(self, names: tuple[str, ...]) -> Tensor:
-        """[N]: how many numbers of an environment's rows are not finite."""
+    def _beyond(self, names: tuple[str, ...]) -> Tensor:
+        """[N]: how many numbers of an environment's rows are not finite, or as good as not."""
         counts = torch.zeros(len(self.population), dtype=torch.float64)
         for pool in self.population.pools.values():
             rows = pool.rows_in_use
             tensors = pool.tensors()
-            bad = sum((~tensors[name].isfinite()).sum(dim=1) for name in names)
-            assert isinstance(bad, Tensor)
+            bad = torch.zeros(pool.capacity + 1, dtype=torch.int64, device=self.population.device)
+            for name in names:
+                squared = name in ("squares", "moment1")
+                limit = self.rules.magnitude ** (2 if squared else 1)
+                bad += (~(tensors[name].abs() <= limit)).sum(dim=1)
             counts.index_add_(0, pool.owner[rows], bad.cpu()[rows].double())
         return counts
 
@@ -191,9 +202,13 @@ class Governor:
         known = ~self.losses.isnan()
         median = self.losses.nanmedian(dim=1).values
         deviation = (self.losses - median[:, None]).abs().nanmedian(dim=1).values
-        robust = torch.maximum(
-            median + self.rules.spread * 1.4826 * deviation, median * self.rules.factor
-        )
+        robust = torch.stack(
+            [
+                median + self.rules.spread * 1.4826 * deviation,
+                median * self.rules.factor,
+                median + self.rules.least,
+            ]
+        ).amax(dim=0)
         enough = known.sum(dim=1) >= 2
         ceiling = torch.full_like(median, self.rules.ceiling)
         return torch.where(enough, robust.minimum(ceiling), ceiling)

@@ -194,7 +194,7 @@ class GraphRunner:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries set themselves up; no parameter is changed
             for _ in range(2):
-                step.gradients(*self.feed.fetch(self._index))
+                step.gradients(*self.feed.samples_at(self._index))
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -1,6 +1,7 @@
 """Optimisers over rows: every host and every seed has its own step count, rate and decay.
 
-They give what `torch.optim` gives for each row alone. A row that is not active keeps every bit.
+They give what `torch.optim` gives for each row alone. A row that is not active keeps every bit of
+its parameters.
 
 Shapes: `R` rows of a pool, `P` parameters of one row.
 """

@@ -17,6 +17,7 @@ from esper.leyline.stages import SeedStage
 
 PoolKey = tuple[str, int, int]  # "host", "seed" or "gate"; slot; blueprint
 HOST: PoolKey = ("host", NOTHING, NOTHING)
+_NONE = torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Rows:
     isolated: Tensor  # [V, S] bool: straight-through, so that the output does not show
     first: Tensor  # [V] the slot at which the row branches off its environment's base row; -1: base
     whole: bool  # are the rows every environment once, in order?
+    place: Tensor  # [Q] the row of each counterfactual that was asked for
 
 
 def training_rows(life: Lifecycle, straight_through: bool) -> Rows:
@@ -77,7 +79,9 @@ def training_rows(life: Lifecycle, straight_through: bool) -> Rows:
     isolated = torch.zeros(hosts, slots, dtype=torch.bool)
     if straight_through:
         isolated = life.at(SeedStage.TRAINING)
-    return Rows(torch.arange(hosts), life.alpha, isolated, torch.full((hosts,), -1), whole=True)
+    return Rows(
+        torch.arange(hosts), life.alpha, isolated, torch.full((hosts,), -1), whole=True, place=_NONE
+    )
 
 
 def isolated_rows(life: Lifecycle) -> Rows:
@@ -86,7 +90,7 @@ def isolated_rows(life: Lifecycle) -> Rows:
     chosen = training.any(dim=1).nonzero()[:, 0]
     alpha = torch.where(training, 1.0, life.alpha)[chosen]
     nothing = torch.zeros_like(alpha, dtype=torch.bool)
-    return Rows(chosen, alpha, nothing, torch.full((len(chosen),), -1), whole=False)
+    return Rows(chosen, alpha, nothing, torch.full((len(chosen),), -1), whole=False, place=_NONE)
 
 
 def counterfactual_rows(life: Lifecycle, environment: Tensor, off: Tensor) -> Rows:
@@ -107,6 +111,7 @@ def counterfactual_rows(life: Lifecycle, environment: Tensor, off: Tensor) -> Ro
         torch.zeros_like(alpha, dtype=torch.bool),
         torch.cat([torch.full((hosts,), -1), first[order]]),
         whole=len(environment) == 0,
+        place=hosts + order.argsort(),
     )
 
 

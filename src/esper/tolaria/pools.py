@@ -13,6 +13,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
+from esper.leyline.errors import AgreementError
 from esper.tolaria.optimisers import RowState
 from esper.tolaria.templates import Template
 
@@ -88,6 +89,18 @@ class Pool:
         named = {f"moment{i}": moment for i, moment in enumerate(state.moments)}
         per_row = {f.name: getattr(state, f.name) for f in fields(state) if f.name in _PER_ROW}
         return {**named, **per_row, "squares": self.squares}
+
+    def require_fitting(self, saved: Mapping[str, Tensor]) -> None:
+        """Refuse rows of another module or another optimiser."""
+        ours = {name: tensor.shape[1:] for name, tensor in self.tensors().items()}
+        theirs = {name: tensor.shape[1:] for name, tensor in saved.items() if name != "owner"}
+        if ours != theirs:
+            raise AgreementError(
+                "Saved rows do not fit this population",
+                given=", ".join(f"{name} {list(shape)}" for name, shape in theirs.items()),
+                valid=", ".join(f"{name} {list(shape)}" for name, shape in ours.items()),
+                fix="use the same host, blueprints and optimiser as when it was saved",
+            )
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Take over rows, their owners and their state as they were saved."""

@@ -8,30 +8,31 @@ Shapes: `N` environments, `S` slots, `B` batch, `Q` counterfactuals.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints import build_catalogue, find_blueprint
-from esper.kasmina.gates import UNLIMITED, GateRules, Situation
+from esper.kasmina.gates import UNLIMITED, Situation
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.isolation import Isolation
 from esper.kasmina.lifecycle import decide, pass_time, remove_now
 from esper.kasmina.masks import legality
 from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.errors import AgreementError, GateRefusedError, UnknownNameError
 from esper.leyline.heads import HEADS
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
-from esper.leyline.ops import Blend
+from esper.leyline.ops import Blend, LifecycleOp
 from esper.leyline.slots import SlotSpec, require_agreement
 from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
 from esper.tolaria.engine import Engine, gate_template, losses_of
-from esper.tolaria.feed import Feed
+from esper.tolaria.feed import SPLITS, Feed
 from esper.tolaria.graphed import GraphRunner
-from esper.tolaria.optimisers import AdamW, RowOptimiser
 from esper.tolaria.plan import (
     HOST,
     Plan,
@@ -43,43 +44,10 @@ from esper.tolaria.plan import (
     training_rows,
 )
 from esper.tolaria.pools import VACANT, Pool
+from esper.tolaria.settings import EpochRecord, PopulationConfig, Scores
 from esper.tolaria.shuffle import fold
 from esper.tolaria.templates import Template
-from esper.tolaria.training import TrainingStep, cast_weights, dtype_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class PopulationConfig:
-    """How a population trains. Each environment may be given rates of its own later."""
-
-    rate: float = 3e-3
-    decay: float = 0.0
-    optimiser: RowOptimiser = field(default_factory=AdamW)
-    isolation: Isolation = Isolation.DUAL_PASS
-    rules: GateRules = field(default_factory=GateRules)
-    budget: int | None = None
-    blueprints: tuple[str, ...] | None = None
-    dtype: torch.dtype = torch.float32
-    compute_dtype: torch.dtype | None = None  # bfloat16: weights are cast once per pass
-    graphs: bool = True  # on CUDA: replay the step as one graph
-    compiler: str | None = None  # a backend of torch.compile for the parts of a pass
-
-
-@dataclass(frozen=True)
-class EpochRecord:
-    """What one epoch measured of every environment."""
-
-    loss: Tensor  # [N] mean over batches
-    host_gradient: Tensor  # [N] root mean square of the gradient norm over the epoch
-    seed_gradient: Tensor  # [N, S] the same for each seed; NaN where there is none
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Loss and accuracy (percent) of rows on a split."""
-
-    loss: Tensor
-    accuracy: Tensor
+from esper.tolaria.training import TrainingStep, as_inputs, cast_weights
 
 
 class Population:
@@ -114,10 +82,12 @@ class Population:
         # Rates of each environment's rows, those still to be born included; see `set_rates`.
         self.rate = torch.full((count,), self.config.rate, dtype=torch.float64)
         self.decay = torch.full((count,), self.config.decay, dtype=torch.float64)
+        self.frozen = torch.zeros(count, dtype=torch.bool)  # idle until they are reset
         self.pool_rows = torch.full(self.lifecycle.shape, VACANT)  # where each seed lives
         self.gate_rows = torch.full(self.lifecycle.shape, VACANT)
         templates = _templates(self.specs, self.catalogue)
-        self.engine = Engine(host, templates, Template(build_host), self.config.compiler)
+        host_template = Template(build_host, known=_is_own(type(host)))
+        self.engine = Engine(host, templates, host_template, self.config.compiler)
         self.pools: dict[PoolKey, Pool] = {}
         everyone = torch.arange(count)
         self.newborn(HOST, everyone, fold(self.seeds, "host"))
@@ -139,10 +109,12 @@ class Population:
             )
         return self.pools[key]
 
-    def newborn(self, key: PoolKey, environments: Tensor, streams: Tensor) -> Tensor:
-        """Rows with fresh parameters for these environments."""
+    def newborn(
+        self, key: PoolKey, environments: Tensor, streams: Tensor, rows: Tensor | None = None
+    ) -> Tensor:
+        """Rows with fresh parameters for these environments; given ones start anew in place."""
         pool = self.pool(key)
-        rows = pool.give(environments)
+        rows = pool.give(environments) if rows is None else rows
         pool.start(
             rows,
             pool.template.newborn(streams.to(self.device)),
@@ -162,10 +134,22 @@ class Population:
         return Situation(self.lifecycle, self.catalogue, self.config.rules, self.budget)
 
     def legal(self) -> Legality:
-        return legality(self.situation, self.space)
+        """What every host may do now; a frozen one may only wait."""
+        legal = legality(self.situation, self.space)
+        wait = torch.arange(len(LifecycleOp)) == LifecycleOp.WAIT
+        legal.masks["op"][self.frozen] = wait
+        return legal
 
     def apply(self, actions: Actions) -> Transitions:
         """Carry out one decision a host, all or none."""
+        if len(actions) == len(self):
+            refused = self.frozen & (actions["op"] != LifecycleOp.WAIT)
+            if bool(refused.any()):
+                raise GateRefusedError(
+                    f"Host {int(refused.nonzero()[0, 0])} is frozen",
+                    given=LifecycleOp(int(actions["op"][refused][0])).name,
+                    valid="WAIT, until reset_rows() starts it anew",
+                )
         return self._become(*decide(self.situation, actions))
 
     def pass_time(self) -> Transitions:
@@ -184,6 +168,16 @@ class Population:
         loss_rise: Tensor | None = None,
     ) -> None:
         """Report measurements for the gates; NaN marks what was not measured."""
+        shapes = {"contribution": self.lifecycle.shape, "gradient": self.lifecycle.shape}
+        given = {"contribution": contribution, "gradient": gradient, "loss_rise": loss_rise}
+        for name, values in given.items():
+            expected = shapes.get(name, (len(self),))
+            if values is not None and tuple(values.shape) != expected:
+                raise AgreementError(
+                    f"{name} has the wrong shape",
+                    given=list(values.shape),
+                    valid=list(expected),
+                )
         self.lifecycle = self.lifecycle.measured(
             contribution=contribution, gradient=gradient, loss_rise=loss_rise
         )
@@ -282,19 +276,32 @@ class Population:
         for pool in self.pools.values():
             pool.squares.zero_()
         order = self.feed.epoch(self.seeds, self.lifecycle.epoch)  # [T, N, B]
+        with self._determinism():
+            return self._record(self._train(order) / self.feed.batches)
+
+    def _determinism(self) -> AbstractContextManager[object]:
+        """Everything but cuDNN's choice of kernels gives the same bits every time anyway."""
+        if not self.config.deterministic:
+            return nullcontext()
+        flags: AbstractContextManager[object] = torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, deterministic=True
+        )
+        return flags
+
+    def _train(self, order: Tensor) -> Tensor:
+        """Train on all batches; the summed losses [N]."""
         if self._graphs is not None:
             learners = self._rows_by_pool(self.lifecycle.at(SeedStage.TRAINING))
             plans = self._training_plans(torch.device("cpu"))
-            total = self._graphs.epoch(*plans, learners, order)
-        else:
-            step = self.training_step()
-            total = torch.zeros(len(self), device=self.device, dtype=torch.float64)
-            for index in order:
-                total += step.run(*self.feed.fetch(index))
-        return self._record(total / self.feed.batches)
+            return self._graphs.epoch(*plans, learners, order)
+        step = self.training_step()
+        total = torch.zeros(len(self), device=self.device, dtype=torch.float64)
+        for index in order:
+            total += step.run(*self.feed.fetch(index))
+        return total
 
     def _record(self, loss: Tensor) -> EpochRecord:
-        seeds = torch.full(self.lifecycle.shape, torch.nan, dtype=torch.float64)
+        seeds = torch.zeros(self.lifecycle.shape, dtype=torch.float64)
         host = torch.zeros(len(self), dtype=torch.float64)
         for key, pool in self.pools.items():
             rows = pool.rows_in_use
@@ -303,9 +310,9 @@ class Population:
             if key == HOST:
                 host[owners] = norms
             else:
-                before = seeds[owners, key[1]].nan_to_num(0.0)
-                seeds[owners, key[1]] = before + norms  # a seed's body and its gate
-        return EpochRecord(loss.cpu(), host.sqrt(), seeds.sqrt())
+                seeds[owners, key[1]] += norms  # a seed's body and its gate
+        there = self.lifecycle.occupied
+        return EpochRecord(loss.cpu(), host.sqrt(), torch.where(there, seeds.sqrt(), torch.nan))
 
     @torch.no_grad()
     def evaluate(self, split: str = "validation", *, committed: bool = False) -> Scores:
@@ -324,27 +331,27 @@ class Population:
 
         Each distinct subset is run once, and shares what comes before its first difference.
         """
+        slots = len(self.specs)
+        if off.dtype != torch.bool or off.shape != (len(environment), slots):
+            raise AgreementError(
+                "A counterfactual needs an environment and a boolean for each slot",
+                given=f"{len(environment)} environments, {off.dtype} {list(off.shape)}",
+                valid=f"torch.bool [{len(environment)}, {slots}]",
+            )
         effective = off & (self.lifecycle.alpha[environment] > 0)
-        code = (effective.long() << torch.arange(effective.shape[1])).sum(dim=1)
-        pairs, inverse = torch.stack([environment, code], 1).unique(dim=0, return_inverse=True)
-        changed = pairs[:, 1] > 0
-        asked_env, asked_code = pairs[changed].unbind(1)
-        asked_off = (asked_code[:, None] >> torch.arange(effective.shape[1])) & 1 == 1
-        rows = counterfactual_rows(self.lifecycle, asked_env, asked_off)
+        asked = torch.cat([environment[:, None], effective.long()], dim=1)
+        asked, inverse = asked.unique(dim=0, return_inverse=True)
+        changed = asked[:, 1:].any(dim=1)
+        rows = counterfactual_rows(self.lifecycle, asked[changed, 0], asked[changed, 1:] == 1)
         scores = self._score(split, rows)
-        # Rows are ordered by where they branch off; find each pair's row again.
-        first = rows.first[len(self) :]
-        place = torch.zeros(len(pairs), dtype=torch.int64)
-        order = (asked_off.long().argmax(dim=1)).argsort(stable=True)
-        position = torch.empty_like(order)
-        position[order] = torch.arange(len(order)) + len(self)
-        place[changed] = position
-        place[~changed] = pairs[~changed, 0]
-        assert len(first) == len(order)
+        place = asked[:, 0].clone()  # where nothing that is on was switched off: the base row
+        place[changed] = rows.place
         chosen = place[inverse]
         return Scores(scores.loss[chosen], scores.accuracy[chosen])
 
     def _score(self, split: str, rows: Rows) -> Scores:
+        if split not in SPLITS:
+            raise UnknownNameError.of("split", split, SPLITS)
         plan = self._plan(rows)
         weights = cast_weights(self.pools, self.config.compute_dtype)
         count = len(rows.environment)
@@ -353,7 +360,7 @@ class Population:
         samples = 0
         for inputs, labels in self.feed.held_out(split, rows.environment[: plan.start]):
             labels = labels[rows.environment.to(self.device)]
-            outputs = self.engine.logits(weights, plan, inputs.to(dtype_of(weights)))
+            outputs = self.engine.logits(weights, plan, as_inputs(inputs, weights))
             size = labels.shape[1]
             loss += losses_of(outputs, labels).double() * size
             right += (outputs.argmax(-1) == labels).double().flatten(1).mean(1) * size
@@ -368,6 +375,12 @@ def _templates(specs: Sequence[SlotSpec], catalogue: BlueprintCatalogue) -> dict
         templates["gate", slot, NOTHING] = gate_template(spec)
         for index, name in enumerate(catalogue.names):
             if catalogue.costs[slot][index] >= 0:
-                build = partial(find_blueprint(name, spec.family).build, spec)
-                templates["seed", slot, index] = Template(build)
+                plan = find_blueprint(name, spec.family)
+                build = partial(plan.build, spec)
+                templates["seed", slot, index] = Template(build, known=_is_own(plan.build))
     return templates
+
+
+def _is_own(build: object) -> bool:
+    """Is this one of Esper's own hosts or blueprints, whose weights start in a known way?"""
+    return str(getattr(build, "__module__", "")).partition(".")[0] == "esper"

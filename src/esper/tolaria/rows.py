@@ -4,7 +4,7 @@ Shapes: `N` environments, `S` slots, `K` environments in question.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from esper.tolaria.pools import VACANT
 from esper.tolaria.population import Population
 from esper.tolaria.shuffle import fold
 
-_KEPT = ("planted", "pool_rows", "gate_rows", "seeds", "budget", "rate", "decay")
+# What a population keeps for each environment, beside its lifecycle and its rows in pools.
+_KEPT = ("planted", "pool_rows", "gate_rows", "seeds", "budget", "rate", "decay", "frozen")
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,7 @@ class Snapshot:
     """
 
     lifecycle: Lifecycle
-    planted: Tensor  # [N]
-    pool_rows: Tensor  # [N, S]
-    gate_rows: Tensor  # [N, S]
+    kept: Mapping[str, Tensor]  # [N] or [N, S] each
     tensors: Mapping[PoolKey, Mapping[str, Tensor]]  # what each pool keeps by row
 
 
@@ -38,9 +37,7 @@ def take_snapshot(population: Population) -> Snapshot:
     """A copy of all environments that later training does not touch."""
     return Snapshot(
         lifecycle=population.lifecycle,  # never changed in place
-        planted=population.planted.clone(),
-        pool_rows=population.pool_rows.clone(),
-        gate_rows=population.gate_rows.clone(),
+        kept={name: getattr(population, name).clone() for name in _KEPT},
         tensors={
             key: {name: tensor.clone() for name, tensor in pool.tensors().items()}
             for key, pool in population.pools.items()
@@ -54,7 +51,8 @@ def put_rows(
     """Make the environments `targets` [K] what `sources` [K] were in the snapshot.
 
     By default each goes back to what it was itself. Weights, seeds, optimiser state and lifecycle
-    are taken over; the target keeps its own random streams, so copies go their own ways.
+    are taken over, and rates and budget; the target keeps its own random streams, so copies go
+    their own ways.
     """
     sources = targets if sources is None else sources
     if targets.shape != sources.shape or len(targets.unique()) != len(targets):
@@ -65,18 +63,19 @@ def put_rows(
     clear_seeds(population, targets)
     life = snapshot.lifecycle.rows(sources)
     population.lifecycle = population.lifecycle.with_rows(targets, life)
-    population.planted[targets] = snapshot.planted[sources]
+    for name in ("planted", "budget", "rate", "decay", "frozen"):
+        getattr(population, name)[targets] = snapshot.kept[name][sources]
     _copy(population, HOST, targets, snapshot, sources)
     for slot in range(life.shape[1]):
         kinds = life.blueprint[:, slot]
         for kind in kinds[kinds != NOTHING].unique().tolist():
             chosen = kinds == kind
-            old = snapshot.pool_rows[sources[chosen], slot]
+            old = snapshot.kept["pool_rows"][sources[chosen], slot]
             key: PoolKey = ("seed", slot, kind)
             rows = population.pools[key].give(targets[chosen])
             _copy(population, key, rows, snapshot, old)
             population.pool_rows[targets[chosen], slot] = rows
-        gates = snapshot.gate_rows[sources, slot]
+        gates = snapshot.kept["gate_rows"][sources, slot]
         gated = gates != VACANT
         if bool(gated.any()):
             key = ("gate", slot, NOTHING)
@@ -104,6 +103,11 @@ def clear_seeds(population: Population, environments: Tensor) -> None:
 
 def reset_rows(population: Population, environments: Tensor, identities: Sequence[int]) -> None:
     """Start these environments anew, as other environments with streams of their own."""
+    if len(identities) != len(environments) or len(environments.unique()) != len(environments):
+        raise AgreementError(
+            "Every environment that starts anew needs one identity",
+            given=f"environments {environments.tolist()}, identities {list(identities)}",
+        )
     clear_seeds(population, environments)
     fresh = Lifecycle.dormant(len(environments), len(population.specs))
     population.lifecycle = population.lifecycle.with_rows(environments, fresh)
@@ -111,13 +115,15 @@ def reset_rows(population: Population, environments: Tensor, identities: Sequenc
     population.seeds[environments] = torch.tensor(
         [derive_seed(population.seed, "environment", identity) for identity in identities]
     )
-    population.pools[HOST].take_back(environments)
-    population.newborn(HOST, environments, fold(population.seeds[environments], "host"))
+    population.frozen[environments] = False
+    streams = fold(population.seeds[environments], "host")
+    population.newborn(HOST, environments, streams, rows=environments)  # host n is row n
     population.structure_changed()
 
 
 def freeze_rows(population: Population, environments: Tensor) -> None:
-    """Let these environments idle: they take no more steps until they are reset."""
+    """Let these environments idle: no step, no decision until they are reset."""
+    population.frozen[environments] = True
     population.pools[HOST].state.active[environments] = False
     for pool in population.pools.values():
         held = torch.isin(pool.owner, environments).nonzero()[:, 0]
@@ -147,6 +153,7 @@ def set_rates(
 def population_state(population: Population) -> dict[str, Tensor]:
     """Every tensor of a population by name, for checkpoints."""
     state = {f"lifecycle.{k}": v for k, v in population.lifecycle.state_dict().items()}
+    state["blueprint_names"] = population.catalogue.encoded_names()
     for name in _KEPT:
         state[name] = getattr(population, name).clone()
     for (kind, slot, blueprint), pool in population.pools.items():
@@ -168,16 +175,21 @@ def load_population(population: Population, state: Mapping[str, Tensor]) -> None
             given=f"{life.shape[0]} environments with {life.shape[1]} slots",
             valid=f"{population.lifecycle.shape[0]} with {population.lifecycle.shape[1]}",
         )
-    population.lifecycle = life
-    for name in _KEPT:
-        setattr(population, name, state[name].clone())
-    pools: dict[PoolKey, dict[str, Tensor]] = {}
+    catalogue, names = population.catalogue, state["blueprint_names"]
+    life = replace(life, blueprint=catalogue.translated(life.blueprint, names))
+    saved: dict[PoolKey, dict[str, Tensor]] = {}
     for name, tensor in state.items():
         if name.startswith("pools."):
             _, kind, slot, blueprint, field = name.split(".")
-            pools.setdefault((kind, int(slot), int(blueprint)), {})[field] = tensor
-    for key in [key for key in population.pools if key not in pools]:
+            index = catalogue.translated(torch.tensor([int(blueprint)]), names)
+            saved.setdefault((kind, int(slot), int(index)), {})[field] = tensor
+    for key, tensors in saved.items():  # all are checked before any is taken over
+        population.pool(key).require_fitting(tensors)
+    population.lifecycle = life
+    for name in _KEPT:
+        setattr(population, name, state[name].clone())
+    for key in [key for key in population.pools if key not in saved]:
         del population.pools[key]
-    for key, tensors in pools.items():
+    for key, tensors in saved.items():
         population.pool(key).load(tensors)
     population.structure_changed()

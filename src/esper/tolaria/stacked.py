@@ -35,12 +35,21 @@ def stack(module: nn.Module, prefix: str = "") -> Form:
     """The stacked form of `module`, whose parameters are named with `prefix`."""
     if isinstance(module, _ELEMENTWISE):
         return lambda params, x: module(x)
-    for kind, make in _FORMS.items():
-        if type(module) is kind:
-            return make(module, prefix)
+    make = _FORMS.get(type(module))
+    if make is not None and _is_usual(module):
+        return make(module, prefix)
     if not any(True for _ in module.parameters()) and not any(True for _ in module.buffers()):
         return _merged(module)
     return _by_vmap(module, prefix)
+
+
+def _is_usual(module: nn.Module) -> bool:
+    """The stacked convolutions pad with zeros, alike in all directions, and do not dilate."""
+    if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        return True
+    settings = (module.stride, module.padding, module.dilation)
+    alike = all(not isinstance(each, str) and len(set(each)) == 1 for each in settings)
+    return alike and module.dilation[0] == 1 and module.padding_mode == "zeros"
 
 
 def _merged(module: nn.Module) -> Form:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import learning_rate_scales
+from esper.leyline.errors import BlueprintError
 from esper.tolaria.shuffle import uniform
 from esper.tolaria.stacked import Form, stack
 
@@ -30,14 +31,18 @@ class _Column:
 class Template:
     """What a population needs to know of a module to hold many copies of it as rows."""
 
-    def __init__(self, build: Callable[[], nn.Module]) -> None:
+    def __init__(self, build: Callable[[], nn.Module], *, known: bool = False) -> None:
+        """`known`: linear layers and convolutions start as torch starts them, so that all rows can
+        be drawn at once. Otherwise each row is drawn by building the module."""
         self.build = build
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             module = build()
+        _require_pure(module)
         self.form: Form = stack(module)
         scales = learning_rate_scales(module)
-        self.columns, self.drawn_by_module = _columns(module)
+        self.columns, unknown = _columns(module)
+        self.drawn_by_module = unknown or not known
         self.sizes = [column.shape.numel() for column in self.columns]
         self.width = sum(self.sizes)
         self.scales = torch.cat(
@@ -74,6 +79,24 @@ class Template:
             torch.manual_seed(seed)
             module = self.build()
         return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def _require_pure(module: nn.Module) -> None:
+    """Rows are computed together, so a module may keep nothing and draw nothing."""
+    buffers = [name for name, _ in module.named_buffers()]
+    random = [
+        name
+        for name, part in module.named_modules()
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
+    ]
+    if buffers or random:
+        kind = "buffers" if buffers else "dropout"
+        raise BlueprintError(
+            f"A {type(module).__name__} with {kind} cannot be trained in a population",
+            given=", ".join((buffers or random)[:4]),
+            valid="modules whose output depends on weights and input alone",
+            fix="leave the blueprint out: PopulationConfig(blueprints=(...))",
+        )
 
 
 def _columns(module: nn.Module) -> tuple[list[_Column], bool]:

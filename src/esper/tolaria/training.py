@@ -20,8 +20,9 @@ def cast_weights(
     return {key: pool.leaf.to(compute_dtype) for key, pool in pools.items()}
 
 
-def dtype_of(weights: Mapping[PoolKey, Tensor]) -> torch.dtype:
-    return weights[HOST].dtype
+def as_inputs(inputs: Tensor, weights: Mapping[PoolKey, Tensor]) -> Tensor:
+    """Inputs in the precision of the pass; tokens stay what they are."""
+    return inputs.to(weights[HOST].dtype) if inputs.is_floating_point() else inputs
 
 
 class TrainingStep:
@@ -58,7 +59,7 @@ class TrainingStep:
     def gradients(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, dict[PoolKey, Tensor]]:
         """Losses [N] and the gradient of every pool that takes part, [R, P]."""
         weights = cast_weights(self.pools, self.compute_dtype)
-        inputs = inputs.to(dtype_of(weights)) if inputs.is_floating_point() else inputs
+        inputs = as_inputs(inputs, weights)
         losses = losses_of(self.engine.logits(weights, self.training, inputs), labels)
         found = torch.autograd.grad(losses.sum(), [self.pools[k].leaf for k in self.keys])
         grads = dict(zip(self.keys, found, strict=True))

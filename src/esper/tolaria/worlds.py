@@ -1,11 +1,14 @@
 """From a task to a population that trains on it."""
 
-from dataclasses import replace
+from dataclasses import fields
+from typing import Any
 
 import torch
 
+from esper.leyline.errors import UnknownNameError
 from esper.tolaria.feed import Feed
-from esper.tolaria.population import Population, PopulationConfig
+from esper.tolaria.population import Population
+from esper.tolaria.settings import PopulationConfig
 from esper.tolaria.tasks import Task, find_task
 
 
@@ -15,16 +18,19 @@ def population_of(
     *,
     seed: int = 0,
     device: torch.device | str = "cpu",
-    config: PopulationConfig | None = None,
+    **settings: Any,
 ) -> Population:
     """`environments` hosts on one task, each with its own weights and order of data.
 
-    Rate and budget are the task's; the rest is as in `config`.
+    `settings` are those of `PopulationConfig`; rate and budget are the task's unless given.
     """
     task = find_task(task) if isinstance(task, str) else task
-    config = replace(
-        config or PopulationConfig(), rate=task.learning_rate, budget=task.budget_params()
-    )
+    known = {field.name for field in fields(PopulationConfig)}
+    for name in settings:
+        if name not in known:
+            raise UnknownNameError.of("setting of a population", name, sorted(known))
+    defaults = {"rate": task.learning_rate, "budget": task.budget_params()}
+    config = PopulationConfig(**(defaults | settings))
     feed = Feed(
         [task.load_data(seed, device)],
         [0] * environments,

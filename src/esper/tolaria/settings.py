@@ -1,0 +1,65 @@
+"""How a population trains, and what it reports.
+
+Shapes: `N` environments, `S` slots.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.gates import GateRules
+from esper.kasmina.isolation import Isolation
+from esper.leyline.errors import EsperError
+from esper.tolaria.optimisers import AdamW, RowOptimiser
+
+
+@dataclass(frozen=True, kw_only=True)
+class PopulationConfig:
+    """How a population trains. Each environment may be given rates of its own later."""
+
+    rate: float = 3e-3
+    decay: float = 0.0
+    optimiser: RowOptimiser = field(default_factory=AdamW)
+    isolation: Isolation = Isolation.DUAL_PASS
+    rules: GateRules = field(default_factory=GateRules)
+    budget: int | None = None
+    blueprints: tuple[str, ...] | None = None
+    dtype: torch.dtype = torch.float32
+    compute_dtype: torch.dtype | None = None  # bfloat16: weights are cast once per pass
+    graphs: bool = True  # on CUDA: replay the step as one graph
+    compiler: str | None = None  # a backend of torch.compile for the parts of a pass
+    deterministic: bool = False  # on CUDA: the same run twice is the same to the bit, but slower
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "isolation", Isolation.named(self.isolation))
+        rates = (self.rate, self.decay)
+        if not all(math.isfinite(each) and each >= 0 for each in rates):
+            raise EsperError(
+                "Learning rate and weight decay must be numbers from 0",
+                given=f"rate {self.rate}, decay {self.decay}",
+            )
+        if self.budget is not None and (not isinstance(self.budget, int) or self.budget < 0):
+            raise EsperError(
+                "A budget is a number of parameters",
+                given=repr(self.budget),
+                valid="a whole number from 0, or None for no limit",
+            )
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """What one epoch measured of every environment."""
+
+    loss: Tensor  # [N] mean over batches
+    host_gradient: Tensor  # [N] root mean square of the gradient norm over the epoch
+    seed_gradient: Tensor  # [N, S] the same for each seed; NaN where there is none
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Loss and accuracy (percent) of rows on a split."""
+
+    loss: Tensor
+    accuracy: Tensor
