@@ -1,7 +1,6 @@
 """A seed's whole life on a real host, told in the terminal."""
 
 import copy
-from dataclasses import dataclass
 
 import torch
 from rich.console import Console
@@ -16,8 +15,9 @@ from esper.leyline.lifecycle import Transitions
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
-from esper.tolaria.mnist1d import Mnist1dConfig, generate
+from esper.tolaria.data.splits import Splits
 from esper.tolaria.reference import accuracy, contributions, shuffled_batches, train_epoch
+from esper.tolaria.tasks import mnist1d
 
 MIN_EPOCHS = 16
 BATCH = 50
@@ -37,26 +37,10 @@ STYLE = {
 }
 
 
-@dataclass(frozen=True)
-class Data:
-    """Three splits of generated MNIST-1D."""
-
-    train: tuple[torch.Tensor, torch.Tensor]
-    validation: tuple[torch.Tensor, torch.Tensor]
-    test: tuple[torch.Tensor, torch.Tensor]
-
-    @classmethod
-    def generated(cls, seed: int, samples: int) -> "Data":
-        def split(name: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-            return generate(Mnist1dConfig(samples=count, seed=derive_seed(seed, "data", name)))
-
-        return cls(split("train", samples), split("validation", 2000), split("test", 4000))
-
-
 class Life:
     """One network in training."""
 
-    def __init__(self, model: torch.nn.Module, data: Data, seed: int) -> None:
+    def __init__(self, model: torch.nn.Module, data: Splits, seed: int) -> None:
         self.host = SlottedModel(model, seed=seed)
         self.data = data
         self.optimizer = torch.optim.Adam(self.host.parameters(), lr=LEARNING_RATE)
@@ -97,7 +81,7 @@ def run_demo(*, epochs: int, seed: int, samples: int) -> None:
         "MNIST-1D;\na script (the learned controller comes later) plants a seed in slot "
         f"'{GROWN}' and tries another in '{TRIED}'.\n"
     )
-    data = Data.generated(seed, samples)
+    data = mnist1d(seed, samples)
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(seed, "host"))
         model = build_host("conv1d")

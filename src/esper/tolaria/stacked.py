@@ -104,24 +104,13 @@ def _linear(module: nn.Linear, prefix: str) -> Form:
     return form
 
 
-def _conv1d(module: nn.Conv1d, prefix: str) -> Form:
+def _convolution(module: nn.Conv1d | nn.Conv2d, prefix: str) -> Form:
     weight, bias = f"{prefix}weight", f"{prefix}bias"
     stride, padding, groups = module.stride[0], _one(module.padding), module.groups
+    convolve = stacked_conv1d if isinstance(module, nn.Conv1d) else stacked_conv2d
 
     def form(params: Params, x: Tensor) -> Tensor:
-        return stacked_conv1d(
-            x, params[weight], params.get(bias), stride=stride, padding=padding, groups=groups
-        )
-
-    return form
-
-
-def _conv2d(module: nn.Conv2d, prefix: str) -> Form:
-    weight, bias = f"{prefix}weight", f"{prefix}bias"
-    stride, padding, groups = module.stride[0], _one(module.padding), module.groups
-
-    def form(params: Params, x: Tensor) -> Tensor:
-        return stacked_conv2d(
+        return convolve(
             x, params[weight], params.get(bias), stride=stride, padding=padding, groups=groups
         )
 
@@ -210,8 +199,8 @@ _FORMS: dict[type[nn.Module], Callable[..., Form]] = {
     nn.Sequential: _sequential,
     nn.Linear: _linear,
     TokenLinear: _linear,
-    nn.Conv1d: _conv1d,
-    nn.Conv2d: _conv2d,
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
     ChannelNorm: _channel_norm,
     GroupNorm: _group_norm,
     ScalarGate: _scalar_gate,

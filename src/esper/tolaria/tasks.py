@@ -191,7 +191,7 @@ STDLIB_CONTEXT = 64
 STDLIB_LIMIT = 2_000_000  # bytes: more than an episode reads
 
 
-def mnist1d(seed: int) -> Splits:
+def mnist1d(seed: int, train_samples: int = MNIST1D_SAMPLES["train"]) -> Splits:
     """Generated data: another seed has other samples in all three splits."""
 
     def split(name: str, samples: int) -> Split:
@@ -199,7 +199,8 @@ def mnist1d(seed: int) -> Splits:
             *generate(Mnist1dConfig(samples=samples, seed=derive_seed(seed, "data", name)))
         )
 
-    splits = {name: split(name, samples) for name, samples in MNIST1D_SAMPLES.items()}
+    sizes = MNIST1D_SAMPLES | {"train": train_samples}
+    splits = {name: split(name, samples) for name, samples in sizes.items()}
     return Splits(**splits, classes=CLASSES, origin=f"generated MNIST-1D, seed {seed}")
 
 
