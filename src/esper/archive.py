@@ -1,0 +1,149 @@
+"""Hashed, atomic directories of tensors: what every checkpoint is made of. Nothing is pickled.
+
+    checkpoint/
+      manifest.json                kind, version, notes, and the hash of the tensors
+      tensors-<hash>.safetensors
+
+The tensors' file is written first and named after its hash; then the manifest replaces the old
+one in a single rename. Whenever the writer is killed, the directory holds the old archive or the
+new one, whole.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from esper.leyline.errors import EsperError
+
+FORMAT = "esper-archive"
+MANIFEST = "manifest.json"
+TENSORS = "tensors-*.safetensors"
+TEMPORARY = "writing.tmp"
+Notes = Mapping[str, Any]  # whatever JSON can hold
+
+
+class ArchiveError(EsperError):
+    """An archive that is missing, damaged, foreign or of another kind or version."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    tensors: Mapping[str, Tensor]
+    notes: Notes
+
+
+def write_archive(
+    path: str | Path, *, kind: str, version: int, tensors: Mapping[str, Tensor], notes: Notes
+) -> Path:
+    """Write tensors and notes to the directory `path`, replacing the archive that is there."""
+    folder = Path(path)
+    _require_ours(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / TEMPORARY
+    owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    save_file(owned, temporary)
+    digest = _digest(temporary)
+    file = folder / TENSORS.replace("*", digest[:16])
+    _commit(temporary, file)
+
+    body = {"kind": kind, "version": version, "file": file.name, "sha256": digest, "notes": notes}
+    text = json.dumps({"format": FORMAT, "seal": _seal(body), "body": body}, indent=1)
+    temporary.write_text(text, encoding="utf-8")
+    _commit(temporary, folder / MANIFEST)
+    for old in folder.glob(TENSORS):
+        if old != file:
+            old.unlink()
+    return folder
+
+
+def read_archive(path: str | Path, *, kind: str, version: int, device: str = "cpu") -> Archive:
+    """Read an archive of this kind and version; anything else is refused before it is used."""
+    folder = Path(path)
+    body = _manifest(folder)
+    if body["kind"] != kind or body["version"] != version:
+        raise ArchiveError(
+            f"{folder} holds something else",
+            given=f"{body['kind']} version {body['version']}",
+            valid=f"{kind} version {version}",
+            fix="load it with the version of Esper that wrote it",
+        )
+    file = folder / str(body["file"])
+    if file.parent != folder or not file.is_file():
+        raise ArchiveError(f"{folder} lacks its tensors", given=f"no file {file.name}")
+    found = _digest(file)
+    if found != body["sha256"]:
+        raise ArchiveError(
+            f"{file} is damaged",
+            given=f"sha256 {found[:16]}...",
+            valid=f"{body['sha256'][:16]}...",
+            fix="use another copy",
+        )
+    try:
+        return Archive(load_file(file, device=device), body["notes"])
+    except SafetensorError as error:
+        raise ArchiveError(f"{file} cannot be read", given=error) from error
+
+
+def _require_ours(folder: Path) -> None:
+    """Refuse to write among files that are not an archive's, or onto a file."""
+    found = list(folder.iterdir()) if folder.is_dir() else [folder] if folder.exists() else []
+    ours = (MANIFEST, TEMPORARY, TENSORS)
+    foreign = [file.name for file in found if not any(file.match(name) for name in ours)]
+    if foreign:
+        raise ArchiveError(
+            f"{folder} holds other files",
+            given=", ".join(sorted(foreign)[:3]),
+            fix="name an empty or a new directory",
+        )
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """The body of the manifest, after it was checked against its seal."""
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise ArchiveError(
+            f"{folder} is not an archive of Esper's",
+            given=f"no {MANIFEST}" if folder.is_dir() else "no such directory",
+            fix="name the directory that was saved",
+        )
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        known = document["format"] == FORMAT
+        body: dict[str, Any] = document["body"]
+        sealed = document["seal"] == _seal(body)
+        complete = {"kind", "version", "file", "sha256", "notes"} <= body.keys()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ArchiveError(f"{file} is damaged", given=f"{type(error).__name__}") from error
+    if not (known and sealed and complete):
+        raise ArchiveError(f"{file} is damaged or was edited", fix="use another copy")
+    return body
+
+
+def _seal(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _commit(temporary: Path, final: Path) -> None:
+    """Make the temporary file last and give it its name, in that order."""
+    with temporary.open("rb+") as stream:
+        os.fsync(stream.fileno())
+    os.replace(temporary, final)
+    directory = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,160 @@
+"""An agent as a directory: weights, normalisers, optimiser, random streams, carried memory."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from esper.archive import ArchiveError, read_archive, write_archive
+from esper.leyline.errors import EsperError
+from esper.leyline.heads import ActionSpace
+from esper.leyline.slots import require_agreement
+from esper.simic.agent.rollout_buffer import RolloutError
+from esper.simic.agent.types import PPOConfig
+
+if TYPE_CHECKING:
+    from esper.simic.agent.ppo import PPOAgent
+
+KIND = "ppo-agent"
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedAgent:
+    """All that is needed to build an agent again, and the tensors to put into it."""
+
+    path: Path
+    space: ActionSpace
+    state_dim: int
+    lstm_hidden_dim: int
+    lstm_layers: int
+    envs: int
+    steps: int
+    seed: int
+    config: PPOConfig
+    tensors: Mapping[str, Tensor]
+
+
+def save_agent(agent: "PPOAgent", path: str | Path) -> Path:
+    if len(agent.buffer):
+        raise RolloutError(
+            "An agent is saved between rounds",
+            given=f"{len(agent.buffer)} steps that were not learned from",
+            valid="an empty buffer",
+            fix="save after update",
+        )
+    notes = {
+        "config": asdict(agent.config),
+        "space": asdict(agent.space),
+        "state_dim": agent.network.state_dim,
+        "lstm_hidden_dim": agent.network.lstm_hidden_dim,
+        "lstm_layers": agent.network.lstm_layers,
+        "envs": agent.buffer.envs,
+        "steps": agent.buffer.steps,
+        "seed": agent.seed,
+    }
+    tensors = _tensors(agent)
+    return write_archive(path, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
+
+
+def read_agent(
+    path: str | Path, space: ActionSpace | None = None, state_dim: int | None = None
+) -> SavedAgent:
+    """Read a saved agent; refused if it does not fit the space or the state that are given."""
+    archive = read_archive(path, kind=KIND, version=VERSION)
+    try:
+        notes = dict(archive.notes)
+        saved = SavedAgent(
+            path=Path(path),
+            space=_space(notes.pop("space")),
+            config=PPOConfig(**notes.pop("config")),
+            tensors=archive.tensors,
+            **notes,
+        )
+    except (LookupError, TypeError, EsperError) as error:
+        raise ArchiveError(f"{path} does not describe an agent", given=error) from error
+    if space is not None:
+        require_agreement("action heads", ("checkpoint", saved.space), ("caller", space))
+    if state_dim is not None:
+        given = ("caller", state_dim)
+        require_agreement("the state's size", ("checkpoint", saved.state_dim), given)
+    return saved
+
+
+def restore_agent(agent: "PPOAgent", saved: SavedAgent) -> None:
+    """Put saved tensors into an agent of their shapes; if one does not fit, none is touched."""
+    _require_fit(agent, saved.tensors, saved.path)
+    parts = _by_prefix(saved.tensors)
+    agent.network.load_state_dict(parts["network"])
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in parts.get("optimizer", {}).items():
+        index, field = name.split(".")
+        state.setdefault(int(index), {})[field] = value
+    groups = agent.optimizer.state_dict()["param_groups"]
+    agent.optimizer.load_state_dict({"state": state, "param_groups": groups})
+    h, c = (parts["hidden"][name].to(agent.device) for name in ("h", "c"))
+    agent.hidden = (h, c)
+    agent.buffer.next_starts.copy_(parts["buffer"]["next_starts"])
+    agent.shuffler.set_state(parts["random"]["shuffler"])
+    # A generator's state is of its device's kind; on another device the stream starts anew.
+    if len(parts["random"]["sampler"]) == len(agent.sampler.get_state()):
+        agent.sampler.set_state(parts["random"]["sampler"])
+
+
+def _tensors(agent: "PPOAgent") -> dict[str, Tensor]:
+    tensors = {f"network.{name}": t for name, t in agent.network.state_dict().items()}
+    for index, state in agent.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+    return tensors | {
+        "hidden.h": agent.hidden[0],
+        "hidden.c": agent.hidden[1],
+        "buffer.next_starts": agent.buffer.next_starts,
+        "random.sampler": agent.sampler.get_state(),
+        "random.shuffler": agent.shuffler.get_state(),
+    }
+
+
+def _require_fit(agent: "PPOAgent", tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse tensors that are missing, surplus, or of another shape or type than the agent's."""
+    expected = {name: _form(tensor) for name, tensor in _tensors(agent).items()}
+    found = {name: _form(tensor) for name, tensor in tensors.items()}
+    if any(name.startswith("optimizer.") for name in found):  # absent before the first update
+        order = [p for group in agent.optimizer.param_groups for p in group["params"]]
+        for index, parameter in enumerate(order):
+            expected[f"optimizer.{index}.step"] = _form(torch.zeros(()))
+            for moment in ("exp_avg", "exp_avg_sq"):
+                expected[f"optimizer.{index}.{moment}"] = _form(parameter)
+    if "random.sampler" in found and agent.device.type != "cpu":
+        expected["random.sampler"] = found["random.sampler"]  # another device's may differ
+    wrong = sorted({name for name, _ in found.items() ^ expected.items()})
+    if wrong:
+        raise ArchiveError(
+            f"{path} holds other tensors than its notes describe",
+            given=", ".join(wrong[:3]),
+            fix="use another copy",
+        )
+
+
+def _form(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(tensor.shape), tensor.dtype
+
+
+def _by_prefix(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        prefix, _, rest = name.partition(".")
+        parts.setdefault(prefix, {})[rest] = tensor
+    return parts
+
+
+def _space(notes: Mapping[str, Any]) -> ActionSpace:
+    """JSON has lists where a space has tuples."""
+    return ActionSpace(
+        names=tuple(notes["names"]),
+        sizes=tuple(notes["sizes"]),
+        relevance=tuple(tuple(row) for row in notes["relevance"]),
+        given=tuple(tuple(names) for names in notes["given"]),
+    )

@@ -1,0 +1,68 @@
+"""The plain loop: act in a vectorised world, record, learn.
+
+Shapes: `E` environments, `F` features, `H` heads.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from esper.leyline.heads import ActionSpace
+from esper.leyline.legality import Legality
+from esper.leyline.results import PPOUpdateMetrics
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.types import Outcome
+
+
+class VectorWorld(Protocol):
+    """E environments that step together and start anew by themselves."""
+
+    @property
+    def space(self) -> ActionSpace: ...
+    @property
+    def state_dim(self) -> int: ...
+    @property
+    def envs(self) -> int: ...
+    def reset(self) -> Tensor:
+        """First observations, [E, F] float32."""
+        ...
+
+    def legal(self) -> Legality:
+        """What may be done now."""
+        ...
+
+    def step(self, actions: Tensor) -> Outcome:
+        """What comes of actions [E, H]."""
+        ...
+
+
+def collect(agent: PPOAgent, world: VectorWorld, observations: Tensor) -> Tensor:
+    """Fill the agent's buffer; returns the observations [E, F] to go on from."""
+    while not agent.buffer.full:
+        decision = agent.act(observations, world.legal())
+        outcome = world.step(decision.actions)
+        agent.record(decision, outcome)
+        observations = outcome.observations
+    agent.finish(observations)
+    return observations
+
+
+def train(
+    agent: PPOAgent,
+    world: VectorWorld,
+    steps: int,
+    after_update: Callable[[int, PPOUpdateMetrics], bool] = lambda steps, metrics: False,
+) -> int:
+    """Train for about `steps` steps of all environments together, rounded up to whole rollouts.
+
+    `after_update` is told the steps taken and the metrics; it ends the training by returning true.
+    """
+    observations = world.reset()
+    taken = 0
+    while taken < steps:
+        observations = collect(agent, world, observations)
+        taken += len(agent.buffer)
+        if after_update(taken, agent.update()):
+            break
+    return taken

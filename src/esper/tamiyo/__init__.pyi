@@ -1,0 +1,15 @@
+from .choosing import Choice as Choice
+from .choosing import choose as choose
+from .choosing import independent_heads as independent_heads
+from .controllers import Controller as Controller
+from .controllers import LearnedController as LearnedController
+from .distributions import InvalidStateMachineError as InvalidStateMachineError
+from .distributions import MaskedCategorical as MaskedCategorical
+from .network import Evaluation as Evaluation
+from .network import FactoredRecurrentActorCritic as FactoredRecurrentActorCritic
+from .network import Outlook as Outlook
+from .network import unwrapped as unwrapped
+from .normalisation import RunningNorm as RunningNorm
+from .sequences import Hidden as Hidden
+from .sequences import reset_hidden as reset_hidden
+from .sequences import run_sequences as run_sequences

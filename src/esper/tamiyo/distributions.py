@@ -1,0 +1,92 @@
+"""A categorical distribution over the legal actions only.
+
+Shapes: `...` any batch shape, `A` actions.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from esper.leyline.constants import MASK_VALUE
+from esper.leyline.errors import ActionError, EsperError
+
+
+class InvalidStateMachineError(EsperError):
+    """A state in which an action head has no legal action."""
+
+
+class MaskedCategorical:
+    """Probabilities, log-probs and entropy of the legal actions; illegal ones have probability 0.
+
+    All arithmetic is in float32, whatever type the logits have. The largest legal logit is moved
+    to 0 and illegal ones to a finite value, so nothing overflows and no gradient is NaN. The
+    entropy is divided by the log of the number of legal actions: 1 is uniform, whatever the mask.
+
+    `validate=False` skips the search for a row without a legal action, which needs the values
+    and so would break a compiled graph and wait for the device.
+    """
+
+    def __init__(self, logits: Tensor, mask: Tensor, validate: bool = True) -> None:
+        if mask.dtype != torch.bool or mask.shape != logits.shape:
+            raise ActionError(
+                "A mask must have a boolean for each logit",
+                given=f"{mask.dtype} {list(mask.shape)}",
+                valid=f"torch.bool {list(logits.shape)}",
+            )
+        if validate:
+            require_choice(mask)
+        wide = logits.float()
+        lowest = torch.finfo(wide.dtype).min
+        peak = wide.detach().masked_fill(~mask, lowest).amax(-1, keepdim=True)  # [..., 1]
+        self.mask = mask
+        self.log_probs = (wide - peak).masked_fill(~mask, MASK_VALUE).log_softmax(-1)  # [..., A]
+
+    @property
+    def probs(self) -> Tensor:
+        """[..., A]"""
+        return self.log_probs.exp()
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """[...]: the log-prob of the actions [...]."""
+        return self.log_probs.gather(-1, actions[..., None])[..., 0]
+
+    def entropy(self) -> Tensor:
+        """[...]: from 0 to 1; exactly 0 where only one action is legal."""
+        legal = self.mask.sum(-1)  # [...]
+        # Masked before the product: 0 times a very negative number has a gradient of its own.
+        spread = -(self.probs * self.log_probs.masked_fill(~self.mask, 0.0)).sum(-1)
+        return torch.where(legal > 1, spread / legal.clamp(min=2).log(), 0.0)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """[...] int64: actions drawn with their probabilities; never an illegal one."""
+        return most_likely(self.log_probs + gumbel(self.log_probs, generator), self.mask)
+
+    def mode(self) -> Tensor:
+        """[...] int64: the most probable action."""
+        return most_likely(self.log_probs, self.mask)
+
+
+def require_choice(mask: Tensor, heads: tuple[str, ...] | None = None) -> None:
+    """Refuse a mask [..., A] in which a row has no legal action; `heads` names the last axis."""
+    closed = ~mask.any(-1)
+    if bool(closed.any()):
+        place = closed.nonzero()[0].tolist()
+        row = f"row {place[:-1] or place}" if heads else f"row {place}"
+        what = f"Head {heads[place[-1]]!r} has no legal action" if heads else "No action is legal"
+        raise InvalidStateMachineError(
+            what,
+            given=f"{row}, the first of {int(closed.sum())} without one",
+            valid="at least one legal action in every row",
+            fix="leave an action that is always legal, such as waiting",
+        )
+
+
+def gumbel(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Noise of the shape of `like` that makes the largest of (log-prob + noise) a fair draw."""
+    return -torch.empty_like(like).exponential_(generator=generator).log()
+
+
+def most_likely(scores: Tensor, mask: Tensor) -> Tensor:
+    """[...] int64: the legal action with the highest score."""
+    return scores.masked_fill(~mask, -math.inf).argmax(-1)

@@ -1,0 +1,239 @@
+"""Tamiyo's network: features, memory, one policy head for each action head, and a value.
+
+Shapes: `N` rows, `T` time, `F` state features, `L` layers, `D` hidden size, `H` heads, `A` actions
+of the largest head.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from esper.leyline.constants import (
+    DEFAULT_LSTM_HIDDEN_DIM,
+    DEFAULT_LSTM_LAYERS,
+    MASK_VALUE,
+    MIN_RETURN_SCALE,
+    RETURN_SCALE_DECAY,
+)
+from esper.leyline.errors import AgreementError
+from esper.leyline.heads import ActionSpace
+from esper.leyline.legality import Legality
+from esper.tamiyo.choosing import Choice, choose
+from esper.tamiyo.distributions import MaskedCategorical
+from esper.tamiyo.normalisation import RunningNorm
+from esper.tamiyo.sequences import Hidden, reset_hidden, run_sequences
+
+INNER_GAIN = math.sqrt(2.0)
+POLICY_GAIN = 0.01  # nearly uniform at first
+VALUE_GAIN = 1.0
+FORGET_BIAS = 1.0  # remember by default
+
+
+class Outlook(NamedTuple):
+    """What the network makes of states."""
+
+    logits: Tensor  # [N, H, A] or [N, T, H, A]; padding has the mask value
+    values: Tensor  # [N] or [N, T], in units of the return
+    hidden: Hidden | None  # after a single step; sequences are not gone on from
+
+
+class Evaluation(NamedTuple):
+    """Decisions that were taken, seen with the present weights; carries gradient."""
+
+    log_probs: Tensor  # [N, T, H]
+    entropies: Tensor  # [N, T, H], 0 to 1
+    values: Tensor  # [N, T], in units of the return
+
+
+class FactoredRecurrentActorCritic(nn.Module):
+    """Feature net -> LSTM -> one head for each head of the action space, and a value head.
+
+    The value head works in units of `return_scale`, which follows the size of the returns.
+    """
+
+    return_scale: Tensor
+    return_moment: Tensor  # decaying sums of squared returns, and of their weights
+    return_weight: Tensor
+
+    def __init__(
+        self,
+        space: ActionSpace,
+        state_dim: int,
+        lstm_hidden_dim: int = DEFAULT_LSTM_HIDDEN_DIM,
+        lstm_layers: int = DEFAULT_LSTM_LAYERS,
+    ) -> None:
+        super().__init__()
+        if min(state_dim, lstm_layers) < 1 or lstm_hidden_dim < 2:
+            raise AgreementError(
+                "The network's sizes are too small",
+                given=f"state {state_dim}, LSTM {lstm_hidden_dim} x {lstm_layers} layers",
+                valid="state and layers from 1, LSTM from 2",
+            )
+        self.space, self.state_dim = space, state_dim
+        self.lstm_hidden_dim, self.lstm_layers = lstm_hidden_dim, lstm_layers
+        self.observation_norm = RunningNorm(state_dim)
+        self.features = nn.Sequential(
+            nn.Linear(state_dim, lstm_hidden_dim), nn.LayerNorm(lstm_hidden_dim), nn.ReLU()
+        )
+        self.lstm = nn.LSTM(lstm_hidden_dim, lstm_hidden_dim, lstm_layers, batch_first=True)
+        self.memory_norm = nn.LayerNorm(lstm_hidden_dim)
+        self.heads = nn.ModuleList(_mlp(lstm_hidden_dim, size) for size in space.sizes)
+        self.value_head = _mlp(lstm_hidden_dim, 1)
+        self.register_buffer("return_scale", torch.ones(()))
+        self.register_buffer("return_moment", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("return_weight", torch.zeros((), dtype=torch.float64))
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.orthogonal_(module.weight, INNER_GAIN)
+                nn.init.zeros_(module.bias)
+        for head in self.heads:
+            nn.init.orthogonal_(head[-1].weight, POLICY_GAIN)  # type: ignore[index]
+        nn.init.orthogonal_(self.value_head[-1].weight, VALUE_GAIN)  # type: ignore[arg-type]
+        for name, parameter in self.lstm.named_parameters():
+            if "weight" in name:
+                nn.init.orthogonal_(parameter)
+            else:  # the gates stand in the order input, forget, cell, output
+                nn.init.zeros_(parameter)
+                if "bias_ih" in name:
+                    nn.init.constant_(parameter.chunk(4)[1], FORGET_BIAS)
+
+    def get_initial_hidden(
+        self,
+        rows: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Hidden:
+        """An empty memory for that many rows; by default where and as the weights are."""
+        like = self.features[0].weight
+        assert isinstance(like, Tensor)
+        shape = (self.lstm_layers, rows, self.lstm_hidden_dim)
+        h = torch.zeros(shape, device=device or like.device, dtype=dtype or like.dtype)
+        return h, torch.zeros_like(h)
+
+    def forward(
+        self, states: Tensor, hidden: Hidden | None = None, starts: Tensor | None = None
+    ) -> Outlook:
+        """One step of states [N, F], or whole sequences [N, T, F].
+
+        `starts` [N] or [N, T] marks the steps that begin an episode: the memory is empty there.
+        Without `hidden` the memory is empty at first, on the device and in the type of `states`.
+        """
+        self._require_states(states)
+        if hidden is None:
+            hidden = self.get_initial_hidden(len(states), states.device, states.dtype)
+        if starts is None:
+            starts = torch.zeros(states.shape[:-1], dtype=torch.bool)
+        features = self.features(self.observation_norm(states))
+        after: Hidden | None = None
+        if states.ndim == 2:
+            memory, after = self.lstm(features[:, None], reset_hidden(hidden, starts))
+            memory = memory[:, 0]
+        else:
+            memory = run_sequences(self.lstm, features, hidden, starts)
+        memory = self.memory_norm(memory)
+        logits = [
+            pad(head(memory), (0, max(self.space.sizes) - size), value=MASK_VALUE)
+            for head, size in zip(self.heads, self.space.sizes, strict=True)
+        ]
+        values = self.value_head(memory)[..., 0].float() * self.return_scale
+        return Outlook(torch.stack(logits, -2), values, after)
+
+    @torch.no_grad()
+    def get_action(
+        self,
+        states: Tensor,
+        legality: Legality,
+        hidden: Hidden | None = None,
+        starts: Tensor | None = None,
+        *,
+        greedy: bool = False,
+        generator: torch.Generator | None = None,
+        validate: bool = True,
+    ) -> tuple[Choice, Tensor, Hidden]:
+        """Decide for states [N, F], **without gradient**; `evaluate_actions` has it.
+
+        Returns the choice, the values [N] and the memory after the step.
+        """
+        if states.ndim != 2 or len(states) != legality.hosts:
+            raise AgreementError(
+                "States to decide on have the wrong shape",
+                given=list(states.shape),
+                valid=f"[{legality.hosts}, {self.state_dim}], a row for each row of the masks",
+            )
+        logits, values, after = self(states, hidden, starts)
+        choice = choose(logits, legality, greedy=greedy, generator=generator, validate=validate)
+        return choice, values, after
+
+    def evaluate_actions(
+        self,
+        states: Tensor,
+        actions: Tensor,
+        masks: Tensor,
+        hidden: Hidden | None = None,
+        starts: Tensor | None = None,
+        *,
+        validate: bool = False,
+    ) -> Evaluation:
+        """Log-probs, entropies and values of decisions, with gradient.
+
+        `states` [N, T, F], `actions` [N, T, H] and resolved `masks` [N, T, H, A], or all of them
+        without the time axis.
+        """
+        heads = (*states.shape[:-1], len(self.space))
+        expected = (*heads, max(self.space.sizes))
+        if actions.shape != heads or masks.shape != expected:
+            raise AgreementError(
+                "Actions and masks must have a row for each state",
+                given=f"actions {list(actions.shape)}, masks {list(masks.shape)}",
+                valid=f"actions {list(heads)}, masks {list(expected)}",
+            )
+        outlook = self(states, hidden, starts)
+        chosen = MaskedCategorical(outlook.logits, masks, validate)
+        return Evaluation(chosen.log_prob(actions), chosen.entropy(), outlook.values)
+
+    @torch.no_grad()
+    def observe_returns(self, returns: Tensor, valid: Tensor) -> None:
+        """Let the value head work in units of the returns' running size (root mean square).
+
+        Its last layer is scaled the other way, so the values it gives stay what they are.
+        """
+        square = returns.double().masked_fill(~valid, 0.0).square().sum() / valid.sum().clamp(min=1)
+        self.return_weight.lerp_(torch.ones_like(self.return_weight), 1 - RETURN_SCALE_DECAY)
+        self.return_moment.lerp_(square, 1 - RETURN_SCALE_DECAY)
+        scale = (self.return_moment / self.return_weight).sqrt().clamp(min=MIN_RETURN_SCALE)
+        ratio = self.return_scale / scale.to(self.return_scale)
+        last = self.value_head[-1]
+        assert isinstance(last, nn.Linear)
+        last.weight.mul_(ratio)
+        last.bias.mul_(ratio)
+        self.return_scale.copy_(scale)
+
+    def _require_states(self, states: Tensor) -> None:
+        if states.ndim not in (2, 3) or states.shape[-1] != self.state_dim:
+            raise AgreementError(
+                "States have the wrong shape",
+                given=list(states.shape),
+                valid=f"[rows, {self.state_dim}] or [rows, time, {self.state_dim}]",
+            )
+
+
+def _mlp(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, inputs // 2), nn.ReLU(), nn.Linear(inputs // 2, outputs))
+
+
+def unwrapped(network: nn.Module) -> FactoredRecurrentActorCritic:
+    """The network itself, whether or not `torch.compile` was called on it."""
+    inner = getattr(network, "_orig_mod", network)
+    if not isinstance(inner, FactoredRecurrentActorCritic):
+        raise AgreementError(
+            "This is not a network that the agent can train",
+            given=type(inner).__name__,
+            valid="FactoredRecurrentActorCritic, compiled or not",
+        )
+    return inner

@@ -1,0 +1,203 @@
+"""The learner learns: small worlds with known answers and bars that were calibrated elsewhere."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from esper.leyline import PPOUpdateMetrics
+from esper.leyline.constants import STORED_LOG_PROB_TOLERANCE
+from esper.simic.agent import PPOAgent, PPOConfig, VectorWorld, train
+from esper.tamiyo import LearnedController
+from tests.simic.toys import (
+    ForEver,
+    ForEverThenMore,
+    Identity,
+    ManyIllegal,
+    OpArguments,
+    RememberCue,
+)
+
+pytestmark = pytest.mark.slow
+
+HIDDEN = 64  # half the default: these worlds are small
+CONFIG = PPOConfig(learning_rate=3e-3, minibatches=4, entropy_coef=0.01, target_kl=None)
+BANDIT = replace(CONFIG, entropy_coef=0.05, normalize_observations=False)
+WATCH = 4  # updates over which a score is averaged
+
+
+def greedy_score(agent: PPOAgent, world: VectorWorld, steps: int) -> float:
+    """How often the likeliest actions are right, over that many steps of a fresh world."""
+    controller = LearnedController(agent.network)
+    observations, starts = world.reset(), torch.ones(world.envs, dtype=torch.bool)
+    correct = []
+    for _ in range(steps):
+        actions = controller.act(observations, world.legal(), starts)
+        outcome = world.step(actions.values)
+        observations, starts = outcome.observations, outcome.terminals | outcome.truncations
+        correct.append(world.correct.mean())
+    return float(torch.stack(correct).mean())
+
+
+def build(world: VectorWorld, config: PPOConfig, seed: int, steps: int = 16) -> PPOAgent:
+    return PPOAgent.build(
+        world.space,
+        world.state_dim,
+        world.envs,
+        steps,
+        config,
+        lstm_hidden_dim=HIDDEN,
+        seed=seed,
+    )
+
+
+def watched(worst: list[float]) -> Callable[[int, PPOUpdateMetrics], bool]:
+    def note(_: int, metrics: PPOUpdateMetrics) -> bool:
+        worst.append(metrics["stored_log_prob_error"])
+        return False
+
+    return note
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_three_heads_learn_to_repeat_what_they_are_shown(seed: int) -> None:
+    agent = build(world := Identity(16, seed), BANDIT, seed, steps=8)
+    train(agent, world, 6_000)
+    assert greedy_score(agent, Identity(64, 100 + seed), 20) >= 0.95
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_right_one_of_seventy_actions_is_found_when_most_are_illegal(seed: int) -> None:
+    config = replace(BANDIT, learning_rate=2e-3, minibatches=2)
+    agent = build(world := ManyIllegal(32, seed), config, seed, steps=8)
+    errors: list[float] = []
+    train(agent, world, 20_000, watched(errors))
+    assert greedy_score(agent, fresh := ManyIllegal(64, 100 + seed), 20) >= 0.93
+    assert world.illegal_taken == fresh.illegal_taken == 0
+    assert max(errors) < STORED_LOG_PROB_TOLERANCE
+
+
+MEMORY = replace(CONFIG, gamma=0.5, gae_lambda=0.9, minibatches=2, normalize_observations=False)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cue_is_remembered_for_longer_than_a_rollout(seed: int) -> None:
+    agent = build(world := RememberCue(16, seed), MEMORY, seed)
+    assert agent.buffer.steps < world.DELAY
+    errors: list[float] = []
+    train(agent, world, 15_000, watched(errors))
+    assert greedy_score(agent, RememberCue(32, 100 + seed), 3 * (world.DELAY + 1)) >= 0.90
+    assert max(errors) < STORED_LOG_PROB_TOLERANCE
+
+
+def test_a_cue_is_forgotten_when_the_memory_is_emptied_between_rollouts() -> None:
+    agent = build(world := RememberCue(16, 0), MEMORY, 0)
+    right: list[torch.Tensor] = []
+
+    def forget(_: int, metrics: PPOUpdateMetrics) -> bool:
+        agent.hidden = agent.network.get_initial_hidden(world.envs)
+        answers = agent.buffer["rewards"]
+        right.append(answers.mean())
+        return False
+
+    train(agent, world, 15_000, forget)
+    assert float(torch.stack(right[-10:]).mean()) < 0.65
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_reward_for_ever_is_worth_its_sum_although_it_is_cut(seed: int) -> None:
+    config = replace(CONFIG, gamma=0.95)
+    agent = build(world := ForEver(8, seed), config, seed, steps=25)
+    train(agent, world, 10_000)
+    values = agent.buffer["values"]
+    assert float(values.mean()) == pytest.approx(20.0, abs=0.5)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_cut_episode_is_worth_what_its_true_last_observation_promises(seed: int) -> None:
+    config = replace(CONFIG, gamma=0.95, learning_rate=1e-3)
+    agent = build(world := ForEverThenMore(16, seed), config, seed, steps=25)
+    just_cut = world.lengths == world.CUT
+    of_a, of_b = [], []
+
+    def note(_: int, metrics: PPOUpdateMetrics) -> bool:
+        values, states = agent.buffer["values"], agent.buffer["states"]
+        of_a.append(values[just_cut].mean())
+        of_b.append(values[states[..., world.B] > 0].mean())
+        return False
+
+    train(agent, world, 30_000, note)
+    # The estimates sway around their targets; the bars are 45 and 55.
+    assert float(torch.stack(of_a[-20:]).mean()) == pytest.approx(50.5, abs=5.5)
+    assert float(torch.stack(of_b[-20:]).mean()) == pytest.approx(60, abs=5)
+
+
+def steps_to_learn_arguments(seed: int, causal: bool, limit: int) -> int:
+    """Steps until the greedy policy is right in 75 % of states, at most `limit`."""
+    config = replace(CONFIG, learning_rate=1e-3, entropy_coef=0.05)
+    agent = build(world := OpArguments(32, seed, causal), config, seed)
+    scores: list[float] = []
+
+    def reached(steps: int, _: PPOUpdateMetrics) -> bool:
+        scores.append(greedy_score(agent, OpArguments(64, 1_000 + steps, causal), 2))
+        return len(scores) >= WATCH and sum(scores[-WATCH:]) / WATCH >= 0.75
+
+    return train(agent, world, limit, reached)
+
+
+def test_credit_only_where_a_head_mattered_learns_arguments_much_faster() -> None:
+    limit = 60_000
+    causal = [steps_to_learn_arguments(seed, True, limit) for seed in range(2)]
+    assert max(causal) < limit
+    without = [
+        steps_to_learn_arguments(seed, False, 2 * steps) for seed, steps in enumerate(causal)
+    ]
+    assert sum(without) >= 1.4 * sum(causal)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_pole_is_balanced_without_seeing_velocities(seed: int) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    from esper.simic.gym import make_gym
+
+    def hide_velocities(env):
+        low, high = (
+            bound[[0, 2]] for bound in (env.observation_space.low, env.observation_space.high)
+        )
+        shown = gymnasium.spaces.Box(low, high)
+        return gymnasium.wrappers.TransformObservation(env, lambda seen: seen[[0, 2]], shown)
+
+    def balanced(agent: PPOAgent, envs: int = 20) -> float:
+        """Mean length of an episode with the likeliest actions."""
+        world = make_gym("CartPole-v1", envs, 1_000 + seed, wrappers=[hide_velocities])
+        controller = LearnedController(agent.network)
+        observations, starts = world.reset(), torch.ones(envs, dtype=torch.bool)
+        alive, steps = starts.clone(), torch.zeros(envs)
+        while bool(alive.any()):
+            outcome = world.step(controller.act(observations, world.legal(), starts).values)
+            steps += alive
+            observations, starts = outcome.observations, outcome.terminals | outcome.truncations
+            alive &= ~starts
+        return float(steps.mean())
+
+    config = PPOConfig(
+        learning_rate=1e-3,
+        gamma=0.99,
+        gae_lambda=0.95,
+        epochs=8,
+        minibatches=4,
+        target_kl=0.03,
+        entropy_coef=0.0,
+    )
+    world = make_gym("CartPole-v1", 8, seed, wrappers=[hide_velocities])
+    agent = build(world, config, seed, steps=64)
+    lengths: list[float] = []
+
+    def reached(steps: int, _: PPOUpdateMetrics) -> bool:
+        if steps % (10 * 8 * 64) == 0:
+            lengths.append(balanced(agent))
+        return bool(lengths) and lengths[-1] > 400
+
+    train(agent, world, 60_000, reached)
+    assert lengths[-1] > 400

@@ -1,0 +1,235 @@
+"""Losses: credit where it is due, averages over the right steps, entropy with targets."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.leyline import (
+    CANONICAL_ACTION,
+    DEFAULT_ENTROPY_COEF,
+    ActionSpace,
+    LifecycleOp,
+)
+from esper.leyline.constants import HEAD_COUNT_FLOOR
+from esper.simic.agent import PPOConfig, SequenceBatch
+from esper.simic.agent.losses import (
+    Terms,
+    entropy_coefficients,
+    mattered,
+    ppo_terms,
+    shares,
+    total_loss,
+)
+from esper.tamiyo import Evaluation, MaskedCategorical, independent_heads
+from tests.tamiyo.spaces import esper_space
+
+SPACE = esper_space()
+ONE = torch.ones(())
+
+
+def make_batch(actions: Tensor, masks: Tensor, advantages: Tensor, old: Tensor) -> SequenceBatch:
+    shape = advantages.shape
+    nothing = torch.zeros(shape)
+    memory = torch.zeros(1, len(advantages), 2)
+    return SequenceBatch(
+        states=nothing[..., None],
+        actions=actions,
+        masks=masks,
+        log_probs=old,
+        values=nothing,
+        advantages=advantages,
+        returns=nothing,
+        valid=torch.ones(shape, dtype=torch.bool),
+        starts=torch.zeros(shape, dtype=torch.bool),
+        hidden=(memory, memory),
+    )
+
+
+def evaluate(logits: Tensor, batch: SequenceBatch) -> Evaluation:
+    chosen = MaskedCategorical(logits.expand(batch.masks.shape), batch.masks)
+    return Evaluation(chosen.log_prob(batch.actions), chosen.entropy(), batch.values)
+
+
+def terms_of(
+    space: ActionSpace, batch: SequenceBatch, found: Evaluation, config: PPOConfig
+) -> Terms:
+    share = shares(mattered(space, batch), batch.valid, config)
+    return ppo_terms(space, batch, found, share, ONE, config)
+
+
+def sizes_mask(space: ActionSpace) -> Tensor:
+    return torch.arange(max(space.sizes)) < torch.tensor(space.sizes)[:, None]
+
+
+def canonical(space: ActionSpace, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """The actions and masks that acting would have stored for these choices."""
+    relevant = torch.tensor(space.relevance)[actions[..., 0]]
+    only = torch.arange(max(space.sizes)) == CANONICAL_ACTION
+    masks = torch.where(relevant[..., None], sizes_mask(space), only)
+    return torch.where(relevant, actions, CANONICAL_ACTION), masks
+
+
+def random_batch(seed: int, rows: int = 6, time: int = 8) -> tuple[SequenceBatch, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    sampled = [torch.randint(size, (rows, time), generator=draw) for size in SPACE.sizes]
+    actions, masks = canonical(SPACE, torch.stack(sampled, -1))
+    logits = torch.randn(rows, time, len(SPACE), max(SPACE.sizes), generator=draw)
+    old = MaskedCategorical(logits, masks).log_prob(actions)
+    advantages = torch.randn(rows, time, generator=draw)
+    return make_batch(actions, masks, advantages, old), logits
+
+
+def test_logits_that_did_not_matter_receive_exactly_no_gradient() -> None:
+    batch, logits = random_batch(0)
+    leaf = (logits + 0.3 * torch.randn_like(logits)).requires_grad_()
+    config = PPOConfig()
+    terms = terms_of(SPACE, batch, evaluate(leaf, batch), config)
+    total_loss(terms, torch.full((len(SPACE),), config.entropy_coef), config).backward()
+    relevant = torch.tensor(SPACE.relevance)[batch.actions[..., 0]]
+    assert leaf.grad is not None
+    assert bool((leaf.grad[~relevant] == 0).all())
+    assert bool((leaf.grad[~batch.masks] == 0).all())
+    assert bool((leaf.grad[..., 0, :].abs().sum(-1) > 0).any())
+
+
+def test_averaged_over_all_steps_the_expected_gradient_is_the_unmasked_one() -> None:
+    # Every composite action, weighted by its probability: the expectation itself, not a sample.
+    torch.manual_seed(0)
+    space = esper_space(slots=2, blueprints=3)
+    free = replace(space, relevance=((True,) * len(space),) * len(LifecycleOp))
+    every = torch.tensor(list(itertools.product(*map(range, space.sizes))))[:, None]  # [R, 1, H]
+    logits = torch.randn(len(space), max(space.sizes), dtype=torch.float64).float()
+    stored, masks = canonical(space, every)
+    whole = sizes_mask(space).expand(*every.shape, -1)
+    probability = MaskedCategorical(logits.expand(whole.shape), whole).log_prob(every).sum(-1).exp()
+    reward_of = torch.randn(space.sizes)
+    reward = reward_of[tuple(stored.unbind(-1))]  # depends on what mattered only
+    config = PPOConfig(head_average="all")
+
+    def gradient(space: ActionSpace, actions: Tensor, masks: Tensor) -> Tensor:
+        leaf = logits.clone().requires_grad_()
+        batch = make_batch(actions, masks, probability * reward * len(every), torch.empty(0))
+        found = evaluate(leaf, batch)
+        batch = replace(batch, log_probs=found.log_probs.detach())
+        terms_of(space, batch, found, config).policy.sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    causal, unmasked = gradient(space, stored, masks), gradient(free, every, whole)
+    torch.testing.assert_close(causal, unmasked, atol=1e-5, rtol=1e-4)
+    assert float(causal.abs().max()) > 0.01
+
+
+def test_a_head_that_never_mattered_contributes_exactly_zero() -> None:
+    batch, logits = random_batch(1)
+    waiting, masks = canonical(SPACE, torch.zeros_like(batch.actions))
+    batch = replace(batch, actions=waiting, masks=masks)
+    leaf = logits.requires_grad_()
+    terms = terms_of(SPACE, batch, evaluate(leaf, batch), PPOConfig())
+    for part in (terms.policy, terms.entropy, terms.kl, terms.clipped):
+        assert bool((part[1:] == 0).all())
+        assert bool(part.isfinite().all())
+    terms.policy[1:].sum().backward()
+    assert leaf.grad is not None
+    assert bool((leaf.grad == 0).all())
+
+
+@pytest.mark.parametrize("average", ["relevant", "all"])
+def test_a_heads_loss_is_averaged_over_the_configured_steps(average: str) -> None:
+    batch, logits = random_batch(2)
+    config = PPOConfig(head_average=average)
+    terms = terms_of(SPACE, batch, evaluate(logits, batch), config)
+    relevant = torch.tensor(SPACE.relevance)[batch.actions[..., 0]]
+    for head in range(len(SPACE)):
+        kept = batch.advantages[relevant[..., head]]
+        count = len(kept) if average == "relevant" else batch.valid.numel()
+        torch.testing.assert_close(terms.policy[head], -kept.sum() / count)
+
+
+def test_a_lone_step_does_not_get_full_weight() -> None:
+    rows, time = 10, 20
+    actions = torch.zeros(rows, time, len(SPACE), dtype=torch.int64)
+    actions[0, 0, 0] = LifecycleOp.GERMINATE
+    actions, masks = canonical(SPACE, actions)
+    zeros = torch.zeros(rows, time, len(SPACE))
+    batch = make_batch(actions, masks, torch.ones(rows, time), zeros)
+    share = shares(mattered(SPACE, batch), batch.valid, PPOConfig())
+    blueprint = SPACE.index("blueprint")
+    assert float(share.head[blueprint]) == pytest.approx(1 / (HEAD_COUNT_FLOOR * rows * time))
+    assert float(share.head[0]) == pytest.approx(1 / (rows * time))
+
+
+def test_steps_with_only_one_legal_composite_action_have_no_weight() -> None:
+    batch, logits = random_batch(3)
+    only = torch.zeros_like(batch.masks[0])
+    only[..., CANONICAL_ACTION] = True
+    forced = batch.masks.clone()
+    forced[0] = only
+    actions = batch.actions.clone()
+    actions[0] = CANONICAL_ACTION
+    batch = replace(batch, masks=forced, actions=actions)
+    assert not bool(mattered(SPACE, batch)[0].any())
+    louder = replace(batch, advantages=batch.advantages.clone())
+    louder.advantages[0] = 1e6
+    config = PPOConfig()
+    found = evaluate(logits, batch)
+    quiet, loud = (terms_of(SPACE, b, found, config).policy for b in (batch, louder))
+    assert torch.equal(quiet, loud)
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    batch, logits = random_batch(4)
+    config = PPOConfig()
+    moved = logits + 0.3 * torch.randn_like(logits)
+    share = shares(mattered(SPACE, batch), batch.valid, config)
+    whole = ppo_terms(SPACE, batch, evaluate(moved, batch), share, ONE, config)
+    parts = []
+    for rows in torch.arange(len(batch.valid)).split(2):
+        part = batch.rows(rows)
+        parts.append(ppo_terms(SPACE, part, evaluate(moved[rows], part), share, ONE, config))
+    summed = parts[0].plus(parts[1]).plus(parts[2])
+    torch.testing.assert_close(tuple(summed), tuple(whole))
+
+
+def test_the_divergence_is_the_sum_over_heads_of_the_mean_over_steps() -> None:
+    batch, logits = random_batch(5)
+    moved = logits + 0.3 * torch.randn_like(logits)
+    found = evaluate(moved, batch)
+    terms = terms_of(SPACE, batch, found, PPOConfig())
+    log_ratio = found.log_probs - batch.log_probs
+    k3 = log_ratio.exp() - 1 - log_ratio
+    torch.testing.assert_close(terms.kl.sum(), k3.sum(-1).mean())
+    assert float(terms.kl.sum()) > 0
+
+
+@pytest.mark.parametrize("heads", [1, 2, 5])
+def test_the_entropy_coefficient_means_the_same_whatever_the_number_of_heads(heads: int) -> None:
+    space = independent_heads((3,) * heads)
+    entropies = torch.full((2, 2, heads), 0.5)
+    matters = torch.ones(2, 2, heads, dtype=torch.bool)
+    coefs = entropy_coefficients(entropies, matters, space, PPOConfig())
+    assert float(coefs.sum()) == pytest.approx(DEFAULT_ENTROPY_COEF)
+
+
+def test_a_head_at_its_entropy_target_gets_no_bonus() -> None:
+    entropies = torch.full((2, 2, len(SPACE)), 0.5)
+    matters = torch.ones(2, 2, len(SPACE), dtype=torch.bool)
+    targets = {"op": 0.4, "slot": 0.6}
+    coefs = entropy_coefficients(entropies, matters, SPACE, PPOConfig(entropy_targets=targets))
+    assert float(coefs[0]) == 0
+    assert bool((coefs[1:] == coefs[1]).all())
+    assert float(coefs[1]) > 0
+
+
+def test_the_value_clip_is_apart_from_the_policys() -> None:
+    batch, logits = random_batch(6)
+    batch = replace(batch, returns=torch.full_like(batch.returns, 10.0))
+    found = evaluate(logits, batch)._replace(values=torch.full_like(batch.values, 3.0))
+    near, far = PPOConfig(value_clip=1.0), PPOConfig(value_clip=5.0)
+    assert float(terms_of(SPACE, batch, found, near).value) == pytest.approx(0.5 * 9.0**2)
+    assert float(terms_of(SPACE, batch, found, far).value) == pytest.approx(0.5 * 7.0**2)
+    wider = replace(near, clip_ratio=0.9)
+    assert float(terms_of(SPACE, batch, found, wider).value) == pytest.approx(0.5 * 9.0**2)
