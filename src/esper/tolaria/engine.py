@@ -151,13 +151,14 @@ def gate_template(spec: SlotSpec) -> Template:
 
 
 def losses_of(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of each row [V], for outputs [V, B, ..., classes], labels [V, B, ...]."""
-    flat = torch.nn.functional.cross_entropy(
-        outputs.flatten(0, -2).float() if outputs.dtype in _HALF else outputs.flatten(0, -2),
-        labels.flatten(),
-        reduction="none",
-    )
-    return flat.view(outputs.shape[0], -1).mean(dim=1)
+    """Mean cross-entropy of each row [V], for outputs [V, B, ..., classes], labels [V, B, ...].
+
+    Written out, because for few classes torch's own is three times slower on a CPU.
+    """
+    if outputs.dtype in _HALF:
+        outputs = outputs.float()
+    chosen = outputs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return (outputs.logsumexp(dim=-1) - chosen).flatten(1).mean(dim=1)
 
 
 _HALF: Sequence[torch.dtype] = (torch.bfloat16, torch.float16)
