@@ -46,7 +46,7 @@ def test_a_mixed_population_equals_its_reference_trainers_over_many_epochs(
         7,
         isolation=isolation,
         optimiser=OPTIMISERS[optimiser],
-        rate=0.01 if optimiser == "adamw" else 0.02,
+        rate=0.01 if optimiser == "adamw" else 0.05,
         decay=0.02,
     )
     twins = Twins(population)

@@ -127,7 +127,7 @@ def _run(model: nn.Module, watched: Sequence[Watched], sample: Sample) -> list[R
             runs.append(watch(model, watched, sample, training=training))
         except SlotError:
             raise
-        except Exception as error:
+        except Exception as error:  # the user's code; the other mode may still work
             failures.append(error)
         if runs and all(runs[-1].brings_gradients(index) for index in range(len(watched))):
             break

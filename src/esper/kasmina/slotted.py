@@ -375,7 +375,7 @@ class SlottedModel(nn.Module):
         before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
-        except Exception:
+        except Exception:  # whatever it was, it is raised again below
             super().load_state_dict(before)
             raise
 
