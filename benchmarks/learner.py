@@ -1,47 +1,72 @@
 """The learner against its alternatives: advantages, training throughput, the update's floor.
 
     python benchmarks/learner.py                 # CPU, one thread
-    python benchmarks/learner.py --device cuda   # adds the update of 1024 x 150 steps on a GPU
-    python benchmarks/learner.py --json FILE
+    python benchmarks/learner.py --device cuda   # updates on a GPU, after it was checked there
+    python benchmarks/learner.py --json FILE     # the figures, flat
+    python benchmarks/learner.py --write         # its table in docs/performance.md
 
 The comparison with sb3-contrib runs where that package can be imported:
-`pip install sb3-contrib gymnasium`. Both sides do the same work in the same run; ratios are what
-counts, absolute times depend on the machine and its neighbours.
+`pip install sb3-contrib gymnasium`. Both sides do the same work in the same run, in turns; ratios
+are what counts. On the CPU everything runs in one thread and its processor time is taken: that is
+the time on the clock of an idle machine, and a busy neighbour does not count.
 """
 
 import argparse
 import importlib.util
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from _report import write_json, write_section
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from esper.leyline import DEFAULT_GAE_LAMBDA, DEFAULT_GAMMA, DEFAULT_LSTM_HIDDEN_DIM, Legality
+from esper.leyline import (
+    DEFAULT_EPISODE_LENGTH,
+    DEFAULT_GAE_LAMBDA,
+    DEFAULT_GAMMA,
+    DEFAULT_LSTM_HIDDEN_DIM,
+    Legality,
+)
+from esper.leyline.constants import (
+    STORED_LOG_PROB_TOLERANCE,
+    STORED_LOG_PROB_TOLERANCE_BF16,
+    STORED_LOG_PROB_TOLERANCE_TF32,
+)
 from esper.simic.agent import Outcome, PPOAgent, PPOConfig, collect, generalised_advantages
 from esper.tamiyo import independent_heads
 
 SIZES = ((64, 150), (1024, 150))  # environments x steps
 HEADS, STATE = (5, 3, 9, 3), 32  # as many actions as Esper's heads have with three slots
 EPOCHS = 4
-SB3_ENVS, SB3_STEPS, SB3_BATCH, SB3_EPOCHS, SB3_ROLLOUTS = 8, 128, 128, 10, 3
+OURS = (1024, DEFAULT_EPISODE_LENGTH)  # environments x steps of a large garden
+SB3_ENVS, SB3_STEPS, SB3_BATCH, SB3_EPOCHS, SB3_ROLLOUTS = 8, 128, 128, 10, 2
+SB3_REPEATS = 3  # taken in turns; the fastest of each counts
+DRIFT = 0.02  # of the weights' change: how far updates on CPU and GPU may be apart
+HEADER = ("figure", "value")
 Figures = dict[str, float]
 
 
-def fastest(work: Callable[[], object], repeats: int) -> float:
+def fastest(work: Callable[[], object], repeats: int, device: str = "cpu") -> float:
     """Seconds of the fastest of several runs, after one to warm up."""
     work()
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = clock(device)
         work()
-        times.append(time.perf_counter() - start)
+        times.append(clock(device) - start)
     return min(times)
+
+
+def clock(device: str) -> float:
+    """Seconds: the processor's own on a CPU, those on the wall for a GPU, after it is done."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def env_loop(rewards: Tensor, values: Tensor, terminals: Tensor, last: Tensor) -> Tensor:
@@ -113,47 +138,139 @@ def measure_advantages() -> Figures:
     return figures
 
 
-def filled_agent(envs: int, steps: int, device: str) -> PPOAgent:
-    """An agent with a full rollout, aligned with its episodes."""
-    config = PPOConfig(epochs=EPOCHS, target_kl=None)
-    space = independent_heads(HEADS)
-    agent = PPOAgent.build(space, STATE, envs, steps, config, device=device)
+def make_agent(envs: int, steps: int, device: str, config: PPOConfig) -> PPOAgent:
+    return PPOAgent.build(independent_heads(HEADS), STATE, envs, steps, config, device=device)
+
+
+def fill(agent: PPOAgent, end_rate: float = 0.0) -> float:
+    """Fill the agent's rollout; returns seconds per step of acting and recording.
+
+    Without an end rate the rollout is aligned with its episodes.
+    """
+    envs, steps, device = agent.buffer.envs, agent.buffer.steps, agent.device
+    draw = torch.Generator(device).manual_seed(0)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device, generator=draw)
+
     never = torch.zeros(envs, dtype=torch.bool, device=device)
+    legality = Legality(agent.space, envs, {})
+    states = numbers(steps, envs, STATE)
+    ends = torch.rand(steps, envs, device=device, generator=draw) < end_rate
+    ends[-1] |= end_rate == 0.0
+    rewards = numbers(steps, envs)
+    start = clock(device.type)
     for step in range(steps):
-        states = torch.randn(envs, STATE, device=device)
-        decision = agent.act(states, Legality(space, envs, {}))
-        ended = torch.full((envs,), step == steps - 1, device=device)
-        rewards = torch.randn(envs, device=device)
-        agent.record(decision, Outcome(states, rewards, ended, never))
-    agent.finish(states)
-    return agent
+        decision = agent.act(states[step], legality)
+        agent.record(decision, Outcome(states[step], rewards[step], ends[step], never))
+    spent = clock(device.type) - start
+    agent.finish(states[-1])
+    return spent / steps
 
 
 def measure_update(envs: int, steps: int, device: str) -> Figures:
     """An update, and as its floor a bare LSTM forward and backward as often."""
-    agent = filled_agent(envs, steps, device)
+    agent = make_agent(envs, steps, device, PPOConfig(epochs=EPOCHS, target_kl=None))
+    fill(agent)
+    agent.buffer.reset()
+    step_s = fill(agent)
     lstm = nn.LSTM(DEFAULT_LSTM_HIDDEN_DIM, DEFAULT_LSTM_HIDDEN_DIM, batch_first=True).to(device)
     inputs = torch.randn(envs, steps, DEFAULT_LSTM_HIDDEN_DIM, device=device)
-
-    def wait() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
 
     def floor() -> None:
         for _ in range(EPOCHS):
             lstm.zero_grad()
             lstm(inputs)[0].sum().backward()
-        wait()
 
     def update() -> None:
         agent.update(clear_buffer=False)
-        wait()
 
-    floor_s, update_s = fastest(floor, 3), fastest(update, 3)
-    figures = {"update_vs_lstm_floor": update_s / floor_s, "update_ms": 1e3 * update_s}
+    turns = [(fastest(floor, 2, device), fastest(update, 2, device)) for _ in range(3)]
+    floors, updates = zip(*turns, strict=True)
+    figures = {
+        "update_vs_lstm_floor": min(updates) / min(floors),
+        "update_ms": 1e3 * min(updates),
+        "act_and_record_ms": 1e3 * step_s,
+    }
     if device == "cuda":
-        figures["peak_mb"] = torch.cuda.max_memory_allocated() / 2**20
+        torch.cuda.reset_peak_memory_stats()
+        figures["peak_mb"] = agent.update(clear_buffer=False)["peak_memory_bytes"] / 2**20
     return figures
+
+
+def check_cuda() -> Figures:
+    """Is what runs on the GPU right? Ends the script with a sentence where it is not."""
+    figures: Figures = {}
+    tolerances = {
+        "fp32": STORED_LOG_PROB_TOLERANCE,
+        "tf32": STORED_LOG_PROB_TOLERANCE_TF32,
+        "bf16": STORED_LOG_PROB_TOLERANCE_BF16,
+    }
+    for precision, tolerance in tolerances.items():
+        allow_tf32(precision == "tf32")
+        config = PPOConfig(epochs=EPOCHS, learning_rate=3e-3, bf16=precision == "bf16")
+        agent = make_agent(64, 50, "cuda", config)
+        worst = 0.0
+        for _ in range(10):  # the policy must not stay uniform: then nothing could differ
+            fill(agent, end_rate=0.1)
+            worst = max(worst, agent.update()["stored_log_prob_error"])
+        figures[f"cuda_stored_log_prob_error_{precision}"] = worst
+        require(worst < tolerance, f"stored log-probs are off by {worst:.2g} in {precision}")
+    allow_tf32(False)
+    figures["cuda_vs_cpu_drift"] = drift = cuda_drift()
+    require(drift < DRIFT, f"updates on CPU and GPU differ by {drift:.2g} of their change")
+    agent = make_agent(8, 8, "cuda", PPOConfig())
+    fill(agent)
+    require(agent.update()["peak_memory_bytes"] > 0, "the peak memory is not measured")
+    kinds = transfers_to_cuda()
+    require(
+        kinds == ["Memcpy HtoD (Pinned -> Device)"],
+        f"a rollout on the CPU goes to the GPU as {kinds}, not as one pinned transfer",
+    )
+    return figures
+
+
+def cuda_drift() -> float:
+    """How far the same update ends apart on CPU and GPU, as a share of what it changes."""
+    config = PPOConfig(epochs=EPOCHS, target_kl=None, normalize_observations=False)
+    here, there = (make_agent(64, 50, device, config) for device in ("cpu", "cuda"))
+    fill(here, end_rate=0.1)
+    for name, data in here.buffer._data.items():
+        there.buffer[name].copy_(data)
+    there.buffer.counts.copy_(here.buffer.counts)
+    there.buffer.longest = here.buffer.longest
+    there.buffer.compute_advantages_and_returns(torch.zeros(64, device="cuda"))
+    here.buffer.compute_advantages_and_returns(torch.zeros(64))
+    before = weights(here)
+    here.update()
+    there.update()
+    return float((weights(there) - weights(here)).norm() / (weights(here) - before).norm())
+
+
+def transfers_to_cuda() -> list[str]:
+    """The copies that a rollout on the CPU makes on its way to the GPU."""
+    agent = make_agent(64, 50, "cpu", PPOConfig())
+    fill(agent, end_rate=0.1)
+    agent.buffer.get_batched_sequences("cuda")
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        agent.buffer.get_batched_sequences("cuda")
+        torch.cuda.synchronize()
+    return [event.name for event in profile.events() if event.name.startswith("Memcpy HtoD")]
+
+
+def weights(agent: PPOAgent) -> Tensor:
+    return torch.cat([p.detach().cpu().flatten() for p in agent.network.parameters()])
+
+
+def allow_tf32(allowed: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise SystemExit(f"The learner is not right on this GPU: {sentence}.")
 
 
 def esper_steps_per_second() -> float:
@@ -166,11 +283,11 @@ def esper_steps_per_second() -> float:
     agent = PPOAgent.build(world.space, world.state_dim, SB3_ENVS, SB3_STEPS, config)
     observations = collect(agent, world, world.reset())
     agent.update()
-    start = time.perf_counter()
+    start = clock("cpu")
     for _ in range(SB3_ROLLOUTS):
         observations = collect(agent, world, observations)
         agent.update()
-    return SB3_ROLLOUTS * SB3_ENVS * SB3_STEPS / (time.perf_counter() - start)
+    return SB3_ROLLOUTS * SB3_ENVS * SB3_STEPS / (clock("cpu") - start)
 
 
 def sb3_steps_per_second(shared: bool) -> float:
@@ -193,14 +310,17 @@ def sb3_steps_per_second(shared: bool) -> float:
     )
     rollout = SB3_ENVS * SB3_STEPS
     model.learn(rollout)
-    start = time.perf_counter()
+    start = clock("cpu")
     model.learn(SB3_ROLLOUTS * rollout, reset_num_timesteps=False)
-    return SB3_ROLLOUTS * rollout / (time.perf_counter() - start)
+    return SB3_ROLLOUTS * rollout / (clock("cpu") - start)
 
 
 def measure_throughput() -> Figures:
-    ours = esper_steps_per_second()
-    default, shared = sb3_steps_per_second(False), sb3_steps_per_second(True)
+    turns = [
+        (esper_steps_per_second(), sb3_steps_per_second(False), sb3_steps_per_second(True))
+        for _ in range(SB3_REPEATS)
+    ]
+    ours, default, shared = (max(rates) for rates in zip(*turns, strict=True))
     return {
         "steps_per_second": ours,
         "sb3_default_steps_per_second": default,
@@ -210,27 +330,49 @@ def measure_throughput() -> Figures:
     }
 
 
+def measure_cpu(console: Console) -> Figures:
+    figures = measure_advantages() | measure_update(*SIZES[0], "cpu")
+    missing = [name for name in ("gymnasium", "sb3_contrib") if not importlib.util.find_spec(name)]
+    if missing:
+        console.print(f"Without {' and '.join(missing)}: no comparison with sb3-contrib.")
+        return figures
+    return figures | measure_throughput()
+
+
+def measure_cuda(console: Console) -> Figures:
+    figures = check_cuda()
+    console.print("The learner is right on this GPU; now its speed, in TF32.")
+    allow_tf32(True)
+    for envs, steps in (*SIZES, OURS):
+        sized = measure_update(envs, steps, "cuda")
+        figures |= {f"cuda_{envs}x{steps}_{name}": value for name, value in sized.items()}
+    console.print("The comparison with sb3-contrib is one of the CPU's figures: left out here.")
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=Path, help="write the figures flat to this file")
+    parser.add_argument("--write", action="store_true", help="update docs/performance.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    figures = measure_advantages() | measure_update(*SIZES[0], "cpu")
-    if options.device == "cuda":
-        large = measure_update(*SIZES[1], "cuda")
-        figures |= {f"cuda_1024x150_{name}": value for name, value in large.items()}
     console = Console()
-    if importlib.util.find_spec("sb3_contrib") and importlib.util.find_spec("gymnasium"):
-        figures |= measure_throughput()
-    else:
-        console.print("sb3-contrib is not installed: its comparison is left out.")
-    table = Table("figure", "value")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:,.2f}")
+    measure = measure_cuda if options.device == "cuda" else measure_cpu
+    figures = measure(console)
+    rows = [[name, shown(value)] for name, value in figures.items()]
+    table = Table(*HEADER, title=f"the learner, {options.device}")
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    write_json(options.json, figures)
+    if options.write:
+        command = f"python benchmarks/learner.py --device {options.device} --write"
+        write_section("learner", options.device, command, HEADER, rows)
+
+
+def shown(value: float) -> str:
+    return f"{value:,.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 if __name__ == "__main__":

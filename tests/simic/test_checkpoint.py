@@ -117,6 +117,12 @@ def test_tensors_that_do_not_fit_are_refused(saved: Path, name: str, tensor: tor
         PPOAgent.load(rewritten(saved, {name: tensor}))
 
 
+def test_an_agent_of_another_kind_of_device_is_loaded_and_draws_anew(saved: Path) -> None:
+    elsewhere = torch.zeros(16, dtype=torch.uint8)  # a generator's state on a GPU
+    loaded = PPOAgent.load(rewritten(saved, {"random.sampler": elsewhere}))
+    assert len(loaded.sampler.get_state()) != len(elsewhere)
+
+
 def test_random_damage_is_refused_with_one_sentence_or_changes_nothing(saved: Path) -> None:
     whole = {file: file.read_bytes() for file in saved.iterdir()}
     expected = PPOAgent.load(saved).network.state_dict()

@@ -114,6 +114,9 @@ def test_a_reward_for_ever_is_worth_its_sum_although_it_is_cut(seed: int) -> Non
     assert float(values.mean()) == pytest.approx(20.0, abs=0.5)
 
 
+EXACT_A, EXACT_B = 50.5, 60.0  # V(A) is the mean over the ten ages
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_cut_episode_is_worth_what_its_true_last_observation_promises(seed: int) -> None:
     config = replace(CONFIG, gamma=0.95, learning_rate=1e-3)
@@ -128,9 +131,10 @@ def test_a_cut_episode_is_worth_what_its_true_last_observation_promises(seed: in
         return False
 
     train(agent, world, 30_000, note)
-    # The estimates sway around their targets; the bars are 45 and 55.
-    assert float(torch.stack(of_a[-20:]).mean()) == pytest.approx(50.5, abs=5.5)
-    assert float(torch.stack(of_b[-20:]).mean()) == pytest.approx(60, abs=5)
+    # Every cut shows B last. The estimates sway around their targets, also above them.
+    found_a, found_b = (float(torch.stack(found[-20:]).mean()) for found in (of_a, of_b))
+    assert 45 <= found_a <= EXACT_A + 5.5
+    assert 55 <= found_b <= EXACT_B + 5
 
 
 def steps_to_learn_arguments(seed: int, causal: bool, limit: int) -> int:
@@ -148,8 +152,9 @@ def steps_to_learn_arguments(seed: int, causal: bool, limit: int) -> int:
 
 def test_credit_only_where_a_head_mattered_learns_arguments_much_faster() -> None:
     limit = 60_000
-    causal = [steps_to_learn_arguments(seed, True, limit) for seed in range(2)]
+    causal = [steps_to_learn_arguments(seed, True, limit) for seed in range(4)]
     assert max(causal) < limit
+    # A single seed's ratio sways from 1.2 to 2.6; measured over six of them it was 1.7.
     without = [
         steps_to_learn_arguments(seed, False, 2 * steps) for seed, steps in enumerate(causal)
     ]

@@ -15,12 +15,13 @@ from esper.leyline import (
 )
 from esper.leyline.constants import HEAD_COUNT_FLOOR
 from esper.simic.agent import PPOConfig, SequenceBatch
+from esper.simic.agent.advantages import mattered
 from esper.simic.agent.losses import (
     Terms,
     entropy_coefficients,
-    mattered,
     ppo_terms,
     shares,
+    step_counts,
     total_loss,
 )
 from esper.tamiyo import Evaluation, MaskedCategorical, independent_heads
@@ -30,8 +31,15 @@ SPACE = esper_space()
 ONE = torch.ones(())
 
 
-def make_batch(actions: Tensor, masks: Tensor, advantages: Tensor, old: Tensor) -> SequenceBatch:
+def make_batch(
+    actions: Tensor,
+    masks: Tensor,
+    advantages: Tensor,
+    old: Tensor,
+    space: ActionSpace = SPACE,
+) -> SequenceBatch:
     shape = advantages.shape
+    every = torch.ones(shape, dtype=torch.bool)
     nothing = torch.zeros(shape)
     memory = torch.zeros(1, len(advantages), 2)
     return SequenceBatch(
@@ -42,7 +50,8 @@ def make_batch(actions: Tensor, masks: Tensor, advantages: Tensor, old: Tensor) 
         values=nothing,
         advantages=advantages,
         returns=nothing,
-        valid=torch.ones(shape, dtype=torch.bool),
+        valid=every,
+        matters=mattered(space, actions, masks, every),
         starts=torch.zeros(shape, dtype=torch.bool),
         hidden=(memory, memory),
     )
@@ -56,7 +65,7 @@ def evaluate(logits: Tensor, batch: SequenceBatch) -> Evaluation:
 def terms_of(
     space: ActionSpace, batch: SequenceBatch, found: Evaluation, config: PPOConfig
 ) -> Terms:
-    share = shares(mattered(space, batch), batch.valid, config)
+    share = shares(step_counts(batch).sum(0), config)
     return ppo_terms(space, batch, found, share, ONE, config)
 
 
@@ -111,7 +120,7 @@ def test_averaged_over_all_steps_the_expected_gradient_is_the_unmasked_one() -> 
 
     def gradient(space: ActionSpace, actions: Tensor, masks: Tensor) -> Tensor:
         leaf = logits.clone().requires_grad_()
-        batch = make_batch(actions, masks, probability * reward * len(every), torch.empty(0))
+        batch = make_batch(actions, masks, probability * reward * len(every), torch.empty(0), space)
         found = evaluate(leaf, batch)
         batch = replace(batch, log_probs=found.log_probs.detach())
         terms_of(space, batch, found, config).policy.sum().backward()
@@ -123,10 +132,42 @@ def test_averaged_over_all_steps_the_expected_gradient_is_the_unmasked_one() -> 
     assert float(causal.abs().max()) > 0.01
 
 
+def test_sampling_actions_that_do_not_matter_gives_the_same_gradient_on_average() -> None:
+    torch.manual_seed(0)
+    samples = 300_000
+    space = esper_space(slots=2, blueprints=3)
+    free = replace(space, relevance=((True,) * len(space),) * len(LifecycleOp))
+    logits = torch.randn(len(space), max(space.sizes))
+    whole = sizes_mask(space).expand(samples, 1, -1, -1)
+    drawn = MaskedCategorical(logits.expand(whole.shape), whole).sample()  # [R, 1, H], all of them
+    stored, masks = canonical(space, drawn)
+    assert float((stored != drawn).float().mean()) > 0.1  # many did not matter
+    reward = torch.randn(space.sizes)[tuple(stored.unbind(-1))]
+    reward = reward + torch.randn(reward.shape)
+
+    def gradient(space: ActionSpace, actions: Tensor, masks: Tensor, average: str) -> Tensor:
+        leaf = logits.clone().requires_grad_()
+        batch = make_batch(actions, masks, reward, torch.empty(0), space)
+        found = evaluate(leaf, batch)
+        batch = replace(batch, log_probs=found.log_probs.detach())
+        terms_of(space, batch, found, PPOConfig(head_average=average)).policy.sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    causal = gradient(space, stored, masks, "all")
+    unmasked = gradient(free, drawn, whole, "all")
+    noise = 3 * (reward.square().mean() / samples).sqrt()  # standard errors, at the most
+    assert float((causal - unmasked).abs().max()) < float(noise)
+    assert float(causal.abs().max()) > 10 * float(noise)
+    # Averaged over the steps where it mattered, a rare head's gradient is another, larger one.
+    relevant = gradient(space, stored, masks, "relevant")
+    assert float((relevant - unmasked).abs().max()) > 2 * float(noise)
+
+
 def test_a_head_that_never_mattered_contributes_exactly_zero() -> None:
     batch, logits = random_batch(1)
     waiting, masks = canonical(SPACE, torch.zeros_like(batch.actions))
-    batch = replace(batch, actions=waiting, masks=masks)
+    batch = make_batch(waiting, masks, batch.advantages, batch.log_probs)
     leaf = logits.requires_grad_()
     terms = terms_of(SPACE, batch, evaluate(leaf, batch), PPOConfig())
     for part in (terms.policy, terms.entropy, terms.kl, terms.clipped):
@@ -156,7 +197,7 @@ def test_a_lone_step_does_not_get_full_weight() -> None:
     actions, masks = canonical(SPACE, actions)
     zeros = torch.zeros(rows, time, len(SPACE))
     batch = make_batch(actions, masks, torch.ones(rows, time), zeros)
-    share = shares(mattered(SPACE, batch), batch.valid, PPOConfig())
+    share = shares(step_counts(batch).sum(0), PPOConfig())
     blueprint = SPACE.index("blueprint")
     assert float(share.head[blueprint]) == pytest.approx(1 / (HEAD_COUNT_FLOOR * rows * time))
     assert float(share.head[0]) == pytest.approx(1 / (rows * time))
@@ -170,8 +211,8 @@ def test_steps_with_only_one_legal_composite_action_have_no_weight() -> None:
     forced[0] = only
     actions = batch.actions.clone()
     actions[0] = CANONICAL_ACTION
-    batch = replace(batch, masks=forced, actions=actions)
-    assert not bool(mattered(SPACE, batch)[0].any())
+    batch = make_batch(actions, forced, batch.advantages, batch.log_probs)
+    assert not bool(batch.matters[0].any())
     louder = replace(batch, advantages=batch.advantages.clone())
     louder.advantages[0] = 1e6
     config = PPOConfig()
@@ -184,7 +225,7 @@ def test_parts_add_up_to_the_whole() -> None:
     batch, logits = random_batch(4)
     config = PPOConfig()
     moved = logits + 0.3 * torch.randn_like(logits)
-    share = shares(mattered(SPACE, batch), batch.valid, config)
+    share = shares(step_counts(batch).sum(0), config)
     whole = ppo_terms(SPACE, batch, evaluate(moved, batch), share, ONE, config)
     parts = []
     for rows in torch.arange(len(batch.valid)).split(2):

@@ -14,6 +14,7 @@ from esper.leyline import (
     DEFAULT_LSTM_LAYERS,
 )
 from esper.simic.agent import RolloutError, TamiyoRolloutBuffer
+from esper.tamiyo import InvalidStateMachineError
 from tests.tamiyo.spaces import esper_space
 
 ENVS, TIME, STATE = 3, DEFAULT_EPISODE_LENGTH // 5, 4
@@ -83,6 +84,21 @@ def test_adding_all_at_once_or_one_by_one_keeps_the_same() -> None:
         assert torch.equal(getattr(left, name), getattr(right, name)), name
     assert torch.equal(left.hidden[0], right.hidden[0])
     assert torch.equal(left.hidden[1], right.hidden[1])
+    for name in "hc":
+        assert torch.equal(together[name], one_by_one[name])
+
+
+def test_the_memory_entering_each_step_is_kept() -> None:
+    buffer = make_buffer()
+    for time in range(TIME):
+        buffer.add(**step(time))
+    for time in range(TIME):
+        for found, entered in zip(buffer.hidden_at(time), step(time)["hidden"], strict=True):
+            assert torch.equal(found, entered)
+    buffer.clear_env(1)
+    for part in buffer.hidden_at(TIME - 1):
+        assert not bool(part[:, 1].any())
+        assert bool(part[:, 0].any())
 
 
 def test_environments_may_have_different_numbers_of_steps() -> None:
@@ -253,6 +269,19 @@ def test_misuse_is_refused_with_a_sentence() -> None:
         buffer.get_batched_sequences("cpu")
     with pytest.raises(RolloutError, match=r"last_values.*\[3\]"):
         buffer.compute_advantages_and_returns(torch.zeros(ENVS + 1))
+    cut = step(0, cut=(2,))
+    cut["bootstraps"][2] = math.nan
+    buffer.add(**cut)
+    buffer.compute_advantages_and_returns(torch.zeros(ENVS))
+    with pytest.raises(RolloutError, match=r"no value; given: environments \[2\]"):
+        buffer.get_batched_sequences("cpu")
+    buffer.reset()
+    closed = step(0)
+    closed["masks"][1, 2] = False
+    buffer.add(**closed)
+    buffer.compute_advantages_and_returns(torch.zeros(ENVS))
+    with pytest.raises(InvalidStateMachineError, match=r"'blueprint' .*row \[1, 0\]"):
+        buffer.get_batched_sequences("cpu")
     with pytest.raises(RolloutError, match="middle of an episode"):
         buffer.start_episode(0)
     with pytest.raises(RolloutError, match="needs room"):

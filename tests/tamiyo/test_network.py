@@ -270,10 +270,14 @@ def test_running_normalisation_equals_that_of_all_rows_together_and_changes_only
         before = norm(part)
         assert torch.equal(norm(part), before)
     norm.observe(torch.empty(0, STATE))
+    few = torch.rand(3, 4) < 0.5  # the others hold nothing
+    sequences = torch.randn(3, 4, STATE).masked_fill(~few[..., None], float("nan"))
+    norm.observe(sequences, few)
+    parts.append(sequences[few])
     everything = torch.cat(parts).double()
     torch.testing.assert_close(norm.mean, everything.mean(0))
     torch.testing.assert_close(norm.variance, everything.var(0, correction=0))
-    with pytest.raises(AgreementError, match=rf"\[rows, {STATE}\]"):
+    with pytest.raises(AgreementError, match=rf"\[\.\.\., {STATE}\]"):
         norm.observe(torch.zeros(STATE))
 
 

@@ -16,7 +16,10 @@ DEFAULT_MINIBATCHES = 1
 HEAD_COUNT_FLOOR = 0.05  # of all steps: a head that mattered less often is averaged over this many
 RETURN_SCALE_DECAY = 0.95  # per update
 MIN_RETURN_SCALE = 1e-2  # returns of nothing must not blow the value head up
-STORED_LOG_PROB_TOLERANCE = 1e-4  # |ratio - 1| between rollout and recomputation in float32
+# |ratio - 1| between the log-probs of a rollout and their recomputation, by precision.
+STORED_LOG_PROB_TOLERANCE = 1e-4  # float32
+STORED_LOG_PROB_TOLERANCE_TF32 = 2e-2
+STORED_LOG_PROB_TOLERANCE_BF16 = 1e-1
 DEFAULT_LEARNING_RATE = 3e-4
 DEFAULT_ADAM_EPS = 1e-5
 DEFAULT_MAX_GRAD_NORM = 0.5
@@ -30,6 +33,20 @@ MASK_VALUE = -1e4  # finite, and representable in half precision
 # --- the world -----------------------------------------------------------------------------
 DEFAULT_EPISODE_LENGTH = 25
 DEFAULT_RENT = 2.0  # points of score per 100 % of the host's parameters, over a whole episode
+
+# --- the reward ----------------------------------------------------------------------------
+SCORED_EPOCHS = 3  # the score of an episode is the mean over its last epochs
+RENT_LEVELS = (0.0, DEFAULT_RENT, 5.0)  # that evaluations report
+MIN_REWARD_SCALE = 3.0  # points: where little can be gained, noise must not fill the reward
+DEFAULT_INTERVENTION_COST = 0.02  # points for each decision other than WAIT; more misranks them
+DEFAULT_ROLLBACK_PENALTY = 20.0  # points: the rent of 4 x the host, even at 5 points for 1 x
+DEFAULT_SHAPING_WEIGHT = 1.0
+SHAPING_SHARE = 0.5  # of what keeping the network as it is would still add to the score
+GERMINATED_POTENTIAL = 0.05  # points for each seed; the way to FOSSILIZED leads uphill, and
+TRAINING_POTENTIAL = 0.1  # what a stage is worth makes up for the decisions that led there
+BLENDING_POTENTIAL = 0.2
+HOLDING_POTENTIAL = 0.25
+FOSSILIZED_POTENTIAL = 0.3
 
 # --- the body ------------------------------------------------------------------------------
 DEFAULT_SLOT_COUNT = 3

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -10,6 +11,18 @@ from esper.leyline.errors import ActionError
 from esper.leyline.heads import CANONICAL_ACTION, ActionSpace
 
 # N hosts, H heads
+
+
+@lru_cache
+def relevance_table(relevance: tuple[tuple[bool, ...], ...], device: torch.device) -> Tensor:
+    """[ops, H] bool on that device, made once: a transfer would have to be waited for."""
+    return torch.tensor(relevance, device=device)
+
+
+@lru_cache
+def _canonical_only(size: int, device: torch.device) -> Tensor:
+    """[size] bool: open for the canonical action alone."""
+    return torch.arange(size, device=device) == CANONICAL_ACTION
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,7 @@ class Actions:
 
     def relevant(self) -> Tensor:
         """[N, H] bool: did this head matter for the op that was chosen?"""
-        return torch.tensor(self.space.relevance)[self.values[:, 0]]
+        return relevance_table(self.space.relevance, self.values.device)[self.values[:, 0]]
 
     def canonical(self) -> "Actions":
         """The same decisions with every head that did not matter at its canonical action."""
@@ -98,16 +111,16 @@ class Legality:
         size = self.space.sizes[position]
         device = values.device
         if head in self.masks:
-            given = [values[:, self.space.index(name)] for name in self.space.given[position]]
-            rows = torch.arange(self.hosts, device=device)
-            mask = self.masks[head].to(device)[(rows, *given)]
+            mask = self.masks[head].to(device, non_blocking=True)
+            if self.space.given[position]:
+                given = [values[:, self.space.index(name)] for name in self.space.given[position]]
+                mask = mask[(torch.arange(self.hosts, device=device), *given)]
         else:
             mask = torch.ones(self.hosts, size, dtype=torch.bool, device=device)
         if position == 0:
             return mask
-        matters = torch.tensor(self.space.relevance, device=device)[values[:, 0], position]
-        canonical = torch.arange(size, device=device) == CANONICAL_ACTION
-        return torch.where(matters[:, None], mask, canonical)
+        matters = relevance_table(self.space.relevance, device)[:, position][values[:, 0]]
+        return torch.where(matters[:, None], mask, _canonical_only(size, device))
 
     def permits(self, actions: Actions) -> Tensor:
         """[N] bool: is the whole composite action legal? Heads that do not matter are ignored."""

@@ -41,7 +41,7 @@ PerHeadAdvantages = PerHead[Tensor]
 
 @dataclass(frozen=True)
 class HeadGradientNorms:
-    """Gradient norm of every policy head and of the value head."""
+    """Gradient norm of every policy head and of the value head, before clipping."""
 
     heads: PerHead[float]
     value: float
@@ -54,7 +54,6 @@ class HeadUpdateMetrics(TypedDict):
     entropy: float
     kl: float
     clip_fraction: float
-    gradient_norm: float
     relevant_fraction: float
     ratio_min: float
     ratio_mean: float
@@ -74,10 +73,11 @@ class PPOUpdateMetrics(TypedDict):
     return_mean: float
     return_std: float
     return_scale: float
-    gradient_norm: float
-    value_gradient_norm: float
+    gradient_norm: float  # of all parameters together, before clipping
+    gradient_norms: HeadGradientNorms
     learning_rate: float
-    stored_log_prob_error: float
+    stored_log_prob_error: float  # the largest |ratio - 1| before the first step
+    stored_log_prob_tolerance: float  # an error above this is an anomaly
     valid_steps: int
     optimizer_steps: int
     stopped_by_kl: bool

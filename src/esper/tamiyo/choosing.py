@@ -81,7 +81,7 @@ def _stacked_masks(logits: Tensor, legality: Legality) -> Tensor:
         masks = masks.clone()
     for name, mask in legality.masks.items():
         head = space.index(name)
-        masks[:, head, : space.sizes[head]] = mask
+        masks[:, head, : space.sizes[head]] = mask.to(logits.device, non_blocking=True)
     return masks
 
 

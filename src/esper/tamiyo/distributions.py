@@ -38,9 +38,9 @@ class MaskedCategorical:
             require_choice(mask)
         wide = logits.float()
         lowest = torch.finfo(wide.dtype).min
-        peak = wide.detach().masked_fill(~mask, lowest).amax(-1, keepdim=True)  # [..., 1]
-        self.mask = mask
-        self.log_probs = (wide - peak).masked_fill(~mask, MASK_VALUE).log_softmax(-1)  # [..., A]
+        self.mask, self._closed = mask, ~mask
+        peak = wide.detach().masked_fill(self._closed, lowest).amax(-1, keepdim=True)  # [..., 1]
+        self.log_probs = (wide - peak).masked_fill(self._closed, MASK_VALUE).log_softmax(-1)
 
     @property
     def probs(self) -> Tensor:
@@ -54,9 +54,9 @@ class MaskedCategorical:
     def entropy(self) -> Tensor:
         """[...]: from 0 to 1; exactly 0 where only one action is legal."""
         legal = self.mask.sum(-1)  # [...]
+        scale = torch.where(legal > 1, -1.0 / legal.clamp(min=2).log(), 0.0)
         # Masked before the product: 0 times a very negative number has a gradient of its own.
-        spread = -(self.probs * self.log_probs.masked_fill(~self.mask, 0.0)).sum(-1)
-        return torch.where(legal > 1, spread / legal.clamp(min=2).log(), 0.0)
+        return (self.probs * self.log_probs.masked_fill(self._closed, 0.0)).sum(-1) * scale
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """[...] int64: actions drawn with their probabilities; never an illegal one."""

@@ -23,7 +23,7 @@ from esper.leyline.heads import ActionSpace
 from esper.leyline.legality import Legality
 from esper.tamiyo.choosing import Choice, choose
 from esper.tamiyo.distributions import MaskedCategorical
-from esper.tamiyo.normalisation import RunningNorm
+from esper.tamiyo.normalisation import RunningNorm, Summed, alone
 from esper.tamiyo.sequences import Hidden, reset_hidden, run_sequences
 
 INNER_GAIN = math.sqrt(2.0)
@@ -127,12 +127,11 @@ class FactoredRecurrentActorCritic(nn.Module):
         self._require_states(states)
         if hidden is None:
             hidden = self.get_initial_hidden(len(states), states.device, states.dtype)
-        if starts is None:
-            starts = torch.zeros(states.shape[:-1], dtype=torch.bool)
         features = self.features(self.observation_norm(states))
         after: Hidden | None = None
         if states.ndim == 2:
-            memory, after = self.lstm(features[:, None], reset_hidden(hidden, starts))
+            entering = hidden if starts is None else reset_hidden(hidden, starts)
+            memory, after = self.lstm(features[:, None], entering)
             memory = memory[:, 0]
         else:
             memory = run_sequences(self.lstm, features, hidden, starts)
@@ -198,12 +197,14 @@ class FactoredRecurrentActorCritic(nn.Module):
         return Evaluation(chosen.log_prob(actions), chosen.entropy(), outlook.values)
 
     @torch.no_grad()
-    def observe_returns(self, returns: Tensor, valid: Tensor) -> None:
+    def observe_returns(self, returns: Tensor, valid: Tensor, summed: Summed = alone) -> None:
         """Let the value head work in units of the returns' running size (root mean square).
 
         Its last layer is scaled the other way, so the values it gives stay what they are.
         """
-        square = returns.double().masked_fill(~valid, 0.0).square().sum() / valid.sum().clamp(min=1)
+        squares = returns.double().masked_fill(~valid, 0.0).square().sum()
+        total = summed(torch.stack((squares, valid.sum().double())))
+        square = total[0] / total[1].clamp(min=1)
         self.return_weight.lerp_(torch.ones_like(self.return_weight), 1 - RETURN_SCALE_DECAY)
         self.return_moment.lerp_(square, 1 - RETURN_SCALE_DECAY)
         scale = (self.return_moment / self.return_weight).sqrt().clamp(min=MIN_RETURN_SCALE)

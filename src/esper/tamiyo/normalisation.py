@@ -1,4 +1,6 @@
-"""Observations in comparable units. Shapes: `N` rows, `F` features."""
+"""Observations in comparable units. Shapes: `...` any, `F` features."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -7,6 +9,13 @@ from esper.leyline.errors import AgreementError
 
 CLIP = 10.0  # standard deviations; an outlier must not drown the other features
 EPSILON = 1e-8
+
+Summed = Callable[[Tensor], Tensor]  # adds a tensor up over the processes that learn together
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """The sum over the processes where there is only one."""
+    return tensor
 
 
 class RunningNorm(nn.Module):
@@ -34,22 +43,29 @@ class RunningNorm(nn.Module):
         return torch.addcmul(shift, states, scale.to(states.dtype)).clamp(-CLIP, CLIP)
 
     @torch.no_grad()
-    def observe(self, states: Tensor) -> None:
-        """Take states [N, F] into account."""
-        if states.ndim != 2 or states.shape[1] != len(self.mean):
+    def observe(self, states: Tensor, valid: Tensor | None = None, summed: Summed = alone) -> None:
+        """Take states [..., F] into account, all or the `valid` [...] ones, of all processes."""
+        if states.ndim < 2 or states.shape[-1] != len(self.mean):
             raise AgreementError(
                 "Observations to normalise have the wrong shape",
                 given=list(states.shape),
-                valid=f"[rows, {len(self.mean)}]",
+                valid=f"[..., {len(self.mean)}]",
             )
-        if len(states) == 0:
-            return
-        seen = states.double()
-        mean, variance = seen.mean(0), seen.var(0, correction=0)
-        before, count = self.count, self.count + len(seen)
-        weight = len(seen) / count
+        if valid is None:
+            valid = torch.ones(states.shape[:-1], dtype=torch.bool, device=states.device)
+        left_out = ~valid.flatten()[:, None]
+        seen = states.flatten(0, -2).double().masked_fill(left_out, 0.0)
+        total = summed(torch.cat((seen.sum(0), valid.sum().double()[None])))  # [F + 1]
+        news = total[-1]
+        mean = total[:-1] / news.clamp(min=1)
+        centred = (seen - mean).masked_fill(left_out, 0.0)
+        variance = summed(centred.square().sum(0)) / news.clamp(min=1)
+        before, count = self.count, self.count + news
+        weight = news / count.clamp(min=1)
         apart = mean - self.mean
         # Chan's formula for the variance of two sets together.
-        self.variance.lerp_(variance, weight).add_(apart**2 * weight * (before / count))
+        self.variance.lerp_(variance, weight).add_(
+            apart**2 * weight * (before / count.clamp(min=1))
+        )
         self.mean.add_(apart * weight)
         self.count.copy_(count)

@@ -25,34 +25,44 @@ def reset_hidden(hidden: Hidden, starts: Tensor) -> Hidden:
     Rollout and update both go through here. Replaced, not multiplied: what a failed environment
     left behind may be NaN.
     """
-    fresh = starts.to(hidden[0].device)[None, :, None]
+    fresh = starts.to(hidden[0].device, non_blocking=True)[None, :, None]
     h, c = (part.masked_fill(fresh, 0.0) for part in hidden)
     return h, c
 
 
-def run_sequences(lstm: nn.LSTM, inputs: Tensor, hidden: Hidden, starts: Tensor) -> Tensor:
+def run_sequences(
+    lstm: nn.LSTM, inputs: Tensor, hidden: Hidden, starts: Tensor | None = None
+) -> Tensor:
     """Outputs [N, T, D] for inputs [N, T, D]; `starts` [N, T] bool marks resets.
 
     `starts` decides the shape of the computation and so belongs on the CPU. With no reset inside
     a sequence this is one call of the LSTM. Otherwise sequences are cut at the resets, and pieces
     of similar length run side by side, padded.
     """
+    outputs: Tensor
+    if starts is None:
+        outputs = lstm(inputs, hidden)[0]
+        return outputs
     if starts.dtype != torch.bool or starts.shape != inputs.shape[:2]:
         raise AgreementError(
             "Episode starts must have a boolean for each step",
             given=f"{starts.dtype} {list(starts.shape)}",
             valid=f"torch.bool {list(inputs.shape[:2])}",
         )
+    starts = starts.cpu()
     hidden = reset_hidden(hidden, starts[:, 0])
     if not bool(starts[:, 1:].any()):
-        outputs: Tensor = lstm(inputs, hidden)[0]
+        outputs = lstm(inputs, hidden)[0]
         return outputs
-    return _run_pieces(lstm, inputs, hidden, starts.cpu())
+    return _run_pieces(lstm, inputs, hidden, starts)
 
 
 def _run_pieces(lstm: nn.LSTM, inputs: Tensor, hidden: Hidden, starts: Tensor) -> Tensor:
     N, T = starts.shape
-    device = inputs.device
+
+    def there(index: Tensor) -> Tensor:
+        return index.to(inputs.device, non_blocking=True)
+
     cuts = starts.clone()
     cuts[:, 0] = True  # every sequence begins a piece, with the state it carries
     owner, begin = cuts.nonzero(as_tuple=True)  # [K] in order of place
@@ -61,19 +71,22 @@ def _run_pieces(lstm: nn.LSTM, inputs: Tensor, hidden: Hidden, starts: Tensor) -
     lengths, order = lengths.sort(descending=True, stable=True)
 
     steps = inputs.flatten(0, 1)  # [N * T, D]
-    outputs, sources = [], []
+    outputs, ran = [], 0
+    back = torch.empty(N * T, dtype=torch.int64)  # where each step's output will stand
     for first, after in _similar(lengths.tolist()):
         group = order[first:after]
         time = torch.arange(int(lengths[first]))
         inside = time < lengths[first:after, None]  # [pieces, longest]
         source = place[group, None] + time
-        h, c = (part[:, owner[group].to(device)] for part in hidden)
+        owners = there(owner[group])
+        h, c = (part.index_select(1, owners) for part in hidden)
         entering = reset_hidden((h, c), begin[group] > 0)
-        padded = steps[source.clamp(max=N * T - 1).to(device)]  # [pieces, longest, D]
-        outputs.append(lstm(padded, entering)[0][inside.to(device)])
-        sources.append(source[inside])
-    back = torch.cat(sources).argsort().to(device)  # [N * T]
-    return torch.cat(outputs)[back].view(N, T, -1)
+        filled = there(source.clamp(max=N * T - 1).flatten())
+        padded = steps.index_select(0, filled).view(*source.shape, -1)  # [pieces, longest, D]
+        outputs.append(lstm(padded, entering)[0].flatten(0, 1))
+        back[source[inside]] = ran + inside.flatten().nonzero()[:, 0]
+        ran += inside.numel()
+    return torch.cat(outputs).index_select(0, there(back)).view(N, T, -1)
 
 
 def _similar(lengths: list[int]) -> Iterator[tuple[int, int]]:

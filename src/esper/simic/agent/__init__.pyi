@@ -1,12 +1,15 @@
 from .advantages import compute_per_head_advantages as compute_per_head_advantages
 from .advantages import generalised_advantages as generalised_advantages
 from .ppo import PPOAgent as PPOAgent
+from .processes import Processes as Processes
+from .processes import ProcessesError as ProcessesError
 from .rollout_buffer import RolloutError as RolloutError
 from .rollout_buffer import TamiyoRolloutBuffer as TamiyoRolloutBuffer
 from .rollouts import VectorWorld as VectorWorld
 from .rollouts import collect as collect
 from .rollouts import train as train
+from .settings import PPOConfig as PPOConfig
 from .types import Decision as Decision
 from .types import Outcome as Outcome
-from .types import PPOConfig as PPOConfig
 from .types import SequenceBatch as SequenceBatch
+from .updates import StoredLogProbError as StoredLogProbError

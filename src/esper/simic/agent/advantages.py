@@ -8,7 +8,9 @@ from torch import Tensor
 
 from esper.leyline.errors import AgreementError
 from esper.leyline.heads import HEADS, ActionSpace, HeadTable
+from esper.leyline.legality import relevance_table
 from esper.leyline.results import PerHead, PerHeadAdvantages
+from esper.simic.agent.processes import ALONE, Processes
 
 
 def generalised_advantages(
@@ -67,18 +69,33 @@ def compute_per_head_advantages(
             given=f"advantages {list(base.shape)}, ops {list(op_actions.shape)}",
             valid="the same shape for both, [batch] or [batch, time]",
         )
-    matters = torch.tensor(space.relevance, device=base.device)[op_actions]  # [B, (T,) H]
-    parts = torch.where(matters, base[..., None], 0.0).unbind(-1)
+    parts = credited(base, op_actions, space).unbind(-1)
     return PerHead(space.names, dict(zip(space.names, parts, strict=True)))
 
 
-def normalised(advantages: Tensor, valid: Tensor) -> Tensor:
+def credited(base: Tensor, op_actions: Tensor, space: ActionSpace | HeadTable) -> Tensor:
+    """[..., H]: the advantages [...] where a head mattered for the op that was chosen, else 0."""
+    matters = relevance_table(space.relevance, base.device)[op_actions]
+    return torch.where(matters, base[..., None], 0.0)
+
+
+def mattered(space: ActionSpace, actions: Tensor, masks: Tensor, valid: Tensor) -> Tensor:
+    """[..., H] bool: steps taken in which the head was relevant and had a choice at all.
+
+    `actions` [..., H], resolved `masks` [..., H, A], `valid` [...].
+    """
+    relevant = relevance_table(space.relevance, actions.device)[actions[..., 0]]
+    return relevant & (masks.sum(-1) > 1) & valid[..., None]
+
+
+def normalised(advantages: Tensor, valid: Tensor, processes: Processes = ALONE) -> Tensor:
     """Mean 0 and standard deviation 1 over the valid steps; 0 elsewhere, and where all are equal.
 
     In float64, so that equal numbers have a spread of 0 and not of rounding errors.
     """
     wide = advantages.double().masked_fill(~valid, 0.0)
-    count = valid.sum().clamp(min=1)
-    centred = (wide - wide.sum() / count).masked_fill(~valid, 0.0)
-    spread = (centred.square().sum() / count).sqrt()
+    total = processes.sum_(torch.stack((wide.sum(), valid.sum().double())))
+    count = total[1].clamp(min=1)
+    centred = (wide - total[0] / count).masked_fill(~valid, 0.0)
+    spread = (processes.sum_(centred.square().sum()) / count).sqrt()
     return (centred / (spread + 1e-8)).to(advantages.dtype)

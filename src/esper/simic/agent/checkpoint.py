@@ -13,13 +13,17 @@ from esper.leyline.errors import EsperError
 from esper.leyline.heads import ActionSpace
 from esper.leyline.slots import require_agreement
 from esper.simic.agent.rollout_buffer import RolloutError
-from esper.simic.agent.types import PPOConfig
+from esper.simic.agent.settings import PPOConfig
+from esper.tamiyo.network import unwrapped
 
 if TYPE_CHECKING:
     from esper.simic.agent.ppo import PPOAgent
 
 KIND = "ppo-agent"
 VERSION = 1
+
+_SIZES = ("state_dim", "lstm_hidden_dim", "lstm_layers", "envs")
+_MOST = {"steps": 2**24}  # of a rollout, which no tensor tells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,7 @@ def read_agent(
     archive = read_archive(path, kind=KIND, version=VERSION)
     try:
         notes = dict(archive.notes)
+        _require_sizes(notes, archive.tensors)
         saved = SavedAgent(
             path=Path(path),
             space=_space(notes.pop("space")),
@@ -74,7 +79,7 @@ def read_agent(
             tensors=archive.tensors,
             **notes,
         )
-    except (LookupError, TypeError, EsperError) as error:
+    except (LookupError, TypeError, ValueError, EsperError) as error:
         raise ArchiveError(f"{path} does not describe an agent", given=error) from error
     if space is not None:
         require_agreement("action heads", ("checkpoint", saved.space), ("caller", space))
@@ -84,11 +89,23 @@ def read_agent(
     return saved
 
 
+def _require_sizes(notes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse sizes that are no numbers or not those of the tensors, before memory is taken."""
+    for name in (*_SIZES, "steps", "seed"):
+        if type(notes[name]) is not int or not 0 <= notes[name] < _MOST.get(name, 2**63):
+            raise TypeError(f"{name} {notes[name]!r}")
+    layers, envs, hidden = tensors["hidden.h"].shape
+    (features,) = tensors["network.observation_norm.mean"].shape
+    for name, size in zip(_SIZES, (features, hidden, layers, envs), strict=True):
+        if notes[name] != size:
+            raise TypeError(f"{name} {notes[name]}, in the tensors {size}")
+
+
 def restore_agent(agent: "PPOAgent", saved: SavedAgent) -> None:
     """Put saved tensors into an agent of their shapes; if one does not fit, none is touched."""
     _require_fit(agent, saved.tensors, saved.path)
     parts = _by_prefix(saved.tensors)
-    agent.network.load_state_dict(parts["network"])
+    unwrapped(agent.network).load_state_dict(parts["network"])
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in parts.get("optimizer", {}).items():
         index, field = name.split(".")
@@ -105,7 +122,8 @@ def restore_agent(agent: "PPOAgent", saved: SavedAgent) -> None:
 
 
 def _tensors(agent: "PPOAgent") -> dict[str, Tensor]:
-    tensors = {f"network.{name}": t for name, t in agent.network.state_dict().items()}
+    weights = unwrapped(agent.network).state_dict()  # a compiled one has other names
+    tensors = {f"network.{name}": tensor for name, tensor in weights.items()}
     for index, state in agent.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
     return tensors | {
@@ -127,8 +145,8 @@ def _require_fit(agent: "PPOAgent", tensors: Mapping[str, Tensor], path: Path) -
             expected[f"optimizer.{index}.step"] = _form(torch.zeros(()))
             for moment in ("exp_avg", "exp_avg_sq"):
                 expected[f"optimizer.{index}.{moment}"] = _form(parameter)
-    if "random.sampler" in found and agent.device.type != "cpu":
-        expected["random.sampler"] = found["random.sampler"]  # another device's may differ
+    if found.get("random.sampler", ((), None))[1] is torch.uint8:
+        expected["random.sampler"] = found["random.sampler"]  # another device's has another size
     wrong = sorted({name for name, _ in found.items() ^ expected.items()})
     if wrong:
         raise ArchiveError(

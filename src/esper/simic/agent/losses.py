@@ -15,8 +15,10 @@ from esper.leyline.constants import (
     LOG_RATIO_CLAMP,
 )
 from esper.leyline.heads import ActionSpace
-from esper.simic.agent.advantages import compute_per_head_advantages
-from esper.simic.agent.types import PPOConfig, SequenceBatch
+from esper.simic.agent.advantages import credited
+from esper.simic.agent.processes import ALONE, Processes
+from esper.simic.agent.settings import PPOConfig
+from esper.simic.agent.types import SequenceBatch
 from esper.tamiyo.network import Evaluation
 
 
@@ -24,7 +26,7 @@ from esper.tamiyo.network import Evaluation
 class Shares:
     """What one step weighs in an average: one over the count of the *whole* batch.
 
-    Taken before the batch is split, so that the result does not depend on the split.
+    Taken over all processes and before the batch is split, so that the result depends on neither.
     """
 
     head: Tensor  # [H] for the surrogate and the entropy of a head
@@ -44,6 +46,12 @@ class Terms(NamedTuple):
     ratio_min: Tensor  # [H]
     ratio_max: Tensor  # [H]
 
+    @classmethod
+    def nothing(cls, heads: int, device: torch.device) -> "Terms":
+        """The contributions of no steps at all."""
+        none, one = torch.zeros(heads, device=device), torch.ones(heads, device=device)
+        return cls(none, none, none, none, none, none[0], one, one)
+
     def plus(self, other: "Terms") -> "Terms":
         return Terms(
             policy=self.policy + other.policy,
@@ -57,33 +65,36 @@ class Terms(NamedTuple):
         )
 
 
-def mattered(space: ActionSpace, batch: SequenceBatch) -> Tensor:
-    """[R, T, H] bool: steps taken in which the head was relevant and had a choice at all."""
-    relevance = torch.tensor(space.relevance, device=batch.actions.device)
-    relevant = relevance[batch.actions[..., 0]] & (batch.masks.sum(-1) > 1)
-    return relevant & batch.valid[..., None]
+def step_counts(batch: SequenceBatch) -> Tensor:
+    """[R, H + 1]: in how many steps of each sequence a head mattered; last, all its steps."""
+    return torch.cat((batch.matters, batch.valid[..., None]), -1).sum(1)
 
 
-def shares(matters: Tensor, valid: Tensor, config: PPOConfig) -> Shares:
-    """Weights for a batch with these steps; a count has a floor, so a lone step weighs little."""
-    steps = valid.sum().clamp(min=1)
-    counts = matters.sum((0, 1))  # [H]
+def shares(step_counts: Tensor, config: PPOConfig) -> Shares:
+    """Weights from the counts [H + 1] of a batch; a floor lets a lone step weigh little."""
+    counts, steps = step_counts[:-1], step_counts[-1].clamp(min=1)
     floored = counts.clamp(min=1).maximum(steps * HEAD_COUNT_FLOOR)
     per_head = floored if config.head_average == "relevant" else steps.expand_as(counts)
     return Shares(1.0 / per_head, 1.0 / counts.clamp(min=1), 1.0 / steps)
 
 
 def entropy_coefficients(
-    entropies: Tensor, matters: Tensor, space: ActionSpace, config: PPOConfig
+    entropies: Tensor,
+    matters: Tensor,
+    space: ActionSpace,
+    config: PPOConfig,
+    processes: Processes = ALONE,
 ) -> Tensor:
     """[H]: the configured coefficient divided among the heads; 0 where a target is met.
 
     `entropies` are relative to the legal actions of each step, so a target of 0.3 asks for 30 %
     of what the real masks allow. Decided once an update, from all its steps.
     """
-    mean = entropies.masked_fill(~matters, 0.0).sum((0, 1)) / matters.sum((0, 1)).clamp(min=1)
+    kept = torch.stack((entropies.masked_fill(~matters, 0.0), matters.to(entropies)))
+    total = processes.sum_(kept.sum((1, 2)))  # [2, H]
+    mean = total[0] / total[1].clamp(min=1)
     targets = [config.entropy_targets.get(name, DEFAULT_ENTROPY_TARGET) for name in space.names]
-    below = mean < torch.tensor(targets, device=mean.device)
+    below = mean < torch.tensor(targets).to(mean.device, non_blocking=True)
     return below * (config.entropy_coef / len(space))
 
 
@@ -99,17 +110,12 @@ def ppo_terms(
 
     `batch.log_probs` and `batch.values` are the reference from before the first step.
     """
-    matters = mattered(space, batch)
-
-    def summed(values: Tensor) -> Tensor:
-        return values.masked_fill(~matters, 0.0).sum((0, 1))  # [H]
-
-    log_ratio = (evaluation.log_probs - batch.log_probs).masked_fill(~matters, 0.0)
+    closed = ~batch.matters
+    log_ratio = (evaluation.log_probs - batch.log_probs).masked_fill(closed, 0.0)
     log_ratio = log_ratio.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     ratio = log_ratio.exp()
     near = ratio.clamp(1 - config.clip_ratio, 1 + config.clip_ratio)
-    by_head = compute_per_head_advantages(batch.advantages, batch.actions[..., 0], space)
-    advantages = torch.stack(list(by_head.values()), -1)
+    advantages = credited(batch.advantages, batch.actions[..., 0], space)
     surrogate = -torch.minimum(ratio * advantages, near * advantages)
 
     values, before = evaluation.values / return_scale, batch.values / return_scale
@@ -118,17 +124,17 @@ def ppo_terms(
     squares = torch.maximum((values - targets).square(), (moved - targets).square())
 
     with torch.no_grad():
-        kl = summed(ratio - 1 - log_ratio) * share.step
-        clipped = summed((ratio != near).float()) * share.mattered
-        mean = summed(ratio) * share.mattered
-        low = torch.where(matters, ratio, 1.0).amin((0, 1))
-        high = torch.where(matters, ratio, 1.0).amax((0, 1))
+        low, high = ratio.flatten(0, 1).aminmax(dim=0)  # 1 where the head did not matter
+        observed = torch.stack((ratio - 1 - log_ratio, (ratio != near).float(), ratio))
+        kl, clipped, mean = observed.masked_fill_(closed, 0.0).sum((1, 2)).unbind()
+    learned = torch.stack((surrogate, evaluation.entropies)).masked_fill(closed, 0.0)
+    policy, entropy = (learned.sum((1, 2)) * share.head).unbind()
     return Terms(
-        policy=summed(surrogate) * share.head,
-        entropy=summed(evaluation.entropies) * share.head,
-        kl=kl,
-        clipped=clipped,
-        ratio=mean,
+        policy=policy,
+        entropy=entropy,
+        kl=kl * share.step,
+        clipped=clipped * share.mattered,
+        ratio=mean * share.mattered,
         value=0.5 * squares.masked_fill(~batch.valid, 0.0).sum() * share.step,
         ratio_min=low,
         ratio_max=high,

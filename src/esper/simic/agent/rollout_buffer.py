@@ -18,8 +18,11 @@ from esper.leyline.constants import (
 )
 from esper.leyline.errors import EsperError
 from esper.leyline.heads import CANONICAL_ACTION, ActionSpace
-from esper.simic.agent.advantages import generalised_advantages, normalised
+from esper.simic.agent.advantages import generalised_advantages, mattered, normalised
+from esper.simic.agent.processes import ALONE, Processes
+from esper.simic.agent.transfer import sent
 from esper.simic.agent.types import SequenceBatch
+from esper.tamiyo.distributions import require_choice
 from esper.tamiyo.sequences import Hidden
 
 
@@ -35,8 +38,11 @@ class TamiyoRolloutBuffer:
     reset the memory there, and advantages do not look across. An episode that is not over goes
     on in the next rollout: `reset` forgets the steps, not who is in the middle of what.
 
-    `add` takes the hidden state entering the step. The one that enters an environment's first
-    step is kept; the update recomputes the others from it.
+    `add` takes the hidden state entering the step, and all of them are kept.
+
+    Everything lies on one device, and adding steps of all environments does not wait for it:
+    what a check would have to look up there is known here (`longest`), or checked for the whole
+    rollout together in `get_batched_sequences`.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class TamiyoRolloutBuffer:
         self.lstm_hidden_dim, self.lstm_layers = lstm_hidden_dim, lstm_layers
         self.device = torch.device(device)
         heads, widest = len(space), max(space.sizes)
+        memory = (lstm_layers, lstm_hidden_dim)
         f, b, i = torch.float32, torch.bool, torch.int64
         # What a step holds for one environment: shape and type of each field.
         self._fields: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -70,31 +77,33 @@ class TamiyoRolloutBuffer:
             "truncations": ((), b),
             "bootstraps": ((), f),
         }
+        kept = {**self._fields, "starts": ((), b), "h": (memory, f), "c": (memory, f)}
         self._data = {
             name: torch.zeros((envs, steps, *shape), dtype=dtype, device=self.device)
-            for name, (shape, dtype) in self._fields.items()
+            for name, (shape, dtype) in kept.items()
         }
-        self._starts = torch.zeros(envs, steps, dtype=b)
-        hidden = (lstm_layers, envs, lstm_hidden_dim)
-        self._h = torch.zeros(hidden, device=self.device)
-        self._c = torch.zeros(hidden, device=self.device)
-        self.counts = torch.zeros(envs, dtype=i)  # [E] steps held
-        self.next_starts = torch.ones(envs, dtype=b)  # [E] does the next step begin an episode?
+        self.counts = torch.zeros(envs, dtype=i, device=self.device)  # [E] steps held
+        # [E] does the next step begin an episode?
+        self.next_starts = torch.ones(envs, dtype=b, device=self.device)
+        self.longest = 0  # no environment holds more steps than this
+        self._even = True  # do all hold exactly that many?
+        self._rows = torch.arange(envs, device=self.device)
         self._advantages: Tensor | None = None  # [E, T]
         self._returns: Tensor | None = None  # [E, T]
 
     def __len__(self) -> int:
         """Steps held, of all environments together."""
-        return int(self.counts.sum())
+        return self.longest * self.envs if self._even else int(self.counts.sum())
 
     @property
     def full(self) -> bool:
-        return bool((self.counts == self.steps).all())
+        """Is there no room left in any environment?"""
+        return len(self) == self.envs * self.steps
 
     @property
     def valid(self) -> Tensor:
         """[E, T] bool: the steps that were taken."""
-        return torch.arange(self.steps) < self.counts[:, None]
+        return torch.arange(self.steps, device=self.device) < self.counts[:, None]
 
     def __getitem__(self, field: str) -> Tensor:
         """One field of all steps, [E, T, ...], without a copy."""
@@ -103,6 +112,10 @@ class TamiyoRolloutBuffer:
                 "The rollout has no such field", given=repr(field), valid=", ".join(self._data)
             )
         return self._data[field]
+
+    def hidden_at(self, step: int) -> Hidden:
+        """The memory [L, E, D] with which each environment entered that step."""
+        return self._data["h"][:, step].transpose(0, 1), self._data["c"][:, step].transpose(0, 1)
 
     def add(self, *, hidden: Hidden, active: Tensor | None = None, **step: Tensor) -> None:
         """Append one step of every environment: each field [E, ...], hidden [L, E, D] each.
@@ -115,55 +128,62 @@ class TamiyoRolloutBuffer:
         self._check_hidden(hidden, self.envs)
         if active is not None:
             self._check_one("active", active, (self.envs,), torch.bool)
-            self._add_some(active.nonzero()[:, 0], step, hidden)
-            return
-        self._require_room(self.counts)
-        time = int(self.counts[0])
-        together = bool((self.counts == time).all())
-        rows = slice(None) if together else torch.arange(self.envs)
-        when = time if together else self.counts
-        self._write(rows, when, step, hidden)
+        if self.longest == self.steps:
+            self._require_room(self.counts if active is None else self.counts * active)
+        whole = self._whole(step, hidden, self.next_starts)
+        ended = step["terminals"] | step["truncations"]
+        if active is None and self._even:
+            for name, value in whole.items():
+                self._data[name][:, self.longest] = value
+            self.next_starts.copy_(ended)
+            self.counts += 1
+        else:
+            if active is None:
+                active = torch.ones_like(self.next_starts)
+            self._add_some(active, whole)
+            self.next_starts.copy_(torch.where(active, ended, self.next_starts))
+            self.counts += active
+            self._even = False
+        self.longest = min(self.longest + 1, self.steps)
+        self._advantages = self._returns = None
 
-    def _add_some(self, rows: Tensor, step: Mapping[str, Tensor], hidden: Hidden) -> None:
-        envs = rows.cpu()
-        full = envs[self.counts[envs] >= self.steps]
-        if len(full):
-            self._require_room(self.counts[full], int(full[0]))
-        taken = {name: value[rows] for name, value in step.items()}
-        self._write(envs, self.counts[envs], taken, (hidden[0][:, rows], hidden[1][:, rows]))
+    def _add_some(self, active: Tensor, step: Mapping[str, Tensor]) -> None:
+        place = (self._rows, self.counts.clamp(max=self.steps - 1))
+        for name, value in step.items():
+            data = self._data[name]
+            keeps = active.view(-1, *(1,) * (value.ndim - 1))
+            data[place] = torch.where(keeps, value, data[place])
 
     def add_single(self, env: int, *, hidden: Hidden, **step: Tensor) -> None:
-        """Append one step of one environment: fields without the first axis, hidden [L, 1, D]."""
+        """Append one step of one environment: fields without the first axis, hidden [L, 1, D].
+
+        For worlds that come one by one: it waits for the device.
+        """
         self._require_env(env)
         self._check_hidden(hidden, 1)
         rows = {name: value[None] for name, value in step.items()}
         self._check(rows, 1)
         self._require_room(self.counts[env : env + 1], env)
-        self._write(slice(env, env + 1), int(self.counts[env]), rows, hidden)
-
-    def _write(
-        self,
-        rows: slice | Tensor,
-        when: int | Tensor,
-        step: Mapping[str, Tensor],
-        hidden: Hidden,
-    ) -> None:
-        for name, value in step.items():
-            self._data[name][rows, when] = value.detach()
-        self._starts[rows, when] = self.next_starts[rows]
-        ended = step["terminals"] | step["truncations"]
-        self.next_starts[rows] = ended.cpu()
-        first = (self.counts[rows] == 0).to(self.device)
-        if isinstance(when, Tensor) or when == 0:
-            for kept, entering in zip((self._h, self._c), hidden, strict=True):
-                kept[:, rows] = torch.where(first[:, None], entering.detach(), kept[:, rows])
-        self.counts[rows] += 1
+        when = int(self.counts[env])
+        for name, value in self._whole(rows, hidden, self.next_starts[env : env + 1]).items():
+            self._data[name][env, when] = value[0]
+        self.next_starts[env] = (rows["terminals"] | rows["truncations"])[0]
+        self.counts[env] += 1
+        self.longest = max(self.longest, when + 1)
+        self._even = self.envs == 1
         self._advantages = self._returns = None
+
+    @staticmethod
+    def _whole(step: Mapping[str, Tensor], hidden: Hidden, starts: Tensor) -> dict[str, Tensor]:
+        """All that is kept of a step, rows first."""
+        h, c = (part.detach().transpose(0, 1) for part in hidden)
+        given = {name: value.detach() for name, value in step.items()}
+        return {**given, "starts": starts, "h": h, "c": c}
 
     def start_episode(self, env: int) -> None:
         """Let the next step of `env` begin an episode."""
         self._require_env(env)
-        if int(self.counts[env]) and not bool(self.next_starts[env]):
+        if self.longest and int(self.counts[env]) and not bool(self.next_starts[env]):
             raise RolloutError(
                 f"Environment {env} is in the middle of an episode",
                 fix="call end_episode first, so that its advantages end there",
@@ -186,14 +206,16 @@ class TamiyoRolloutBuffer:
         """Forget everything of one environment, its memory included; it begins an episode."""
         self._require_env(env)
         self.counts[env] = 0
-        self._h[:, env] = 0.0
-        self._c[:, env] = 0.0
+        self._data["h"][env] = 0.0
+        self._data["c"][env] = 0.0
         self.next_starts[env] = True
+        self._even = self.longest == 0
         self._advantages = self._returns = None
 
     def reset(self) -> None:
         """Forget all steps. Nothing is overwritten: the counts say what is there."""
         self.counts.zero_()
+        self.longest, self._even = 0, True
         self._advantages = self._returns = None
 
     def compute_advantages_and_returns(
@@ -218,9 +240,9 @@ class TamiyoRolloutBuffer:
         )
         self._returns = self._advantages + data["values"]
 
-    def normalize_advantages(self) -> None:
+    def normalize_advantages(self, processes: Processes = ALONE) -> None:
         """Mean 0, standard deviation 1 over the steps taken; the returns stay as they are."""
-        self._advantages = normalised(self.advantages, self.valid.to(self.device))
+        self._advantages = normalised(self.advantages, self.valid, processes)
 
     @property
     def advantages(self) -> Tensor:
@@ -232,42 +254,56 @@ class TamiyoRolloutBuffer:
         """[E, T]"""
         return self._require_computed(self._returns)
 
-    def get_batched_sequences(self, device: torch.device | str) -> SequenceBatch:
+    def get_batched_sequences(
+        self, device: torch.device | str, *, allow_empty: bool = False
+    ) -> SequenceBatch:
         """A copy of all environments that took a step, as sequences on `device`.
 
         Padding holds zero states and the canonical action as the only legal one: nothing that an
-        earlier rollout left there can reach a loss or an error.
+        earlier rollout left there can reach a loss or an error. This waits for the device once,
+        since where episodes begin decides the shape of what is computed.
         """
-        target = torch.device(device)
-        rows = self.counts.nonzero()[:, 0]
-        if not len(rows):
+        counts, starts = self._looked_up()
+        rows = counts.nonzero()[:, 0]
+        if not len(rows) and not allow_empty:
             raise RolloutError("The rollout is empty", fix="add steps before you ask for them")
-        valid = self.valid[rows]
-        here, open_ = rows.to(self.device), valid.to(self.device)
+        valid = torch.arange(self.steps) < counts[rows, None]
         whole = bool(valid.all())
+        here = rows.to(self.device, non_blocking=True)
+        open_ = self.valid[here]
 
-        def send(tensor: Tensor, padding: bool | float = 0) -> Tensor:
+        def taken(tensor: Tensor) -> Tensor:
             kept = tensor[here]
-            if not whole:
-                shape = (*open_.shape, *(1,) * (kept.ndim - 2))
-                kept = torch.where(open_.view(shape), kept, torch.as_tensor(padding).to(kept))
-            return _send(kept, target)
+            return kept if whole else kept.masked_fill_(~_beside(open_, kept), 0)
 
-        masks = send(self._data["masks"], padding=False)
+        names = ("states", "actions", "masks", "log_probs", "values")
+        parts = {name: taken(self._data[name]) for name in names}
         if not whole:
-            masks[..., CANONICAL_ACTION] |= ~_send(open_, target)[..., None]
-        return SequenceBatch(
-            states=send(self._data["states"]),
-            actions=send(self._data["actions"]),
-            masks=masks,
-            log_probs=send(self._data["log_probs"]),
-            values=send(self._data["values"]),
-            advantages=send(self.advantages),
-            returns=send(self.returns),
-            valid=_send(open_, target),
-            starts=self._starts[rows] & valid,
-            hidden=(_send(self._h[:, here], target), _send(self._c[:, here], target)),
+            parts["masks"][..., CANONICAL_ACTION] |= ~open_[..., None]
+        for name, part in zip("hc", self.hidden_at(0), strict=True):
+            parts[name] = part[:, here]
+        parts |= {"advantages": taken(self.advantages), "returns": taken(self.returns)}
+        parts["matters"] = mattered(self.space, parts["actions"], parts["masks"], open_)
+        moved = sent({**parts, "valid": open_}, torch.device(device))
+        hidden = (moved.pop("h"), moved.pop("c"))
+        return SequenceBatch(**moved, starts=starts[rows] & valid, hidden=hidden)
+
+    def _looked_up(self) -> tuple[Tensor, Tensor]:
+        """Counts [E] and episode starts [E, T] on the CPU; refuses steps that are not sound."""
+        valid = self.valid
+        closed = (~self._data["masks"].any(-1) & valid[..., None]).any()
+        unknown = (self._data["truncations"] & self._data["bootstraps"].isnan() & valid).any()
+        facts = torch.cat(
+            (self.counts, self._data["starts"].flatten(), closed[None], unknown[None])
         )
+        counts, starts, flags = facts.cpu().split((self.envs, self.envs * self.steps, 2))
+        if flags[0]:
+            legal = self._data["masks"] | ~valid[..., None, None]
+            require_choice(legal, self.space.names)
+        if flags[1]:
+            cut = self._data["truncations"] & self._data["bootstraps"].isnan() & valid
+            raise missing_last_observation(cut.any(1))
+        return counts, starts.view(self.envs, self.steps).bool()
 
     def _check(self, step: Mapping[str, Tensor], rows: int) -> None:
         if step.keys() != self._fields.keys():
@@ -320,9 +356,15 @@ class TamiyoRolloutBuffer:
         return tensor
 
 
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Through pinned memory to a GPU, without waiting: the source may be overwritten at once,
-    because pinning copies it, and the pinned copy lives until the transfer is done."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+def missing_last_observation(cut: Tensor) -> RolloutError:
+    """The error for environments [E] bool that were cut without showing their last state."""
+    return RolloutError(
+        "An episode was cut and what would have followed has no value",
+        given=f"environments {cut.nonzero()[:, 0].tolist()[:8]}",
+        fix="give final_observations, or call it a terminal if nothing follows",
+    )
+
+
+def _beside(flags: Tensor, values: Tensor) -> Tensor:
+    """The flags [R, T] with as many axes as the values [R, T, ...]."""
+    return flags.view(*flags.shape, *(1,) * (values.ndim - 2))

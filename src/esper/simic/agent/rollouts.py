@@ -39,7 +39,7 @@ class VectorWorld(Protocol):
 
 def collect(agent: PPOAgent, world: VectorWorld, observations: Tensor) -> Tensor:
     """Fill the agent's buffer; returns the observations [E, F] to go on from."""
-    while not agent.buffer.full:
+    while agent.buffer.longest < agent.buffer.steps:
         decision = agent.act(observations, world.legal())
         outcome = world.step(decision.actions)
         agent.record(decision, outcome)
@@ -54,7 +54,7 @@ def train(
     steps: int,
     after_update: Callable[[int, PPOUpdateMetrics], bool] = lambda steps, metrics: False,
 ) -> int:
-    """Train for about `steps` steps of all environments together, rounded up to whole rollouts.
+    """Train for about `steps` steps of all environments of all processes, in whole rollouts.
 
     `after_update` is told the steps taken and the metrics; it ends the training by returning true.
     """
@@ -62,7 +62,8 @@ def train(
     taken = 0
     while taken < steps:
         observations = collect(agent, world, observations)
-        taken += len(agent.buffer)
-        if after_update(taken, agent.update()):
+        metrics = agent.update()
+        taken += metrics["valid_steps"]
+        if after_update(taken, metrics):
             break
     return taken

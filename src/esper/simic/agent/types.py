@@ -4,73 +4,11 @@ Shapes: `E` environments, `T` time, `F` state features, `H` heads, `A` actions o
 `L` layers, `D` hidden size, `R` rows of a batch.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from esper.leyline.constants import (
-    DEFAULT_ADAM_EPS,
-    DEFAULT_CLIP_RATIO,
-    DEFAULT_ENTROPY_COEF,
-    DEFAULT_GAE_LAMBDA,
-    DEFAULT_GAMMA,
-    DEFAULT_LEARNING_RATE,
-    DEFAULT_MAX_GRAD_NORM,
-    DEFAULT_MINIBATCHES,
-    DEFAULT_PPO_EPOCHS,
-    DEFAULT_TARGET_KL,
-    DEFAULT_VALUE_CLIP,
-    DEFAULT_VALUE_COEF,
-    DEFAULT_VALUE_WEIGHT_DECAY,
-)
-from esper.leyline.errors import AgreementError
 from esper.tamiyo.sequences import Hidden
-
-
-@dataclass(frozen=True, kw_only=True)
-class PPOConfig:
-    """Settings of the learner; saved with every checkpoint."""
-
-    gamma: float = DEFAULT_GAMMA
-    gae_lambda: float = DEFAULT_GAE_LAMBDA
-    clip_ratio: float = DEFAULT_CLIP_RATIO
-    value_clip: float = DEFAULT_VALUE_CLIP  # in units of the running return scale
-    value_coef: float = DEFAULT_VALUE_COEF
-    value_weight_decay: float = DEFAULT_VALUE_WEIGHT_DECAY
-    entropy_coef: float = DEFAULT_ENTROPY_COEF  # divided among the heads
-    entropy_targets: Mapping[str, float] = field(default_factory=dict)  # by head, 0 to 1
-    learning_rate: float = DEFAULT_LEARNING_RATE
-    adam_eps: float = DEFAULT_ADAM_EPS
-    max_grad_norm: float = DEFAULT_MAX_GRAD_NORM
-    target_kl: float | None = DEFAULT_TARGET_KL
-    epochs: int = DEFAULT_PPO_EPOCHS
-    minibatches: int = DEFAULT_MINIBATCHES  # per epoch, each of whole sequences
-    head_average: Literal["relevant", "all"] = "relevant"  # steps a head's loss is averaged over
-    normalize_observations: bool = True
-    bf16: bool = False  # autocast
-    compile_backend: str | None = None  # of torch.compile; None runs eagerly
-
-    def __post_init__(self) -> None:
-        limits = {
-            "gamma": 0 <= self.gamma <= 1,
-            "gae_lambda": 0 <= self.gae_lambda <= 1,
-            "clip_ratio": self.clip_ratio > 0,
-            "value_clip": self.value_clip > 0,
-            "learning_rate": self.learning_rate > 0,
-            "max_grad_norm": self.max_grad_norm > 0,
-            "target_kl": self.target_kl is None or self.target_kl > 0,
-            "epochs": self.epochs >= 1,
-            "minibatches": self.minibatches >= 1,
-            "head_average": self.head_average in ("relevant", "all"),
-            "entropy_targets": all(0 <= target <= 1 for target in self.entropy_targets.values()),
-        }
-        for name, holds in limits.items():
-            if not holds:
-                raise AgreementError(
-                    f"The learner's setting {name!r} is out of range", given=getattr(self, name)
-                )
 
 
 @dataclass(frozen=True)
@@ -113,12 +51,13 @@ class SequenceBatch:
     advantages: Tensor  # [R, T]
     returns: Tensor  # [R, T]
     valid: Tensor  # [R, T] bool
+    matters: Tensor  # [R, T, H] bool: the step was taken, the head was relevant and had a choice
     starts: Tensor  # [R, T] bool, always on the CPU: it decides the shape of the computation
     hidden: Hidden  # [L, R, D] each, entering the first step
 
     def rows(self, rows: Tensor) -> "SequenceBatch":
         """These sequences only; `rows` is on the CPU."""
-        there = rows.to(self.states.device)
+        there = rows.to(self.states.device, non_blocking=True)
         return replace(
             self,
             states=self.states[there],
@@ -129,6 +68,7 @@ class SequenceBatch:
             advantages=self.advantages[there],
             returns=self.returns[there],
             valid=self.valid[there],
+            matters=self.matters[there],
             starts=self.starts[rows],
             hidden=(self.hidden[0][:, there], self.hidden[1][:, there]),
         )

@@ -1,0 +1,95 @@
+"""Several processes that learn as one: each has environments and a replica, numbers are summed.
+
+What a step weighs is one over the count of *all* processes, so losses and gradients are summed,
+never averaged. Every process makes the same calls in the same order, also one without a step to
+learn from; sums come out the same to the bit everywhere, and so do the decisions made from them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.errors import EsperError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class ProcessesError(EsperError):
+    """Processes that were to learn together and cannot."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that share an update; without a group it is alone.
+
+    Alone, every method returns what it was given.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: "ProcessGroup | None" = None
+
+    @classmethod
+    def joined(cls, group: "ProcessGroup | None" = None) -> "Processes":
+        """The processes of a group, by default all that `torch.distributed` was started with."""
+        from torch import distributed
+
+        if not (distributed.is_available() and distributed.is_initialized()):
+            raise ProcessesError(
+                "There are no other processes to learn with",
+                fix="start with torchrun and call torch.distributed.init_process_group first",
+            )
+        group = group or distributed.group.WORLD
+        return cls(distributed.get_rank(group), distributed.get_world_size(group), group)
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """The tensor, summed over the processes in place."""
+        return self._reduce(tensor, "SUM")
+
+    def max_(self, tensor: Tensor) -> Tensor:
+        """The tensor, with the largest of the processes' numbers in each place."""
+        return self._reduce(tensor, "MAX")
+
+    def largest(self, number: int, device: torch.device) -> int:
+        """The largest of the processes' numbers; `device` is one that the group can reach."""
+        return number if self.size == 1 else int(self.max_(torch.tensor(number, device=device)))
+
+    @torch.no_grad()
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Give every parameter the sum of its gradients in all processes, in one message."""
+        if self.size == 1:
+            return
+        held = list(parameters)
+        for parameter in held:
+            if parameter.grad is None:  # nothing was learned from here
+                parameter.grad = torch.zeros_like(parameter)
+        grads = [parameter.grad for parameter in held if parameter.grad is not None]
+        whole = self.sum_(torch.cat([grad.flatten() for grad in grads]))
+        parts = whole.split([grad.numel() for grad in grads])
+        for grad, part in zip(grads, parts, strict=True):
+            grad.copy_(part.view_as(grad))
+
+    @torch.no_grad()
+    def share(self, network: nn.Module) -> None:
+        """Give the network of every process the weights and statistics of the first."""
+        if self.size == 1:
+            return
+        from torch import distributed
+
+        for tensor in network.state_dict().values():
+            distributed.broadcast(tensor, group_src=0, group=self.group)
+
+    def _reduce(self, tensor: Tensor, how: str) -> Tensor:
+        if self.size > 1:
+            from torch import distributed
+
+            operation = getattr(distributed.ReduceOp, how)
+            distributed.all_reduce(tensor, operation, group=self.group)
+        return tensor
+
+
+ALONE = Processes()

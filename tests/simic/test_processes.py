@@ -1,0 +1,247 @@
+"""Two processes that learn together make the update that one would make with everything."""
+
+import multiprocessing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed
+
+from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM
+from esper.leyline.constants import KL_STOP_FACTOR
+from esper.simic.agent import (
+    PPOAgent,
+    PPOConfig,
+    Processes,
+    ProcessesError,
+    RolloutError,
+    StoredLogProbError,
+    collect,
+)
+from esper.simic.agent.updates import Update
+from tests.simic.toys import Noise
+
+HIDDEN, TIME = DEFAULT_LSTM_HIDDEN_DIM // 8, DEFAULT_EPISODE_LENGTH // 4
+ROWS = ((0, 4), (4, 7))  # whose environments are whose
+ENVS = ROWS[-1][1]
+BASE = PPOConfig(learning_rate=1e-2, target_kl=None, strict=True)
+NAMES = ("one minibatch", "several minibatches", "stopped", "one has no steps")
+
+
+def cases() -> dict[str, PPOConfig]:
+    """Settings whose limits lie between what one process sees and what all of them see."""
+    agent = filled(BASE)
+    batch = agent.buffer.get_batched_sequences("cpu")
+    with torch.no_grad():
+        entropies = agent.evaluate(batch).entropies[..., 0]
+    counted = batch.matters[..., 0]
+    first = entropies[: ROWS[0][1]][counted[: ROWS[0][1]]].mean()
+    target = float((entropies[counted].mean() + first) / 2)
+    kl = filled(replace(BASE, epochs=2)).update()["kl"]
+    base = replace(BASE, entropy_targets={"op": target, "slot": 0.5})
+    return {
+        "one minibatch": base,
+        "several minibatches": replace(base, minibatches=3, epochs=2),
+        "stopped": replace(BASE, target_kl=0.9 * kl / KL_STOP_FACTOR, epochs=8),
+        "one has no steps": replace(base, minibatches=2),
+    }
+
+
+def filled(config: PPOConfig) -> PPOAgent:
+    """An agent with a rollout of all the environments, some of which took fewer steps."""
+    world = Noise(ENVS, seed=3)
+    agent = build(config, ENVS)
+    collect(agent, world, world.reset())
+    agent.buffer.counts[1] = TIME // 2
+    agent.buffer._even = False
+    agent.buffer.compute_advantages_and_returns(torch.zeros(ENVS))
+    return agent
+
+
+def build(config: PPOConfig, envs: int, processes: Processes | None = None) -> PPOAgent:
+    world = Noise(1, 0)
+    return PPOAgent.build(
+        world.space,
+        world.state_dim,
+        envs,
+        TIME,
+        config,
+        lstm_hidden_dim=HIDDEN,
+        processes=processes or Processes(),
+    )
+
+
+def divided(whole: PPOAgent, processes: Processes) -> PPOAgent:
+    """This process's agent: the same weights, and the rollout of its own environments."""
+    first, after = ROWS[processes.rank]
+    part = build(whole.config, after - first, processes)
+    for name, data in whole.buffer._data.items():
+        part.buffer[name].copy_(data[first:after])
+    for name in ("counts", "next_starts"):
+        getattr(part.buffer, name).copy_(getattr(whole.buffer, name)[first:after])
+    part.buffer.longest, part.buffer._even = whole.buffer.longest, False
+    part.buffer._advantages = whole.buffer.advantages[first:after].clone()
+    part.buffer._returns = whole.buffer.returns[first:after].clone()
+    return part
+
+
+def flat(agent: PPOAgent, metrics: Any) -> dict[str, Any]:
+    """All that an update changes and reports."""
+    heads = {name: dict(head) for name, head in metrics["heads"].items()}
+    norms = {name: float(norm) for name, norm in metrics["gradient_norms"].heads.items()}
+    state = {name: tensor.tolist() for name, tensor in agent.network.state_dict().items()}
+    value = metrics["gradient_norms"].value
+    return {"metrics": {**metrics, "heads": heads, "gradient_norms": (norms, value)}, **state}
+
+
+def empty_the_second(name: str, agent: PPOAgent, first: int = 0) -> None:
+    if name == "one has no steps":
+        agent.buffer.counts[max(ROWS[1][0] - first, 0) :] = 0
+
+
+def learn(rank: int, folder: str, results: Any) -> None:
+    """What each process does."""
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=len(ROWS)
+    )
+    try:
+        results.put((rank, findings(rank, Processes.joined())))
+    except Exception as error:
+        results.put((rank, {"failed": repr(error)}))
+        raise
+    finally:
+        distributed.destroy_process_group()
+
+
+def findings(rank: int, processes: Processes) -> dict[str, Any]:
+    """What comes of all cases, of weights that differ, and of what must be refused."""
+    found: dict[str, Any] = {}
+    for name, config in cases().items():
+        agent = divided(filled(config), processes)
+        empty_the_second(name, agent, ROWS[rank][0])
+        found[name] = flat(agent, agent.update())
+    network = build(BASE, 1).network
+    network.lstm.weight_hh_l0.data.fill_(rank)
+    agent = PPOAgent(network, build(BASE, 1).buffer, processes=processes)
+    found["weights"] = agent.network.lstm.weight_hh_l0.tolist()
+    found["sampler"] = agent.sampler.initial_seed()
+
+    wrong = divided(filled(BASE), processes)
+    if rank == 1:
+        wrong.buffer["log_probs"].add_(0.01)
+    found["refusals"] = []
+    before = wrong.network.lstm.weight_hh_l0.clone()
+    for agent in (wrong, build(BASE, 1, processes)):
+        agent.buffer._advantages = agent.buffer._returns = torch.zeros_like(agent.buffer["values"])
+        try:
+            agent.update()
+        except (StoredLogProbError, RolloutError) as error:
+            found["refusals"].append(type(error).__name__)
+    found["untouched"] = torch.equal(before, wrong.network.lstm.weight_hh_l0)
+    return found
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the two processes found, by rank."""
+    folder: Path = tmp_path_factory.mktemp("processes")
+    spawn = multiprocessing.get_context("spawn")
+    results = spawn.Queue()
+    started = [
+        spawn.Process(target=learn, args=(rank, str(folder), results)) for rank in range(len(ROWS))
+    ]
+    for process in started:
+        process.start()
+    try:
+        by_rank = dict(results.get(timeout=60) for _ in started)
+    finally:
+        for process in started:
+            process.join(timeout=20)
+            process.kill()
+    failed = [found["failed"] for found in by_rank.values() if "failed" in found]
+    assert not failed, failed
+    return [by_rank[rank] for rank in range(len(ROWS))]
+
+
+def united(monkeypatch: pytest.MonkeyPatch, config: PPOConfig, active: tuple[int, ...]) -> None:
+    """Let one process take the minibatches that the two take together."""
+    own = [torch.Generator() for _ in ROWS]
+    for rank, generator in enumerate(own):
+        seed = build(config, ENVS, Processes(rank, 1)).shuffler.initial_seed()
+        generator.manual_seed(seed)
+
+    def minibatches(self: Update, sequences: int, count: int) -> list[Tensor | None]:
+        steps: list[Tensor | None] = []
+        for _ in range(config.epochs):
+            parts = [
+                torch.randperm(size, generator=own[rank]).tensor_split(count)
+                for rank, size in enumerate(active)
+            ]
+            for of_first, of_second in zip(*parts, strict=True):
+                steps.append(torch.cat((of_first, of_second + active[0])))
+        return steps
+
+    monkeypatch.setattr(Update, "_minibatches", minibatches)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_update_of_two_processes_is_that_of_one(
+    name: str, together: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = cases()[name]
+    whole = filled(config)
+    empty_the_second(name, whole)
+    if config.minibatches > 1:
+        idle = name == "one has no steps"
+        united(monkeypatch, config, (ROWS[0][1], 0 if idle else ENVS - ROWS[1][0]))
+    expected = flat(whole, whole.update())
+    first, second = (found[name] for found in together)
+    assert first == second  # to the bit, decisions included
+    for key, value in expected.items():
+        if key != "metrics":
+            found = torch.tensor(first[key])
+            torch.testing.assert_close(found, torch.tensor(value), atol=2e-5, rtol=1e-4, msg=key)
+    theirs, ours = first["metrics"], expected["metrics"]
+    assert theirs.keys() == ours.keys()
+    for key in ours:
+        if key == "gradient_norms":
+            assert theirs[key][0] == pytest.approx(ours[key][0], rel=1e-3)
+            assert theirs[key][1] == pytest.approx(ours[key][1], rel=1e-3)
+        elif key == "heads":
+            for head in ours[key]:
+                assert theirs[key][head] == pytest.approx(ours[key][head], rel=1e-3, abs=1e-5)
+        else:
+            assert theirs[key] == pytest.approx(ours[key], rel=1e-3, abs=1e-5), key
+    assert ours["stopped_by_kl"] == (name == "stopped")
+    steps = 1 if name == "stopped" else config.epochs * config.minibatches
+    assert ours["optimizer_steps"] == steps
+
+
+def test_every_process_starts_from_the_same_weights_and_draws_its_own_numbers(
+    together: list[dict[str, Any]],
+) -> None:
+    first, second = together
+    assert first["weights"] == second["weights"]
+    assert not torch.tensor(first["weights"]).any()
+    assert first["sampler"] != second["sampler"]
+
+
+def test_what_one_process_refuses_all_of_them_refuse_and_nothing_has_changed(
+    together: list[dict[str, Any]],
+) -> None:
+    for found in together:
+        assert found["refusals"] == [StoredLogProbError.__name__, RolloutError.__name__]
+        assert found["untouched"]
+
+
+def test_a_process_is_alone_unless_it_was_started_with_others() -> None:
+    alone = Processes()
+    tensor = torch.arange(3.0)
+    assert alone.sum_(tensor) is alone.max_(tensor) is tensor
+    assert alone.largest(7, torch.device("cpu")) == 7
+    with pytest.raises(ProcessesError, match="torchrun"):
+        Processes.joined()
+    assert asdict(alone) == {"rank": 0, "size": 1, "group": None}
