@@ -14,14 +14,15 @@ export MKL_NUM_THREADS := 1
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
 
-demo: $(READY) ## watch a seed's whole life
+demo: $(READY) ## train a controller on the small garden, compare it, write its report
 	@$(BIN)/esper demo
 
 test: lint ## run every check and every test
 	@$(BIN)/python -m pytest -q -n 2
 
-fault: $(READY) ## inject a thousand faults into random hosts; the tests sample fifty
-	@ESPER_FAULTS=1002 $(BIN)/python -m pytest -q -n 2 tests/tolaria/test_governor.py
+fault: $(READY) ## a thousand faults in hosts, a hundred kills, 5,000 damaged checkpoints
+	@ESPER_FAULTS=1002 ESPER_KILLS=100 ESPER_FUZZ=5000 $(BIN)/python -m pytest -q -n 2 \
+		tests/tolaria/test_governor.py tests/simic/training/test_kill.py tests/simic/training/test_fuzz.py
 
 lint: $(READY) ## check style, types and the direction of imports
 	@$(BIN)/ruff check -q

@@ -5,7 +5,20 @@ from pathlib import Path
 from esper.kasmina.blueprints import build_catalogue, find_blueprint
 from esper.kasmina.gates import GATES
 from esper.kasmina.hosts import HOSTS, build_host
-from esper.leyline import HEADS, OCCUPIED_STAGES, TRANSITIONS, LifecycleOp, SeedStage
+from esper.leyline import (
+    DEFAULT_EPISODE_LENGTH,
+    DEFAULT_RENT,
+    HEADS,
+    OCCUPIED_STAGES,
+    TRANSITIONS,
+    LifecycleOp,
+    SeedStage,
+)
+from esper.simic.garden import Atlas
+from esper.simic.garden.atlas import ATLAS_EPOCHS, WAIT_MARGIN
+from esper.simic.garden.atlases import shipped_atlas
+from esper.tamiyo.features import GLOBAL_FEATURES, FeatureTable
+from esper.tolaria.garden import find_suite, suite_names
 
 HERE = Path(__file__).parent
 S = SeedStage
@@ -173,10 +186,100 @@ def blueprints_page() -> str:
     return "\n".join([*lines, ""])
 
 
+def observations_page() -> str:
+    host = build_host("conv1d")
+    size = sum(p.numel() for p in host.parameters())
+    table = FeatureTable.of(build_catalogue(host.slot_specs(), size))
+    slots = len(table.catalogue.slots)
+    lines = [
+        "# Observations",
+        "",
+        "*Generated from the feature table by `docs/generate.py`.*",
+        "",
+        "What a learned controller sees of an environment: global features, then a block of the",
+        "same layout for every slot. Every number is free of the task's scale and stays in its",
+        "range. What is not measured is 0; the presence flag in the last column says so.",
+        "`FeatureTable.describe(observation)` gives an observation by name, `split` the global",
+        "part and the slots' blocks.",
+        "",
+        f"On host `conv1d` there are {table.size} features: {table.globals} global ones and",
+        f"{table.per_slot} for each of {slots} slots, whose names begin with the slot's, as in",
+        "`early:alpha`.",
+    ]
+    head = ["", "| feature | range | in units of | what | present if |", "|---|---|---|---|---|"]
+    for title, features in (("Global", GLOBAL_FEATURES), ("Each slot", table.slot_features)):
+        lines += ["", f"## {title}", *head]
+        for feature in features:
+            name = f"`{feature.name}`"
+            if feature.options:
+                name = f"`{feature.name}.X`, X of {', '.join(feature.options)}"
+            flags = ", ".join(f"`{flag}`" for flag in feature.flags)
+            span = f"{feature.low:g} to {feature.high:g}"
+            lines.append(f"| {name} | {span} | {feature.scale} | {feature.what} | {flags} |")
+    return "\n".join([*lines, ""])
+
+
+def atlas_page() -> str:
+    parts = [
+        "# The atlas",
+        "*Generated from the shipped atlases by `docs/generate.py`; `esper atlas --show` prints the"
+        " same.*",
+        "What every single seed gains in every context of the built-in suites: planted at epoch "
+        + ", ".join(map(str, ATLAS_EPOCHS[:-1]))
+        + f" or {ATLAS_EPOCHS[-1]} of {DEFAULT_EPISODE_LENGTH}, advanced and fossilized as soon as "
+        "the gates open, with each of the three blends. Gains are points of test accuracy of the "
+        "committed network over the paired control, mean of the last epochs, after a rent of "
+        f"{DEFAULT_RENT:g} points for 100 % of the host's parameters over a whole episode; ± is a "
+        "standard error. *Waiting* is best where no arm that was chosen on other seeds gains "
+        f"{WAIT_MARGIN:g} points.",
+    ]
+    for name in suite_names():
+        atlas = shipped_atlas(find_suite(name))
+        assert atlas is not None, f"{name} has no atlas"
+        parts += [f"## `{name}`", _atlas_summary(atlas), _atlas_table(atlas)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _atlas_summary(atlas: Atlas) -> str:
+    rows = [
+        f"{len(atlas.contexts)} contexts, {len(atlas.arms)} arms, {atlas.gain.shape[2]} random "
+        "seeds of each. Suite scores (net gain / max(best arm's net gain, 3 points), mean over "
+        "contexts), chosen on half of the seeds and scored on the others:",
+        "",
+        "| rent | oracle | best constant | random | waiting is best in |",
+        "|---|---|---|---|---|",
+    ]
+    for rent in (0.0, 2.0, 5.0):
+        found = atlas.summary(rent)
+        rows.append(
+            f"| {rent:g} | {found['oracle']:.2f} | {found['best_constant']:.2f} "
+            f"({found['best_constant_share']:.0%} of the oracle) | {found['random']:.2f} "
+            f"({found['random_share']:.0%}) | {found['wait_optimal_share']:.0%} of contexts |"
+        )
+    rows += ["", f"Best constant at rent {DEFAULT_RENT:g}: `{atlas.best_constant()}`."]
+    return "\n".join(rows)
+
+
+def _atlas_table(atlas: Atlas) -> str:
+    net = atlas.net()
+    mean, error = net.mean(2), net.std(2) / net.shape[2] ** 0.5
+    rows = ["| context | never grown | best arm | gain | worst arm | gain |", "|" + "---|" * 6]
+    for place, context in enumerate(atlas.contexts):
+        best, worst = int(mean[place].argmax()), int(mean[place].argmin())
+        cells = [context.name, f"{float(atlas.control[place].mean()):.1f} %"]
+        for arm in (best, worst):
+            gain = f"{float(mean[place, arm]):+.1f} ± {float(error[place, arm]):.1f}"
+            cells += [f"`{atlas.arms[arm]}`", gain]
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
 PAGES = {
     "lifecycle.svg": lifecycle_svg,
     "lifecycle.md": lifecycle_page,
     "blueprints.md": blueprints_page,
+    "observations.md": observations_page,
+    "atlas.md": atlas_page,
 }
 
 

@@ -29,6 +29,8 @@ TENSORS = "tensors-*.safetensors"
 TEMPORARY = "writing.tmp"
 Notes = Mapping[str, Any]  # whatever JSON can hold
 
+_BODY = {"kind": str, "version": int, "file": str, "sha256": str, "notes": dict}
+
 
 class ArchiveError(EsperError):
     """An archive that is missing, damaged, foreign or of another kind or version."""
@@ -119,7 +121,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         known = document["format"] == FORMAT
         body: dict[str, Any] = document["body"]
         sealed = document["seal"] == _seal(body)
-        complete = {"kind", "version", "file", "sha256", "notes"} <= body.keys()
+        complete = all(type(body[name]) is kind for name, kind in _BODY.items())
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ArchiveError(f"{file} is damaged", given=f"{type(error).__name__}") from error
     if not (known and sealed and complete):

@@ -16,8 +16,8 @@ def esper(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_demo_tells_a_whole_life_and_ends_with_its_figures() -> None:
-    told = esper("demo", "--epochs", "16", "--samples", "1000")
+def test_life_tells_a_whole_life_and_ends_with_its_figures() -> None:
+    told = esper("life", "--epochs", "16", "--samples", "1000")
     assert told.returncode == 0, told.stderr
     for stage in ("TRAINING", "BLENDING", "HOLDING", "FOSSILIZED", "PRUNED", "EMBARGOED"):
         assert f"→ {stage}" in told.stdout
@@ -29,8 +29,8 @@ def test_the_demo_tells_a_whole_life_and_ends_with_its_figures() -> None:
     ("words", "said"),
     [
         (("blueprints", "--host", "cnov1d"), "did you mean 'conv1d'?"),
-        (("demo", "--epochs", "3"), "at least 16 epochs"),
-        (("demo", "--samples", "0"), "at least 16 epochs and 50 samples"),
+        (("life", "--epochs", "3"), "at least 16 epochs"),
+        (("life", "--samples", "0"), "at least 16 epochs and 50 samples"),
     ],
 )
 def test_wrong_values_get_one_sentence_and_no_traceback(words: tuple[str, ...], said: str) -> None:
@@ -42,7 +42,7 @@ def test_wrong_values_get_one_sentence_and_no_traceback(words: tuple[str, ...], 
 
 
 def test_an_unknown_option_is_refused_with_the_one_that_was_meant() -> None:
-    result = esper("demo", "--epoch", "3")
+    result = esper("life", "--epoch", "3")
     assert result.returncode == 2
     assert "--epochs" in result.stderr + result.stdout
 

@@ -2,54 +2,24 @@
 
 import os
 import sys
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Any
 
 import tyro
 
-from esper import __version__
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demo:
-    """Watch a seed's whole life: planted, trained in isolation, blended, made permanent; a second
-    one is pruned again. Trains a small network on MNIST-1D, which is generated on the spot."""
-
-    epochs: int = 20
-    """epochs to train; the story needs at least 16"""
-    seed: int = 0
-    """every random number follows from it"""
-    samples: int = 4000
-    """training samples to generate"""
-
-    def run(self) -> None:
-        from esper.karn.demo import run_demo
-
-        run_demo(epochs=self.epochs, seed=self.seed, samples=self.samples)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Blueprints:
-    """List what can be planted in a host, and what each seed costs in each slot."""
-
-    host: Annotated[str, tyro.conf.arg(metavar="NAME")] = "conv1d"
-    """conv1d, conv2d, mlp or gpt"""
-
-    def run(self) -> None:
-        from esper.karn.blueprints import show_blueprints
-
-        show_blueprints(self.host)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Version:
-    """Print the version."""
-
-    def run(self) -> None:
-        print(f"esper {__version__}")
-
-
-Command = Demo | Blueprints | Version
+from esper.karn.commands.basics import Blueprints, Life, Version
+from esper.karn.commands.garden import Atlas, Evaluate, Tasks
+from esper.karn.commands.training import (
+    Demo,
+    Doctor,
+    Events,
+    Report,
+    Resume,
+    Runs,
+    Show,
+    train_command,
+)
+from esper.leyline.errors import EsperError
 
 
 def main() -> None:
@@ -61,15 +31,34 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def _run() -> None:
-    command: Command = tyro.cli(
-        Command,
-        prog="esper",
-        description="Esper trains neural networks that grow while they train.",
+def commands(words: Sequence[str]) -> Any:
+    """All commands, as one type for the parser."""
+    training = train_command(words) | Resume | Evaluate | Report
+    return (
+        Demo
+        | training
+        | Runs
+        | Show
+        | Events
+        | Tasks
+        | Atlas
+        | Blueprints
+        | Life
+        | Doctor
+        | Version
     )
-    from esper.leyline.errors import EsperError
 
+
+def _run() -> None:
     try:
+        words = sys.argv[1:]
+        command = tyro.cli(
+            commands(words),
+            args=words,
+            prog="esper",
+            description="Esper trains neural networks that grow while they train.",
+            config=(tyro.conf.CascadeSubcommandArgs,),
+        )
         command.run()
     except EsperError as error:
         print(f"esper: {error}", file=sys.stderr)

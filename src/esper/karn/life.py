@@ -66,11 +66,11 @@ class Life:
         return accuracy(self.host, *self.data.validation)
 
 
-def run_demo(*, epochs: int, seed: int, samples: int) -> None:
+def tell_life(*, epochs: int, seed: int, samples: int) -> None:
     """Two networks with the same start and the same data: one grows, one never does."""
     if epochs < MIN_EPOCHS or samples < BATCH:
         raise EsperError(
-            "The demo is too short for a whole life",
+            "The story is too short for a whole life",
             given=f"{epochs} epochs, {samples} samples",
             valid=f"at least {MIN_EPOCHS} epochs and {BATCH} samples",
         )

@@ -39,6 +39,7 @@ class GateRules:
     blend_tempo: int = DEFAULT_BLEND_TEMPO
     prune_tempo: int = DEFAULT_PRUNE_TEMPO
     embargo: int = DEFAULT_EMBARGO
+    min_host_epochs: int = 0  # that a host trains alone before anything is planted
     min_training_epochs: int = DEFAULT_MIN_TRAINING_EPOCHS
     min_holding_epochs: int = DEFAULT_MIN_HOLDING_EPOCHS
     min_gradient: float | None = DEFAULT_MIN_GRADIENT
@@ -46,7 +47,8 @@ class GateRules:
     max_loss_rise: float | None = DEFAULT_MAX_LOSS_RISE
 
     def __post_init__(self) -> None:
-        for name, least in (("blend_tempo", 1), ("prune_tempo", 1), ("embargo", 0)):
+        limits = (("blend_tempo", 1), ("prune_tempo", 1), ("embargo", 0), ("min_host_epochs", 0))
+        for name, least in limits:
             if getattr(self, name) < least:
                 raise EsperError(f"{name} is too small", given=getattr(self, name), valid=least)
 
@@ -147,6 +149,16 @@ def _old_enough(rule: Callable[[GateRules], int]) -> Condition:
     return Condition(met, otherwise)
 
 
+def _host_ready(situation: Situation) -> Tensor:
+    ready = situation.life.epoch >= situation.rules.min_host_epochs
+    return ready[:, None].expand(situation.life.shape)
+
+
+def _why_host_not_ready(situation: Situation, host: int, slot: int) -> str:
+    lived, least = int(situation.life.epoch[host]), situation.rules.min_host_epochs
+    return f"the host has trained for {lived} epochs, at least {least} needed"
+
+
 def _something_fits(situation: Situation) -> Tensor:
     return situation.affordable().flatten(2).any(dim=2)
 
@@ -225,7 +237,11 @@ def _why_embargoed(situation: Situation, host: int, slot: int) -> str:
 GERMINATE_GATE = Gate(
     SeedStage.GERMINATED,
     LifecycleOp.GERMINATE,
-    (_in_stage(SeedStage.DORMANT), Condition(_something_fits, _why_nothing_fits)),
+    (
+        _in_stage(SeedStage.DORMANT),
+        Condition(_host_ready, _why_host_not_ready),
+        Condition(_something_fits, _why_nothing_fits),
+    ),
 )
 TRAIN_GATE = Gate(SeedStage.TRAINING, None, (_in_stage(SeedStage.GERMINATED),))
 ADVANCE_GATE = Gate(

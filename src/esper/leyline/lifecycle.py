@@ -173,6 +173,11 @@ class Transitions:
             *(torch.cat([getattr(self, f.name), getattr(later, f.name)]) for f in fields(self))
         )
 
+    def of_hosts(self, chosen: Tensor) -> "Transitions":
+        """Those of the hosts in `chosen` [N] bool."""
+        kept = chosen[self.host]
+        return Transitions(*(getattr(self, f.name)[kept] for f in fields(self)))
+
     def __len__(self) -> int:
         return int(self.host.shape[0])
 

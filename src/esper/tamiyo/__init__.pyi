@@ -2,9 +2,17 @@ from .choosing import Choice as Choice
 from .choosing import choose as choose
 from .choosing import independent_heads as independent_heads
 from .controllers import Controller as Controller
+from .controllers import HeuristicConfig as HeuristicConfig
 from .controllers import LearnedController as LearnedController
+from .controllers import Privileged as Privileged
+from .controllers import controller_names as controller_names
+from .controllers import make_controller as make_controller
+from .controllers import register_controller as register_controller
 from .distributions import InvalidStateMachineError as InvalidStateMachineError
 from .distributions import MaskedCategorical as MaskedCategorical
+from .features import Feature as Feature
+from .features import FeatureTable as FeatureTable
+from .features import signals_to_features as signals_to_features
 from .network import Evaluation as Evaluation
 from .network import FactoredRecurrentActorCritic as FactoredRecurrentActorCritic
 from .network import Outlook as Outlook

@@ -54,12 +54,15 @@ class Feed:
         self.assignment = torch.tensor(list(assignment))
         self._inputs: dict[str, Tensor] = {}
         self._labels: dict[str, Tensor] = {}
+        self._starts: dict[str, Tensor] = {}  # [data sets] where each one's samples start
+        self._counts: dict[str, Tensor] = {}  # [data sets]
         self._first: dict[str, Tensor] = {}  # [N] where each environment's samples start
         self._samples: dict[str, Tensor] = {}  # [N] on the CPU
         for name in SPLITS:
             splits = [each.named()[name] for each in datasets]
             counts = torch.tensor([split.samples for split in splits])
             starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)[:-1]])
+            self._starts[name], self._counts[name] = starts, counts
             inputs = torch.cat([split.inputs for split in splits]).to(self.device)
             self._inputs[name] = inputs.to(dtype) if inputs.is_floating_point() else inputs
             self._labels[name] = torch.cat([split.labels for split in splits]).to(self.device)
@@ -69,6 +72,21 @@ class Feed:
     @property
     def environments(self) -> int:
         return len(self.assignment)
+
+    def assign(self, environments: Tensor, datasets: Tensor) -> None:
+        """From now on these environments [K] learn from these data sets [K], by index."""
+        known = len(self._starts["train"])
+        if bool(((datasets < 0) | (datasets >= known)).any()):
+            raise DataError(
+                "An environment was given a data set that the feed does not hold",
+                given=datasets.tolist()[:8],
+                valid=f"0 to {known - 1}",
+            )
+        self.assignment[environments] = datasets
+        there = environments.to(self.device)
+        for name in SPLITS:
+            self._first[name][there] = self._starts[name][datasets].to(self.device)
+            self._samples[name][environments] = self._counts[name][datasets]
 
     def samples(self, split: str) -> Tensor:
         """[N]: how many samples each environment has."""

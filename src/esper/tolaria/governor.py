@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import EsperError
+from esper.leyline.lifecycle import Transitions
 from esper.leyline.stages import LIVING_STAGES, SeedStage
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
@@ -95,13 +96,18 @@ class Governor:
         self.trips = torch.zeros(count, dtype=torch.int64)
         self._seeds = population.seeds.clone()  # whose memory this is
         self._snapshot: Snapshot | None = None
+        self.removals = Transitions.none()  # stage changes of the last remedies
 
     def enter_epoch(self) -> None:
         """Remember every environment as it is now; one that was restarted has no past."""
-        new = self.population.seeds != self._seeds
-        self.losses[new], self.best[new], self.trips[new] = torch.nan, 0.0, 0
+        self.forget((self.population.seeds != self._seeds).nonzero()[:, 0])
         self._seeds = self.population.seeds.clone()
         self._snapshot = take_snapshot(self.population)
+
+    def forget(self, environments: Tensor) -> None:
+        """These environments have no past: they were started anew, or their task has changed."""
+        self.losses[environments], self.best[environments] = torch.nan, 0.0
+        self.trips[environments] = 0
 
     def leave_epoch(self, record: EpochRecord, scores: Scores | None = None) -> list[Trip]:
         """Look at every environment; put the failed ones back and apply their remedies."""
@@ -113,6 +119,7 @@ class Governor:
             )
         found = self._examine(record, scores)
         failed = torch.tensor(sorted(found), dtype=torch.int64)
+        self.removals = Transitions.none()
         trips = [self._trip(environment, *found[environment]) for environment in sorted(found)]
         healthy = torch.ones(len(self.population), dtype=torch.bool)
         healthy[failed] = False
@@ -137,7 +144,7 @@ class Governor:
         where[pruned] = True
         where &= self.population.lifecycle.at(*sorted(LIVING_STAGES), SeedStage.PRUNED)
         if bool(where.any()):
-            self.population.remove_now(where)
+            self.removals = self.population.remove_now(where)
         if frozen:
             freeze_rows(self.population, torch.tensor(frozen))
 

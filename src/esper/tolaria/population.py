@@ -91,6 +91,7 @@ class Population:
         self.pools: dict[PoolKey, Pool] = {}
         everyone = torch.arange(count)
         self.newborn(HOST, everyone, fold(self.seeds, "host"))
+        self.live: Tensor | None = None  # [N, P] bool; see `silence_rows`
         self._step: TrainingStep | None = None  # of the present structure
         graphs = self.config.graphs and self.device.type == "cuda"
         self._graphs = GraphRunner(feed, self.pools, self._make_step) if graphs else None
@@ -251,6 +252,7 @@ class Population:
             isolated,
             learners,
             self.config.compute_dtype,
+            self.live,
         )
 
     def training_step(self) -> TrainingStep:

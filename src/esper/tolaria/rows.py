@@ -30,6 +30,7 @@ class Snapshot:
 
     lifecycle: Lifecycle
     kept: Mapping[str, Tensor]  # [N] or [N, S] each
+    live: Tensor | None  # [N, P] weights of hosts that exist
     tensors: Mapping[PoolKey, Mapping[str, Tensor]]  # what each pool keeps by row
 
 
@@ -38,6 +39,7 @@ def take_snapshot(population: Population) -> Snapshot:
     return Snapshot(
         lifecycle=population.lifecycle,  # never changed in place
         kept={name: getattr(population, name).clone() for name in _KEPT},
+        live=None if population.live is None else population.live.clone(),
         tensors={
             key: {name: tensor.clone() for name, tensor in pool.tensors().items()}
             for key, pool in population.pools.items()
@@ -66,6 +68,8 @@ def put_rows(
     for name in ("planted", "budget", "rate", "decay", "frozen"):
         getattr(population, name)[targets] = snapshot.kept[name][sources]
     _copy(population, HOST, targets, snapshot, sources)
+    if snapshot.live is not None:
+        silence_rows(population, targets, snapshot.live[sources.to(population.device)])
     for slot in range(life.shape[1]):
         kinds = life.blueprint[:, slot]
         for kind in kinds[kinds != NOTHING].unique().tolist():
@@ -118,6 +122,9 @@ def reset_rows(population: Population, environments: Tensor, identities: Sequenc
     population.frozen[environments] = False
     streams = fold(population.seeds[environments], "host")
     population.newborn(HOST, environments, streams, rows=environments)  # host n is row n
+    if population.live is not None:
+        whole = torch.ones(len(environments), population.live.shape[1], dtype=torch.bool)
+        silence_rows(population, environments, whole)
     population.structure_changed()
 
 
@@ -128,6 +135,26 @@ def freeze_rows(population: Population, environments: Tensor) -> None:
     for pool in population.pools.values():
         held = torch.isin(pool.owner, environments).nonzero()[:, 0]
         pool.state.active[held] = False
+
+
+def silence_rows(population: Population, environments: Tensor, live: Tensor) -> None:
+    """Fix the weights of these hosts [K] at zero where `live` [K, P] is false, until told again."""
+    pool = population.pools[HOST]
+    expected = [len(environments), pool.template.width]
+    if live.dtype != torch.bool or list(live.shape) != expected:
+        raise AgreementError(
+            "Silencing needs a boolean for each weight of each host",
+            given=f"{live.dtype} {list(live.shape)}",
+            valid=f"torch.bool {expected}",
+        )
+    if population.live is None:
+        population.live = torch.ones_like(pool.state.theta[:-1], dtype=torch.bool)
+        pool.version += 1  # a captured step does not know of it
+        population.structure_changed()
+    there, live = environments.to(population.device), live.to(population.device)
+    population.live[there] = live
+    for tensor in (pool.state.theta, *pool.state.moments):
+        tensor[there] = torch.where(live, tensor[there], 0.0)
 
 
 def set_rates(
@@ -156,6 +183,8 @@ def population_state(population: Population) -> dict[str, Tensor]:
     state["blueprint_names"] = population.catalogue.encoded_names()
     for name in _KEPT:
         state[name] = getattr(population, name).clone()
+    if population.live is not None:
+        state["live"] = population.live.clone()
     for (kind, slot, blueprint), pool in population.pools.items():
         prefix = f"pools.{kind}.{slot}.{blueprint}"
         state[f"{prefix}.owner"] = pool.owner.clone()
@@ -192,4 +221,5 @@ def load_population(population: Population, state: Mapping[str, Tensor]) -> None
         del population.pools[key]
     for key, tensors in saved.items():
         population.pool(key).load(tensors)
+    population.live = state["live"].to(population.device).clone() if "live" in state else None
     population.structure_changed()

@@ -37,10 +37,12 @@ class TrainingStep:
         isolated: Plan | None,
         learners: Mapping[PoolKey, Tensor],
         compute_dtype: torch.dtype | None,
+        live: Tensor | None = None,
     ) -> None:
+        """`live` [N, P]: weights of hosts that exist, where not all do."""
         self.engine, self.pools, self.optimiser = engine, pools, optimiser
         self.training, self.isolated, self.learners = training, isolated, learners
-        self.compute_dtype = compute_dtype
+        self.compute_dtype, self.live = compute_dtype, live
         self.keys = [HOST, *training.pool_keys()]
         self.isolated_keys = (
             [] if isolated is None else [k for k in isolated.pool_keys() if k in learners]
@@ -63,6 +65,8 @@ class TrainingStep:
         losses = losses_of(self.engine.logits(weights, self.training, inputs), labels)
         found = torch.autograd.grad(losses.sum(), [self.pools[k].leaf for k in self.keys])
         grads = dict(zip(self.keys, found, strict=True))
+        if self.live is not None:  # host n is row n; the spare row comes last
+            grads[HOST][:-1].mul_(self.live)
         if self.isolated is not None:
             rows = self.isolated.environment
             if rows is not None:

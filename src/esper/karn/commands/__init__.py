@@ -1,0 +1,1 @@
+"""Commands of `esper`: plain dataclasses whose fields are options; work is imported when run."""

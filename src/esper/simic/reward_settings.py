@@ -1,0 +1,61 @@
+"""Settings of the reward, without torch, so that the command line can show them at once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from esper.leyline.constants import (
+    DEFAULT_GAMMA,
+    DEFAULT_INTERVENTION_COST,
+    DEFAULT_RENT,
+    DEFAULT_ROLLBACK_PENALTY,
+    DEFAULT_SHAPING_WEIGHT,
+)
+from esper.leyline.errors import AgreementError, UnknownNameError
+
+MODES: Mapping[str, tuple[str, ...]] = {
+    "shaped": ("objective", "rent", "interventions", "shaping", "rollback"),
+    "simplified": ("objective", "rent", "interventions", "rollback"),
+    "sparse": ("objective", "rent", "rollback"),
+}
+"""The modes from dense to sparse, and the terms of each in the order in which they are summed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """What is paid for; saved with every checkpoint."""
+
+    mode: str = "shaped"
+    rent: float = DEFAULT_RENT  # points for 100 % of the host's parameters over an episode
+    intervention_cost: float = DEFAULT_INTERVENTION_COST  # points
+    shaping_weight: float = DEFAULT_SHAPING_WEIGHT
+    gamma: float = DEFAULT_GAMMA  # the learner's: with another one shaping does not cancel
+    rollback_penalty: float = DEFAULT_ROLLBACK_PENALTY  # points
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UnknownNameError.of("reward mode", self.mode, MODES)
+        limits = {
+            "rent": self.rent >= 0,
+            "intervention_cost": self.intervention_cost >= 0,
+            "shaping_weight": self.shaping_weight >= 0,
+            "gamma": 0 <= self.gamma <= 1,
+            "rollback_penalty": self.rollback_penalty > 0,
+        }
+        for name, holds in limits.items():
+            if not holds:
+                valid = {"gamma": "0 to 1", "rollback_penalty": "above 0"}.get(name, "from 0")
+                raise AgreementError(
+                    f"The reward's setting {name!r} is out of range",
+                    given=getattr(self, name),
+                    valid=valid,
+                )
+
+    def check_budget(self, largest_share: float) -> None:
+        """Refuse seeds so large, as a share of the host, that a rollback could save rent."""
+        if self.rent * largest_share >= self.rollback_penalty:
+            raise AgreementError(
+                "The penalty for a rollback must exceed any rent it saves",
+                given=f"penalty {self.rollback_penalty:g} points, rent up to "
+                f"{self.rent:g} x {largest_share:g} = {self.rent * largest_share:g}",
+                fix="raise rollback_penalty, or lower the budget or the rent",
+            )

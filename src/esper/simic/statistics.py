@@ -1,0 +1,327 @@
+"""Statistics of evaluation: what may be said about controllers, and how surely.
+
+Scores are arrays [R, C, E]: R independent trainings of a controller (1 where nothing is trained),
+C contexts, E evaluation episodes of each context. Episode e of context c is the same environment
+for every training and every controller, so differences are paired. [C, E] stands for one
+training. A *cell* is the mean over the episodes of one training in one context.
+
+Intervals are percentile bootstraps: trainings are drawn anew with replacement, and within each
+context (the stratum) its episodes. One draw of episodes serves all trainings and both controllers
+of a comparison. The same seed gives the same interval.
+
+Shapes: `R`, `C`, `E` as above, `B` resamples, `P` controllers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from esper.leyline.errors import AgreementError
+
+Array = NDArray[np.float64]
+
+DEFAULT_RESAMPLES = 2000
+DEFAULT_LEVEL = 0.95
+
+
+class Estimate(NamedTuple):
+    """A number and the interval it probably lies in."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """For each threshold the share of episodes with a score above it."""
+
+    thresholds: Array  # [K]
+    share: Array  # [K]
+    low: Array  # [K]
+    high: Array  # [K]
+
+
+def interquartile_mean(values: ArrayLike, axis: int = -1) -> Array:
+    """The mean of the middle half; a value that the cut goes through counts with its part."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=axis)
+    count = ordered.shape[axis]
+    if count == 0:
+        raise AgreementError("An interquartile mean needs at least one value", given=0)
+    # Value i fills the stretch from i to i + 1; the middle half is from count/4 to 3 count/4.
+    place = np.arange(count)
+    weight = np.minimum(place + 1, 0.75 * count) - np.maximum(place, 0.25 * count)
+    weight = weight.clip(min=0.0) / (0.5 * count)
+    return np.asarray(np.moveaxis(ordered, axis, -1) @ weight)
+
+
+def _mean(values: Array) -> Array:
+    return np.asarray(values.mean(axis=-1))
+
+
+Statistic = Callable[[Array], Array]  # of cells [B, R x C], to [B]
+
+
+def interquartile_mean_interval(
+    scores: ArrayLike,
+    *,
+    resamples: int = DEFAULT_RESAMPLES,
+    level: float = DEFAULT_LEVEL,
+    seed: int = 0,
+) -> Estimate:
+    """Interquartile mean over all cells of [R, C, E], with its interval."""
+    return interval(
+        scores, statistic=interquartile_mean, resamples=resamples, level=level, seed=seed
+    )
+
+
+def mean_interval(
+    scores: ArrayLike,
+    *,
+    resamples: int = DEFAULT_RESAMPLES,
+    level: float = DEFAULT_LEVEL,
+    seed: int = 0,
+) -> Estimate:
+    """Mean over all cells of [R, C, E], with its interval."""
+    return interval(scores, statistic=_mean, resamples=resamples, level=level, seed=seed)
+
+
+def interval(
+    scores: ArrayLike,
+    *,
+    statistic: Statistic,
+    resamples: int = DEFAULT_RESAMPLES,
+    level: float = DEFAULT_LEVEL,
+    seed: int = 0,
+) -> Estimate:
+    """A statistic of the cells [B, R x C], one number for each row, with its interval."""
+    runs = _runs(scores, "scores")
+    draws = _Draws(seed, resamples, runs.shape[1:])
+    value = statistic(runs.mean(-1).reshape(1, -1))[0]
+    return _estimate(value, statistic(draws.cells(runs)), level)
+
+
+def paired_difference(
+    scores: ArrayLike,
+    baseline: ArrayLike,
+    *,
+    statistic: Statistic = interquartile_mean,
+    resamples: int = DEFAULT_RESAMPLES,
+    level: float = DEFAULT_LEVEL,
+    seed: int = 0,
+) -> Estimate:
+    """A statistic of one controller less that of another on the same episodes.
+
+    Contexts and episodes must be the same, trainings need not: those of each are drawn apart.
+    """
+    ours, theirs = _pair(scores, baseline)
+    draws = _Draws(seed, resamples, ours.shape[1:])
+    value = statistic(ours.mean(-1).reshape(1, -1)) - statistic(theirs.mean(-1).reshape(1, -1))
+    return _estimate(value[0], statistic(draws.cells(ours)) - statistic(draws.cells(theirs)), level)
+
+
+def probability_of_improvement(
+    scores: ArrayLike,
+    baseline: ArrayLike,
+    *,
+    resamples: int = DEFAULT_RESAMPLES,
+    level: float = DEFAULT_LEVEL,
+    seed: int = 0,
+) -> Estimate:
+    """How often one training beats another on the same episode, a tie counting half.
+
+    The mean over contexts, so each weighs the same; over all pairs of trainings.
+    """
+    ours, theirs = _pair(scores, baseline)
+    gap = ours[:, None] - theirs[None]  # [R, R', C, E]
+    wins = np.where(gap > 0, 1.0, np.where(gap == 0, 0.5, 0.0))
+    draws = _Draws(seed, resamples, ours.shape[1:])
+    contexts = ours.shape[1]
+    between = np.einsum("ijce,bce->bij", wins, draws.episodes) / contexts  # [B, R, R']
+    first, second = draws.trainings(len(ours)), draws.trainings(len(theirs))
+    drawn = np.einsum("bij,bi,bj->b", between, first, second)
+    return _estimate(wins.mean(), drawn, level)
+
+
+def performance_profile(
+    scores: ArrayLike,
+    thresholds: ArrayLike,
+    *,
+    resamples: int = DEFAULT_RESAMPLES,
+    level: float = DEFAULT_LEVEL,
+    seed: int = 0,
+) -> Profile:
+    """The share of episodes that score above each threshold, each context weighing the same.
+
+    Above 0 of net gains it is one minus the rate of growth that did not pay.
+    """
+    runs = _runs(scores, "scores")
+    limits = np.atleast_1d(np.asarray(thresholds, dtype=np.float64))
+    draws = _Draws(seed, resamples, runs.shape[1:])
+    trainings = draws.trainings(len(runs))
+    share, low, high = (np.empty(len(limits)) for _ in range(3))
+    for index, limit in enumerate(limits):
+        above = (runs > limit).astype(np.float64)
+        by_run = np.einsum("rce,bce->br", above, draws.episodes) / runs.shape[1]
+        drawn = np.einsum("br,br->b", by_run, trainings)
+        share[index], low[index], high[index] = _estimate(above.mean(), drawn, level)
+    return Profile(limits, share, low, high)
+
+
+class _Draws:
+    """Which trainings and episodes each resample holds, as weights that sum to 1."""
+
+    def __init__(self, seed: int, resamples: int, shape: tuple[int, ...]) -> None:
+        if resamples < 1:
+            raise AgreementError("A bootstrap needs at least one resample", given=resamples)
+        self.random = np.random.default_rng(seed)
+        self.resamples = resamples
+        contexts, episodes = shape
+        self.episodes = self._weights(contexts, episodes)  # [B, C, E]
+
+    def _weights(self, rows: int, count: int) -> Array:
+        """[B, rows, count]: how often each of `count` was drawn, divided by `count`."""
+        chances = np.full(count, 1.0 / count)
+        drawn = self.random.multinomial(count, chances, size=(self.resamples, rows))
+        return drawn / count
+
+    def trainings(self, count: int) -> Array:
+        """[B, R]: fresh weights of a controller's trainings."""
+        return self._weights(1, count)[:, 0]
+
+    def cells(self, runs: Array) -> Array:
+        """[B, R x C]: cells of trainings drawn anew, over the episodes drawn anew."""
+        means = np.einsum("rce,bce->brc", runs, self.episodes)
+        picked = self.random.integers(len(runs), size=(self.resamples, len(runs)))
+        return np.asarray(
+            np.take_along_axis(means, picked[:, :, None], axis=1).reshape(self.resamples, -1)
+        )
+
+
+def _estimate(value: Any, drawn: Array, level: float) -> Estimate:
+    if not 0 < level < 1:
+        raise AgreementError("A level is between 0 and 1", given=level)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(float(value), float(low), float(high))
+
+
+def _runs(scores: ArrayLike, name: str) -> Array:
+    """As [R, C, E]."""
+    runs = np.asarray(scores, dtype=np.float64)
+    if runs.ndim == 2:
+        runs = runs[None]
+    if runs.ndim != 3 or not runs.size or not np.isfinite(runs).all():
+        raise AgreementError(
+            f"{name} cannot be evaluated",
+            given=f"{list(runs.shape)}, {int((~np.isfinite(runs)).sum())} not finite",
+            valid="[trainings, contexts, episodes] or [contexts, episodes], at least one each, "
+            "all finite",
+        )
+    return runs
+
+
+def _pair(scores: ArrayLike, baseline: ArrayLike) -> tuple[Array, Array]:
+    ours, theirs = _runs(scores, "scores"), _runs(baseline, "baseline")
+    if ours.shape[1:] != theirs.shape[1:]:
+        raise AgreementError(
+            "Controllers are compared on the same contexts and episodes",
+            given=f"{list(ours.shape[1:])} and {list(theirs.shape[1:])}",
+        )
+    return ours, theirs
+
+
+# --- ranks ------------------------------------------------------------------------------------
+
+
+def spearman(x: ArrayLike, y: ArrayLike) -> float:
+    """Rank correlation; equal values share their mean rank. NaN where one of them is constant."""
+    return _correlation(*(_signs(values).sum(1) for values in _columns(x, y)))
+
+
+def kendall(x: ArrayLike, y: ArrayLike) -> float:
+    """Kendall's tau-b. NaN where one of them is constant."""
+    one, other = (_signs(values) for values in _columns(x, y))
+    scale = np.sqrt(np.square(one).sum() * np.square(other).sum())
+    return float((one * other).sum() / scale) if scale else float("nan")
+
+
+@dataclass(frozen=True)
+class RankAgreement:
+    """Do two measures put controllers in the same order, ties within a standard error aside?"""
+
+    spearman: float
+    kendall: float
+    counted: int  # pairs that both measures tell apart
+    disagreements: tuple[tuple[int, int], ...]  # pairs that they put in opposite order
+
+
+def rank_agreement(x: ArrayLike, y: ArrayLike) -> RankAgreement:
+    """Compare measures [P, C, E] or [P, E] of P controllers on the same episodes.
+
+    A pair whose means differ by less than one standard error of the (paired, by context)
+    difference is a tie. A pair tied by either measure counts in neither. Without ties the
+    correlations are Spearman's and Kendall's; with no disagreement they are 1.
+    """
+    one, other = (_by_context(values) for values in (x, y))
+    if one.shape[0] != other.shape[0]:
+        raise AgreementError(
+            "Both measures must be of the same controllers",
+            given=f"{one.shape[0]} and {other.shape[0]}",
+        )
+    first, second = _clear_signs(one), _clear_signs(other)
+    both = (first != 0) & (second != 0)
+    first, second = first * both, second * both
+    upper = np.triu(both, 1)
+    counted = int(upper.sum())
+    pairs = zip(*np.nonzero(upper & (first != second)), strict=True)
+    tau = float((first * second)[upper].mean()) if counted else float("nan")
+    rho = _correlation(first.sum(1), second.sum(1))
+    return RankAgreement(rho, tau, counted, tuple((int(i), int(j)) for i, j in pairs))
+
+
+def _signs(values: Array) -> Array:
+    """[P, P]: 1 where the row's value is larger, -1 where it is smaller.
+
+    A row's sum is twice its rank less a constant, with ties at their mean rank.
+    """
+    return np.asarray(np.sign(values[:, None] - values[None]))
+
+
+def _clear_signs(values: Array) -> Array:
+    """[P, P] from [P, C, E]: the same of means, 0 where they differ by less than an error."""
+    _, contexts, episodes = values.shape
+    gaps = values[:, None] - values[None]  # [P, P, C, E]
+    squared = gaps.var(-1) / max(episodes - 1, 1)  # [P, P, C] of each context's mean
+    standard_error = np.sqrt(squared.sum(-1)) / contexts
+    gap = gaps.mean((-1, -2))
+    return np.asarray(np.where(np.abs(gap) < standard_error, 0.0, np.sign(gap)))
+
+
+def _correlation(x: Array, y: Array) -> float:
+    x, y = x - x.mean(), y - y.mean()
+    scale = np.sqrt((x @ x) * (y @ y))
+    return float(x @ y / scale) if scale else float("nan")
+
+
+def _columns(x: ArrayLike, y: ArrayLike) -> Sequence[Array]:
+    columns = [np.asarray(values, dtype=np.float64) for values in (x, y)]
+    if columns[0].ndim != 1 or columns[0].shape != columns[1].shape or not len(columns[0]):
+        raise AgreementError(
+            "A rank correlation is between two lists of one length",
+            given=" and ".join(str(list(values.shape)) for values in columns),
+        )
+    return columns
+
+
+def _by_context(values: ArrayLike) -> Array:
+    """As [P, C, E]."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim == 2:
+        array = array[:, None]
+    return _runs(array, "measures")

@@ -1,0 +1,59 @@
+"""What a controller is: anything that turns signals and legality into actions.
+
+Shapes: `N` environments.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.errors import AgreementError
+from esper.leyline.legality import Actions, Legality
+from esper.leyline.signals import Signals
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """Decides for all environments at once.
+
+    `starts` [N] bool marks rows whose episode begins now: what was remembered of them is void.
+    Rows keep their order, and their number, until all of them start. Whatever chance a
+    controller needs comes from `signals.draws`, so that a row's decisions do not depend on its
+    neighbours.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short and stable: for tables and result files."""
+
+    def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions: ...
+
+
+@runtime_checkable
+class Privileged(Protocol):
+    """A controller that is told the context of every row before an episode: the oracle only."""
+
+    def reset(self, contexts: Sequence[str]) -> None: ...
+
+
+@runtime_checkable
+class Checkable(Protocol):
+    """A controller with settings that a host or an episode can contradict."""
+
+    def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None: ...
+
+
+def restarted(state: Tensor | None, fresh: Tensor, starts: Tensor) -> Tensor:
+    """What a controller remembers of its rows, [N, ...], with the rows of `starts` as `fresh`."""
+    if bool(starts.all()):
+        return fresh
+    if state is None or state.shape != fresh.shape:
+        raise AgreementError(
+            "The number of environments changed in the middle of an episode",
+            given=f"{len(fresh)} rows, {'none' if state is None else len(state)} before",
+            fix="mark every row as starting when a population begins",
+        )
+    return torch.where(starts.view(-1, *(1,) * (fresh.ndim - 1)), fresh, state)

@@ -1,0 +1,207 @@
+"""A race between seeds: plant several, measure each for some epochs, keep the best.
+
+Shapes: `N` environments, `S` slots, `C` candidates.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.constants import DEFAULT_RENT, SCORED_EPOCHS
+from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.legality import Actions, Legality
+from esper.leyline.ops import Blend, LifecycleOp
+from esper.leyline.signals import Signals
+from esper.leyline.stages import LIVING_STAGES, SeedStage
+from esper.tamiyo.controllers.places import (
+    EVERYWHERE,
+    find_places,
+    require_at_least,
+    require_places,
+)
+from esper.tamiyo.controllers.proposals import (
+    at_best_slot,
+    closing,
+    first_legal,
+    first_plant,
+    in_time,
+    open_plants,
+    open_slots,
+)
+from esper.tamiyo.controllers.protocol import restarted
+from esper.tamiyo.controllers.specs import spec_of
+
+MEASURES = ("contribution", "gain")
+_RESTING = (SeedStage.PRUNED, SeedStage.EMBARGOED, SeedStage.RESETTING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceConfig:
+    places: tuple[str, ...] = EVERYWHERE  # the candidates; unless in turns, the first in each slot
+    turns: bool = False  # one after the other: the first above the threshold wins
+    first: int = 1  # epoch of the first planting
+    spacing: int = 1  # epochs between two plantings; of no meaning in turns
+    epochs: int = 7  # over which a candidate is measured
+    measure: str = "contribution"  # by leaving it out; or the gain in accuracy since its planting
+    threshold: float = 1.0  # points a winner must be worth, after rent
+    rent: float = DEFAULT_RENT  # points per 100 % of the host's parameters
+    keep: int = 1  # how many may win
+
+    def __post_init__(self) -> None:
+        require_places(self.places)
+        if self.measure not in MEASURES:
+            raise UnknownNameError.of("measure of controller 'race'", self.measure, MEASURES)
+        for name, least in (("first", 0), ("spacing", 1), ("epochs", 1), ("keep", 1)):
+            require_at_least(least, f"Setting {name!r} of controller 'race'", getattr(self, name))
+
+
+@dataclass
+class _Memory:
+    """What a race remembers of its rows."""
+
+    used: Tensor  # [N, C] bool: planted, or given up
+    before: Tensor  # [N, S] float64: accuracy when the seed here was planted
+    score: Tensor  # [N, S] float64: its measured worth; NaN until then
+    kept: Tensor  # [N, S] bool
+    condemned: Tensor  # [N, S] bool
+    over: Tensor  # [N] bool: no more planting
+
+    @classmethod
+    def fresh(cls, hosts: int, slots: int, candidates: int) -> "_Memory":
+        def flags(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.bool)
+
+        unknown = torch.full((hosts, slots), torch.nan, dtype=torch.float64)
+        return cls(
+            flags(hosts, candidates),
+            unknown,
+            unknown.clone(),
+            flags(hosts, slots),
+            flags(hosts, slots),
+            flags(hosts),
+        )
+
+
+class Race:
+    """Candidates run against each other, all with the immediate blend; the best are kept.
+
+    Together they are planted one an epoch in different slots, judged when all are measured, and
+    all but the best are pruned. In turns each is judged alone: kept if it is worth it, and then
+    the race is over; otherwise pruned, and the next one is planted.
+    """
+
+    def __init__(self, config: RaceConfig | None = None) -> None:
+        self.config = config or RaceConfig()
+        self._memory: _Memory | None = None
+
+    @property
+    def name(self) -> str:
+        return spec_of("race", self.config)
+
+    def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
+        config = self.config
+        runners = len(self._candidates(catalogue))
+        start = config.first + (0 if config.turns else config.spacing * max(runners - 1, 0))
+        if start + config.epochs > horizon - SCORED_EPOCHS:
+            raise EsperError(
+                "The race does not end in time to keep its winner",
+                given=f"{runners} candidates from epoch {config.first}, measured for "
+                f"{config.epochs}: judged at {start + config.epochs}",
+                valid=f"judged by epoch {horizon - SCORED_EPOCHS} of {horizon}",
+            )
+
+    def _candidates(self, catalogue: BlueprintCatalogue) -> Tensor:
+        """[C, 2]"""
+        places = find_places(self.config.places, catalogue)
+        if self.config.turns:
+            return places
+        seen: dict[int, list[int]] = {}
+        for slot, blueprint in places.tolist():
+            seen.setdefault(slot, [slot, blueprint])
+        return torch.tensor(list(seen.values()), dtype=torch.int64).view(-1, 2)
+
+    def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
+        life = signals.lifecycle
+        places = self._candidates(signals.catalogue)
+        memory = self._recalled(_Memory.fresh(*life.shape, len(places)), starts)
+        present = life.at(*sorted(LIVING_STAGES))  # [N, S]
+        memory.kept &= present
+        memory.condemned &= present
+        memory.score.masked_fill_(~present, torch.nan)
+        self._judge(memory, signals, present)
+
+        open_ = open_plants(legality, Blend.IMMEDIATE)[:, places[:, 0], places[:, 1]]  # [N, C]
+        due = self._due(memory, signals, present)
+        resting = life.at(*_RESTING)[:, places[:, 0]]
+        memory.used |= due & ~open_ & ~resting  # its slot is taken or it is too dear
+        plant = first_plant(due.any(1), due & open_, places, Blend.IMMEDIATE)
+        actions = first_legal(
+            legality,
+            [
+                at_best_slot(
+                    LifecycleOp.FOSSILIZE,
+                    memory.kept & open_slots(legality, LifecycleOp.FOSSILIZE),
+                    memory.score,
+                ),
+                at_best_slot(LifecycleOp.PRUNE, memory.condemned),
+                plant,
+            ],
+        )
+        planted = actions["op"] == LifecycleOp.GERMINATE
+        here = torch.stack([actions["slot"], actions["blueprint"]], 1)  # [N, 2]
+        memory.used |= planted[:, None] & (here[:, None] == places).all(2)
+        into = planted[:, None] & (actions["slot"][:, None] == torch.arange(life.shape[1]))
+        now = signals.latest("validation_accuracy").double()[:, None]
+        memory.before = torch.where(into, now, memory.before)
+        return actions
+
+    def _recalled(self, fresh: _Memory, starts: Tensor) -> _Memory:
+        last = self._memory
+        self._memory = _Memory(
+            *(
+                restarted(None if last is None else getattr(last, name), blank, starts)
+                for name, blank in vars(fresh).items()
+            )
+        )
+        return self._memory
+
+    def _judge(self, memory: _Memory, signals: Signals, present: Tensor) -> None:
+        """Measure candidates that have run long enough, and decide whose race is over."""
+        config, life = self.config, signals.lifecycle
+        racing = present & ~memory.kept & ~memory.condemned
+        if config.measure == "contribution":
+            worth = life.contribution.masked_fill(~life.contribution_known, torch.nan)
+        else:
+            worth = signals.latest("validation_accuracy").double()[:, None] - memory.before
+        worth = worth - config.rent * life.params / max(signals.catalogue.host_params, 1)
+        late = closing(signals)[:, None]  # [N, 1]
+        ready = racing & memory.score.isnan() & ((life.age >= config.epochs) | late)
+        memory.score = torch.where(ready, worth, memory.score)
+        known = ~memory.score.isnan()
+        if config.turns:
+            judged = racing & (known | late)
+        else:
+            finished = memory.used.all(1) & (known | ~racing).all(1)
+            judged = racing & (finished[:, None] | late)
+        ranked = memory.score.masked_fill(~(judged & known), -math.inf)
+        better = (ranked[:, None] > ranked[:, :, None]).sum(2)  # [N, S]: how many beat this one
+        wins = judged & known & (ranked > config.threshold) & (better < config.keep)
+        memory.kept |= wins
+        memory.condemned |= judged & ~wins
+        ends = wins if config.turns else judged
+        memory.over |= ends.any(1) | late[:, 0]
+
+    def _due(self, memory: _Memory, signals: Signals, present: Tensor) -> Tensor:
+        """[N, C] bool: candidates whose turn it is."""
+        config, epoch = self.config, signals.lifecycle.epoch
+        waiting = ~memory.used
+        may = ~memory.over & in_time(signals, config.epochs)
+        if config.turns:
+            is_next = waiting & (waiting.cumsum(1) == 1)
+            return is_next & (may & ~present.any(1) & (epoch >= config.first))[:, None]
+        starts_at = config.first + config.spacing * torch.arange(waiting.shape[1])
+        memory.used |= ~in_time(signals, config.epochs)[:, None]
+        return waiting & may[:, None] & (epoch[:, None] >= starts_at)

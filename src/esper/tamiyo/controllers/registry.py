@@ -1,0 +1,78 @@
+"""Controllers by name: `make_controller("fixed:slot=early,blueprint=conv,epoch=5")`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
+from esper.leyline.errors import DuplicateNameError, UnknownNameError
+from esper.tamiyo.controllers.protocol import Checkable, Controller
+from esper.tamiyo.controllers.racing import Race, RaceConfig
+from esper.tamiyo.controllers.rule import Heuristic, HeuristicConfig
+from esper.tamiyo.controllers.schedules import (
+    FixedSchedule,
+    FixedSettings,
+    OracleSettings,
+    read_oracle,
+)
+from esper.tamiyo.controllers.simple import NeverGrow, RandomLegal
+from esper.tamiyo.controllers.specs import OwnSettings, Settings, parse_settings
+from esper.tamiyo.controllers.triggers import Gap, Periodic, Plateau
+
+S = TypeVar("S", bound=Settings)
+
+
+@dataclass(frozen=True)
+class ControllerKind:
+    """A kind of controller: what can be set, and how to build one."""
+
+    settings: type[Settings]
+    build: Callable[[Any], Controller]
+
+
+_KINDS: dict[str, ControllerKind] = {}
+
+
+def register_controller(name: str, settings: type[S], build: Callable[[S], Controller]) -> None:
+    """Make `name` known; `settings` is a frozen dataclass of numbers, names and lists of them."""
+    if name in _KINDS:
+        raise DuplicateNameError("This controller's name is taken", given=repr(name))
+    _KINDS[name] = ControllerKind(settings, build)
+
+
+def controller_names() -> tuple[str, ...]:
+    return tuple(_KINDS)
+
+
+def controller_kind(name: str) -> ControllerKind:
+    if name not in _KINDS:
+        raise UnknownNameError.of("controller", name, _KINDS)
+    return _KINDS[name]
+
+
+def make_controller(
+    spec: str,
+    catalogue: BlueprintCatalogue | None = None,
+    horizon: int = DEFAULT_EPISODE_LENGTH,
+) -> Controller:
+    """The controller that `name:setting=value,…` describes.
+
+    With a catalogue, names of slots and blueprints are checked now and not at the first decision,
+    and epochs against the episode's length.
+    """
+    name, _, text = spec.strip().partition(":")
+    kind = controller_kind(name)
+    controller = kind.build(parse_settings(name, text, kind.settings))
+    if catalogue is not None and isinstance(controller, Checkable):
+        controller.require_possible(catalogue, horizon)
+    return controller
+
+
+_OWN: tuple[type[OwnSettings], ...] = (NeverGrow, RandomLegal, Periodic, Plateau, Gap)
+for _own in _OWN:
+    register_controller(_own.kind, _own, lambda controller: controller)
+register_controller("fixed", FixedSettings, lambda settings: FixedSchedule(settings.arms()))
+register_controller("race", RaceConfig, Race)
+register_controller("heuristic", HeuristicConfig, Heuristic)
+register_controller("oracle", OracleSettings, read_oracle)

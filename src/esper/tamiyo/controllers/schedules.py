@@ -1,0 +1,238 @@
+"""Growing by a plan that was made before: the same for all, or by context for the oracle.
+
+Shapes: `N` environments, `S` slots, `A` arms of a schedule.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.constants import DEFAULT_MIN_TRAINING_EPOCHS
+from esper.leyline.errors import AgreementError, DataError, EsperError, UnknownNameError
+from esper.leyline.legality import Actions, Legality
+from esper.leyline.ops import Blend, LifecycleOp
+from esper.leyline.signals import Signals
+from esper.tamiyo.controllers.places import (
+    DEFAULT_ARM_BLEND,
+    DEFAULT_ARM_EPOCH,
+    Arm,
+    require_distinct_slots,
+)
+from esper.tamiyo.controllers.proposals import Proposal, first_legal, tended
+from esper.tamiyo.controllers.specs import spec_of
+
+Schedule = tuple[Arm, ...]  # empty: wait
+Planned = Arm | Sequence[Arm] | None
+
+
+def as_schedule(plan: Planned) -> Schedule:
+    """One arm, several or none, as a schedule; no slot may be planted twice."""
+    arms = () if plan is None else (plan,) if isinstance(plan, Arm) else tuple(plan)
+    require_distinct_slots(arms)
+    return arms
+
+
+class _Plan(NamedTuple):
+    """Schedules as arrays; padding has an epoch that never comes."""
+
+    slot: Tensor  # [N, A] int64
+    blueprint: Tensor  # [N, A] int64
+    blend: Tensor  # [N, A] int64
+    epoch: Tensor  # [N, A] int64
+    train: Tensor  # [N, S] int64
+
+    def rows(self, index: Tensor) -> "_Plan":
+        return _Plan(*(array[index] for array in self))
+
+
+_NEVER = torch.iinfo(torch.int64).max
+
+
+@lru_cache(maxsize=256)
+def _plans(schedules: tuple[Schedule, ...], catalogue: BlueprintCatalogue) -> _Plan:
+    """A row for each schedule."""
+    rows, arms = len(schedules), max((len(schedule) for schedule in schedules), default=0)
+    numbers = torch.zeros(4, rows, arms, dtype=torch.int64)
+    numbers[3] = _NEVER
+    train = torch.full((rows, len(catalogue.slots)), DEFAULT_MIN_TRAINING_EPOCHS)
+    for row, schedule in enumerate(schedules):
+        for place, arm in enumerate(sorted(schedule, key=lambda arm: arm.epoch)):
+            slot, blueprint = arm.place(catalogue)
+            numbers[:, row, place] = torch.tensor(
+                [slot, blueprint, Blend.named(arm.blend), arm.epoch]
+            )
+            train[row, slot] = arm.train
+    slots, blueprints, blends, epochs = numbers.unbind(0)
+    return _Plan(slots, blueprints, blends, epochs, train)
+
+
+def _follow(plan: _Plan, signals: Signals, legality: Legality) -> Actions:
+    """Plant what is due, earlier arms first; what grows is brought on as soon as legal."""
+    due = signals.lifecycle.epoch[:, None] >= plan.epoch  # [N, A]
+    plants = (
+        Proposal(due[:, arm], LifecycleOp.GERMINATE, plan.slot[:, arm], plan.blueprint[:, arm],
+                 plan.blend[:, arm])
+        for arm in range(due.shape[1])
+    )  # fmt: skip
+    return first_legal(legality, [*tended(signals, legality, plan.train), *plants])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSettings:
+    """The arms of a schedule as lists; a list of one serves all arms."""
+
+    slot: tuple[str, ...]
+    blueprint: tuple[str, ...]
+    blend: tuple[str, ...] = (DEFAULT_ARM_BLEND,)
+    epoch: tuple[int, ...] = (DEFAULT_ARM_EPOCH,)
+    train: tuple[int, ...] = (DEFAULT_MIN_TRAINING_EPOCHS,)
+
+    @classmethod
+    def of(cls, arms: Sequence[Arm]) -> "FixedSettings":
+        def shared(values: tuple[object, ...]) -> tuple[object, ...]:
+            return values[:1] if len(set(values)) == 1 else values
+
+        columns = {
+            name: shared(tuple(getattr(arm, name) for arm in arms))
+            for name in ("slot", "blueprint", "blend", "epoch", "train")
+        }
+        return cls(**columns)  # type: ignore[arg-type]
+
+    def arms(self) -> Schedule:
+        columns = (self.slot, self.blueprint, self.blend, self.epoch, self.train)
+        count = max(map(len, columns))
+        if any(len(column) not in (1, count) for column in columns):
+            raise EsperError(
+                "The lists of a schedule differ in length",
+                given=", ".join(str(len(column)) for column in columns),
+                valid=f"1 or {count} values each",
+            )
+        rows = zip(*(column * (count // len(column)) for column in columns), strict=True)
+        return tuple(
+            Arm(slot=slot, blueprint=blueprint, blend=blend, epoch=epoch, train=train)
+            for slot, blueprint, blend, epoch, train in rows
+        )
+
+
+class _Scheduled:
+    """Rows that each follow one of a few schedules."""
+
+    def __init__(self, schedules: Iterable[Schedule]) -> None:
+        self.schedules = tuple(schedules)
+
+    def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
+        _plans(self.schedules, catalogue)
+        for arm in (arm for schedule in self.schedules for arm in schedule):
+            arm.require_in_time(horizon)
+
+    def _rows(self, count: int) -> Tensor:
+        """[N]: the number of each row's schedule."""
+        raise NotImplementedError
+
+    def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
+        # Only those that are followed now: a table may hold schedules of other hosts.
+        numbers, row = self._rows(len(signals)).unique(return_inverse=True)
+        followed = tuple(self.schedules[number] for number in numbers.tolist())
+        return _follow(_plans(followed, signals.catalogue).rows(row), signals, legality)
+
+
+class FixedSchedule(_Scheduled):
+    """Plants each arm at its epoch, or as soon after as it is legal, and makes it permanent."""
+
+    def __init__(self, arms: Planned) -> None:
+        super().__init__([as_schedule(arms)])
+        if not self.arms:
+            raise EsperError("A schedule needs an arm", given="none", fix="use controller 'never'")
+
+    @property
+    def arms(self) -> Schedule:
+        return self.schedules[0]
+
+    @property
+    def name(self) -> str:
+        return spec_of("fixed", FixedSettings.of(self.arms))
+
+    def _rows(self, count: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.int64)
+
+
+class RowSchedule(_Scheduled):
+    """A schedule of its own for every row, to measure many at once; rows beyond them wait."""
+
+    name = "rows"
+
+    def __init__(self, planned: Sequence[Planned]) -> None:
+        wanted = [as_schedule(plan) for plan in planned]
+        numbers = {schedule: number for number, schedule in enumerate(dict.fromkeys([(), *wanted]))}
+        super().__init__(numbers)
+        self._index = torch.tensor([numbers[schedule] for schedule in wanted], dtype=torch.int64)
+
+    def _rows(self, count: int) -> Tensor:
+        beyond = count - len(self._index)
+        if beyond < 0:
+            raise AgreementError(
+                "There are more schedules than environments",
+                given=f"{len(self._index)} schedules",
+                valid=f"at most {count}",
+            )
+        return torch.cat([self._index, torch.zeros(beyond, dtype=torch.int64)])
+
+
+class Oracle(_Scheduled):
+    """Knows the context of every row and follows the schedule that its table has for it."""
+
+    name = "oracle"
+
+    def __init__(self, table: Mapping[str, Planned]) -> None:
+        super().__init__(as_schedule(plan) for plan in table.values())
+        self._numbers = {context: number for number, context in enumerate(table)}
+        self._index = torch.zeros(0, dtype=torch.int64)  # [N]
+
+    def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
+        """Epochs only: each context may have a host of its own."""
+        for arm in (arm for schedule in self.schedules for arm in schedule):
+            arm.require_in_time(horizon)
+
+    def reset(self, contexts: Sequence[str]) -> None:
+        for context in contexts:
+            if context not in self._numbers:
+                raise UnknownNameError.of("context of the oracle's table", context, self._numbers)
+        self._index = torch.tensor([self._numbers[context] for context in contexts])
+
+    def _rows(self, count: int) -> Tensor:
+        if len(self._index) != count:
+            raise AgreementError(
+                "The oracle does not know the context of every environment",
+                given=f"{len(self._index)} contexts for {count} environments",
+                fix="call reset(contexts) before an episode",
+            )
+        return self._index
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleSettings:
+    table: str  # a JSON file: context -> list of arms, empty for waiting
+
+
+def read_oracle(settings: OracleSettings) -> Oracle:
+    """The oracle of a JSON file: `{"context": [{"slot": …, "blueprint": …, …}], …}`."""
+    path = Path(settings.table)
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        table = {str(name): tuple(map(Arm.from_dict, arms)) for name, arms in stored.items()}
+    except FileNotFoundError:
+        raise DataError("There is no such oracle table", given=path) from None
+    except (ValueError, TypeError, AttributeError) as wrong:
+        raise DataError(
+            "An oracle table cannot be read",
+            given=f"{path}: {wrong}",
+            valid='{"context": [{"slot": "early", "blueprint": "conv", "epoch": 5}]}',
+        ) from None
+    return Oracle(table)

@@ -1,0 +1,383 @@
+"""Observations: what a controller sees of each environment, as named numbers in known ranges.
+
+A row is the global features, then one block of the same layout for every slot, so that a policy
+can share weights between slots. Every number is free of the task's scale: losses in units of
+guessing, accuracies above chance, parameters in units of the host's. What is not measured is 0,
+and a presence flag beside it says so.
+
+Shapes: `N` environments, `S` slots, `W` epochs remembered, `B` blueprints, `F` features, `G`
+global features, `P` features of a slot.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.errors import AgreementError, UnknownNameError
+from esper.leyline.ops import Blend
+from esper.leyline.signals import SIGNAL_WINDOW, Signals
+from esper.leyline.stages import LIVING_STAGES, SeedStage
+
+LAGS = (1, 3, 7)  # epochs over which changes are shown
+MOST_LOSS = 4.0  # in units of guessing
+MOST_PARAMS = 4.0  # in units of the host's parameters
+MOST_INTERVENTIONS = 8
+GRADIENT_DECADES = 4.0  # powers of ten, each way, that a gradient or a ratio of them may span
+CONTRIBUTION_SCALE = 10.0  # points
+COST_STEPS = 1000.0  # a cost of one such part of the host is just visible
+
+_GUESSING = "loss / log(classes)"
+_ABOVE_CHANCE = "(accuracy - chance) / (100 - chance)"
+_OF_HOST = "parameters / host parameters"
+_OF_HORIZON = "epochs / horizon"
+_NOW = ("measured",)
+_BOTH = ("measured", "committed_known")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One named number, or one for each of its options."""
+
+    name: str
+    low: float
+    high: float
+    scale: str  # how it is normalised
+    what: str
+    flags: tuple[str, ...] = ()  # the value is 0 unless all of these presence flags are 1
+    options: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        if not self.options:
+            return (self.name,)
+        return tuple(f"{self.name}.{option}" for option in self.options)
+
+
+def _flag(name: str, what: str) -> Feature:
+    return Feature(name, 0.0, 1.0, "0 or 1", what)
+
+
+def _changes(lag: int) -> tuple[Feature, ...]:
+    known = f"measured_{lag}"
+    before = f"{lag} epoch{'s' if lag > 1 else ''} before"
+    what = f"Change since {before}."
+    return (
+        _flag(known, f"Losses and accuracy are known for the last epoch and {before}."),
+        Feature(f"train_loss_change_{lag}", -2.0, 2.0, _GUESSING, what, (known,)),
+        Feature(f"validation_loss_change_{lag}", -2.0, 2.0, _GUESSING, what, (known,)),
+        Feature(f"validation_accuracy_change_{lag}", -1.0, 1.0, _ABOVE_CHANCE, what, (known,)),
+    )
+
+
+GLOBAL_FEATURES: tuple[Feature, ...] = (
+    Feature("epoch", 0.0, 1.0, _OF_HORIZON, "Epochs lived."),
+    Feature("remaining", 0.0, 1.0, _OF_HORIZON, "Epochs left."),
+    _flag("measured", "Losses and accuracy of the last epoch are known."),
+    Feature("train_loss", 0.0, MOST_LOSS, _GUESSING, "Of the last epoch.", _NOW),
+    Feature("validation_loss", 0.0, MOST_LOSS, _GUESSING, "Of the network as it is.", _NOW),
+    Feature("generalisation_gap", -2.0, 2.0, _GUESSING, "Validation minus training loss.", _NOW),
+    Feature("validation_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "Of the network as it is.", _NOW),
+    Feature("best_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "Best in the window.", _NOW),
+    Feature("since_best", 0.0, 1.0, "epochs / window", "Epochs since that.", _NOW),
+    _flag("committed_known", "The committed accuracy is known."),
+    Feature(
+        "committed_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "With only fossilized seeds on.",
+        ("committed_known",),
+    ),
+    Feature("uncommitted_gain", -1.0, 1.0, _ABOVE_CHANCE, "As it is minus committed.", _BOTH),
+    *(feature for lag in LAGS for feature in _changes(lag)),
+    _flag("loss_rise_known", "The change of the training loss over the last epoch is known."),
+    Feature(
+        "loss_rise", -1.0, 2.0, "relative change", "Of the training loss; a gate looks at it.",
+        ("loss_rise_known",),
+    ),
+    _flag("gradient_known", "The host's gradient is known."),
+    Feature(
+        "gradient", -1.0, 1.0, "log10 / 4", "Norm of the host's gradient, over the last epoch.",
+        ("gradient_known",),
+    ),
+    Feature("added_params", 0.0, MOST_PARAMS, _OF_HOST, "In seeds that exist; they pay rent."),
+    Feature("budget_room", 0.0, MOST_PARAMS, _OF_HOST, "That may still be added."),
+    Feature("interventions", 0.0, 1.0, "count / 8", "Decisions other than WAIT so far."),
+    Feature("living", 0.0, 1.0, "count / slots", "Seeds that can still be pruned."),
+    Feature("fossilized", 0.0, 1.0, "count / slots", "Seeds that are permanent."),
+)  # fmt: skip
+
+
+def slot_features(blueprints: tuple[str, ...]) -> tuple[Feature, ...]:
+    """The block of one slot."""
+    stages = tuple(stage.name for stage in SeedStage)
+    blends = tuple(blend.name for blend in Blend)
+    return (
+        Feature("stage", 0.0, 1.0, "one of", "Where the slot is in its life.", options=stages),
+        Feature("blueprint", 0.0, 1.0, "one of", "The seed in it, if any.", options=blueprints),
+        Feature("blend", 0.0, 1.0, "one of", "How the seed comes in.", options=blends),
+        Feature("alpha", 0.0, 1.0, "as it is", "How far the seed is blended in."),
+        Feature("age", 0.0, 1.0, _OF_HORIZON, "Since planting."),
+        Feature("epochs_in_stage", 0.0, 1.0, _OF_HORIZON, "In its present stage."),
+        Feature("embargo", 0.0, 1.0, _OF_HORIZON, "Of rest left."),
+        Feature("params", 0.0, MOST_PARAMS, _OF_HOST, "Of the seed that exists here."),
+        _flag("contribution_known", "The contribution is known."),
+        Feature(
+            "contribution", -1.0, 1.0, "tanh(points / 10)", "Score with the seed minus without.",
+            ("contribution_known",),
+        ),
+        _flag("gradient_known", "The gradients of the seed and of the host are known."),
+        Feature(
+            "gradient_ratio", -1.0, 1.0, "log10 / 4", "Gradient norm, seed to host.",
+            ("gradient_known",),
+        ),
+        Feature("position", 0.0, 1.0, "index / (slots - 1)", "From the input to the output."),
+        _flag("fits", "Some blueprint fits this slot."),
+        Feature(
+            "cheapest", 0.0, 1.0, "log10(1 + 1000 × share of host) / 4", "Seed that fits.",
+            ("fits",),
+        ),
+        Feature(
+            "dearest", 0.0, 1.0, "log10(1 + 1000 × share of host) / 4", "Seed that fits.",
+            ("fits",),
+        ),
+    )  # fmt: skip
+
+
+class _Layout(NamedTuple):
+    """What the columns of one block are held to."""
+
+    low: Tensor  # [columns]
+    high: Tensor  # [columns]
+    needs: Tensor  # [columns, columns]: 1 where a column (second axis) needs a flag (first)
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """Names, ranges and places of the features of one catalogue's observations."""
+
+    catalogue: BlueprintCatalogue
+
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def of(catalogue: BlueprintCatalogue) -> "FeatureTable":
+        return FeatureTable(catalogue)
+
+    @cached_property
+    def slot_features(self) -> tuple[Feature, ...]:
+        return slot_features(self.catalogue.names)
+
+    @cached_property
+    def globals(self) -> int:
+        """G: how many global features there are."""
+        return sum(len(feature.names) for feature in GLOBAL_FEATURES)
+
+    @cached_property
+    def per_slot(self) -> int:
+        """P: how many features a slot has."""
+        return sum(len(feature.names) for feature in self.slot_features)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """F names in order; those of a slot begin with the slot's name and a colon."""
+        inside = [name for feature in self.slot_features for name in feature.names]
+        slots = (f"{slot}:{name}" for slot in self.catalogue.slots.names for name in inside)
+        return (*(name for feature in GLOBAL_FEATURES for name in feature.names), *slots)
+
+    @property
+    def size(self) -> int:
+        """F: how many features there are."""
+        return self.globals + len(self.catalogue.slots) * self.per_slot
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.names)}
+
+    def index(self, name: str) -> int:
+        if name not in self._places:
+            raise UnknownNameError.of("feature", name, self.names)
+        return self._places[name]
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """The lowest and the highest value of each feature, [F] each."""
+        slots = len(self.catalogue.slots)
+        low, high = (
+            torch.cat([whole, block.repeat(slots)])
+            for whole, block in zip(_GLOBAL_LAYOUT[:2], self.slot_layout[:2], strict=True)
+        )
+        return low, high
+
+    def split(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """[..., F] as global features [..., G] and slots' features [..., S, P]."""
+        self._require_width(features)
+        blocks = features[..., self.globals :]
+        return (
+            features[..., : self.globals],
+            blocks.unflatten(-1, (len(self.catalogue.slots), self.per_slot)),
+        )
+
+    def describe(self, observation: Tensor) -> dict[str, float]:
+        """One observation [F] by name."""
+        self._require_width(observation)
+        if observation.ndim != 1:
+            raise AgreementError(
+                "Describe one observation at a time",
+                given=list(observation.shape),
+                valid=[self.size],
+            )
+        return dict(zip(self.names, observation.tolist(), strict=True))
+
+    def _require_width(self, features: Tensor) -> None:
+        if features.shape[-1:] != (self.size,):
+            raise AgreementError(
+                "Observations do not have this table's features",
+                given=f"{list(features.shape)}",
+                valid=f"[..., {self.size}]",
+            )
+
+    @cached_property
+    def slot_layout(self) -> _Layout:
+        return _layout(self.slot_features)
+
+    @cached_property
+    def slot_constants(self) -> dict[str, Tensor]:
+        """What a slot's features say of the host: [S] each."""
+        slots = len(self.catalogue.slots)
+        costs = self.catalogue.total_costs().flatten(1).double()  # [S, blueprints x blends]
+        fitting = costs >= 0
+        dear = costs.clamp(min=0).amax(1)
+        cheap = costs.masked_fill(~fitting, math.inf).amin(1)
+        host = max(self.catalogue.host_params, 1)
+
+        def visible(cost: Tensor) -> Tensor:
+            return (1.0 + COST_STEPS * cost / host).log10() / 4.0
+
+        return {
+            "position": torch.arange(slots).double() / max(slots - 1, 1),
+            "fits": fitting.any(1),
+            "cheapest": visible(cheap),
+            "dearest": visible(dear),
+        }
+
+
+def _layout(features: tuple[Feature, ...]) -> _Layout:
+    wide = [(name, feature) for feature in features for name in feature.names]
+    places = {name: place for place, (name, _) in enumerate(wide)}
+    needs = torch.zeros(len(wide), len(wide))
+    for place, (_, feature) in enumerate(wide):
+        for flag in feature.flags:
+            needs[places[flag], place] = 1.0
+    low = torch.tensor([feature.low for _, feature in wide])
+    high = torch.tensor([feature.high for _, feature in wide])
+    return _Layout(low, high, needs)
+
+
+_GLOBAL_LAYOUT = _layout(GLOBAL_FEATURES)
+
+
+def signals_to_features(signals: Signals) -> Tensor:
+    """Observations [N, F] float32; finite and within the table's ranges whatever was measured."""
+    table = FeatureTable.of(signals.catalogue)
+    columns = _global_columns(signals)
+    whole = torch.stack([columns[feature.name] for feature in GLOBAL_FEATURES], 1)
+    columns = _slot_columns(signals, table)
+    blocks = torch.cat(
+        [
+            columns[feature.name] if feature.options else columns[feature.name][..., None]
+            for feature in table.slot_features
+        ],
+        2,
+    )  # [N, S, P]
+    parts = (_held(whole, _GLOBAL_LAYOUT), _held(blocks, table.slot_layout).flatten(1))
+    return torch.cat(parts, 1)
+
+
+def _held(columns: Tensor, layout: _Layout) -> Tensor:
+    """Columns [..., columns] in float32, within their ranges, and 0 where a presence flag is.
+
+    What was measured and still is NaN is Inf minus Inf: no difference.
+    """
+    inside = columns.float().clamp_(layout.low, layout.high).nan_to_num_(0.0)
+    return inside.masked_fill_((1.0 - inside) @ layout.needs > 0.0, 0.0)
+
+
+def _global_columns(signals: Signals) -> dict[str, Tensor]:
+    """[N] each; anything where something is not measured."""
+    life, window = signals.lifecycle, signals.train_loss.shape[1]
+    if window != SIGNAL_WINDOW:
+        raise AgreementError(
+            "Signals remember the wrong number of epochs", given=window, valid=SIGNAL_WINDOW
+        )
+    guessing = math.log(max(signals.classes, 2))
+    above = 100.0 - signals.chance if signals.classes > 1 else 100.0
+    train = signals.train_loss.double() / guessing  # [N, W]
+    loss = signals.validation_loss.double() / guessing
+    accuracy = (signals.validation_accuracy.double() - signals.chance) / above
+    committed = (signals.latest("committed_accuracy").double() - signals.chance) / above  # [N]
+    known = ~(train.isnan() | loss.isnan() | accuracy.isnan())  # [N, W]
+    best, place = accuracy.nan_to_num(-math.inf).max(1)
+    horizon = signals.horizon.clamp(min=1).double()
+    host = max(signals.catalogue.host_params, 1)
+    added = life.params.sum(1)
+    columns = {
+        "epoch": life.epoch / horizon,
+        "remaining": 1.0 - life.epoch / horizon,
+        "measured": known[:, -1],
+        "train_loss": train[:, -1],
+        "validation_loss": loss[:, -1],
+        "generalisation_gap": loss[:, -1] - train[:, -1],
+        "validation_accuracy": accuracy[:, -1],
+        "best_accuracy": best,
+        "since_best": (window - 1 - place) / (window - 1),
+        "committed_known": ~committed.isnan(),
+        "committed_accuracy": committed,
+        "uncommitted_gain": accuracy[:, -1] - committed,
+        "loss_rise_known": life.loss_rise_known & ~life.loss_rise.isnan(),
+        "loss_rise": life.loss_rise,
+        "gradient_known": ~signals.host_gradient.isnan(),
+        "gradient": _decades(signals.host_gradient) / GRADIENT_DECADES,
+        "added_params": added / host,
+        "budget_room": (signals.budget - added).double() / host,
+        "interventions": life.interventions / MOST_INTERVENTIONS,
+        "living": life.at(*sorted(LIVING_STAGES)).double().mean(1),
+        "fossilized": life.at(SeedStage.FOSSILIZED).double().mean(1),
+    }
+    for lag in LAGS:
+        columns[f"measured_{lag}"] = known[:, -1] & known[:, -1 - lag]
+        columns[f"train_loss_change_{lag}"] = train[:, -1] - train[:, -1 - lag]
+        columns[f"validation_loss_change_{lag}"] = loss[:, -1] - loss[:, -1 - lag]
+        columns[f"validation_accuracy_change_{lag}"] = accuracy[:, -1] - accuracy[:, -1 - lag]
+    return columns
+
+
+def _slot_columns(signals: Signals, table: FeatureTable) -> dict[str, Tensor]:
+    """[N, S] each, or [N, S, options]."""
+    life = signals.lifecycle
+    horizon = signals.horizon.clamp(min=1).double()[:, None]
+
+    def one_of(index: Tensor, options: int) -> Tensor:
+        return index[..., None] == torch.arange(options)
+
+    host_gradient = signals.host_gradient[:, None]
+    constants = {name: value.expand(life.shape) for name, value in table.slot_constants.items()}
+    return constants | {
+        "stage": one_of(life.stage, len(SeedStage)),
+        "blueprint": one_of(life.blueprint, len(signals.catalogue.names)),
+        "blend": one_of(life.blend, len(Blend)),
+        "alpha": life.alpha,
+        "age": life.age / horizon,
+        "epochs_in_stage": life.epochs_in_stage / horizon,
+        "embargo": life.embargo / horizon,
+        "params": life.params / max(signals.catalogue.host_params, 1),
+        "contribution_known": life.contribution_known & ~life.contribution.isnan(),
+        "contribution": (life.contribution / CONTRIBUTION_SCALE).tanh(),
+        "gradient_known": life.gradient_known & ~(life.gradient.isnan() | host_gradient.isnan()),
+        "gradient_ratio": (_decades(life.gradient) - _decades(host_gradient)) / GRADIENT_DECADES,
+    }
+
+
+def _decades(size: Tensor) -> Tensor:
+    """log10 of a size, within twice the span of features: a ratio of 0s or Infs is finite."""
+    most = 10.0 ** (2.0 * GRADIENT_DECADES)
+    return size.double().clamp(1.0 / most, most).log10()

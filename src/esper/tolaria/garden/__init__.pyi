@@ -1,0 +1,14 @@
+from .bed import Bed as Bed
+from .bed import Case as Case
+from .bed import by_shape as by_shape
+from .builtin import find_suite as find_suite
+from .builtin import suite_names as suite_names
+from .contexts import Context as Context
+from .contexts import Source as Source
+from .families import FAMILIES as FAMILIES
+from .families import Family as Family
+from .lesions import Lesion as Lesion
+from .lesions import lesion_mask as lesion_mask
+from .suites import Suite as Suite
+from .suites import load_suite as load_suite
+from .suites import save_suite as save_suite

@@ -1,0 +1,153 @@
+"""The garden's commands: a small evaluation from end to end, and wrong words of every kind."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.karn.cli import main
+from esper.simic.garden import Atlas
+from esper.tamiyo.controllers import Arm
+from esper.tolaria.garden import Context, Source, Suite, save_suite
+
+CONTEXT = Context(
+    name="few", family="mnist1d", source=Source(family="mnist1d", samples=200), host="mlp"
+)
+
+
+@pytest.fixture
+def own_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A suite of one context, with short epochs."""
+    monkeypatch.setattr("esper.tolaria.garden.bed.GARDEN_BATCHES", 2)
+    monkeypatch.setenv("COLUMNS", "200")
+    path = tmp_path / "own.toml"
+    save_suite(Suite(name="own", training=(CONTEXT,)), path)
+    return str(path)
+
+
+def esper(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Run a command in this process; returns its exit status."""
+    monkeypatch.setattr("sys.argv", ["esper", *words])
+    try:
+        main()
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
+
+
+def test_tasks_lists_every_context_of_a_suite(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_suite: str
+) -> None:
+    assert esper(monkeypatch, "tasks", "--suite", own_suite) == 0
+    told = capsys.readouterr().out
+    assert "few" in told
+    assert "mnist1d × 200" in told
+    assert "esper atlas --suite" in told.replace("\n", " ")
+
+
+def test_a_small_evaluation_from_end_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    own_suite: str,
+    tmp_path: Path,
+) -> None:
+    arm = "fixed:slot=early,blueprint=convpool,epoch=4"
+    words = ["evaluate", "--suite", own_suite, "--controllers", "never", "random", arm]
+    words += ["--seeds", "2", "--out", str(tmp_path / "r.jsonl"), "--json", str(tmp_path / "f")]
+    assert esper(monkeypatch, *words) == 0
+    told = capsys.readouterr()
+    assert "own, training contexts; rent 2" in told.out
+    assert "never: 2 of 2" in told.err
+    figures = json.loads((tmp_path / "f").read_text())
+    assert figures["never.gain"] == pytest.approx(0.0, abs=1.0)
+    assert figures["random.episodes"] == 2
+    lines = (tmp_path / "r.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + 3 * 2
+    assert json.loads(lines[-1])["seeds"] == 1, "the schedule made its seed permanent"
+    assert esper(monkeypatch, *words, "--quiet") == 0
+    again = capsys.readouterr()
+    assert again.err == "", "nothing is played twice, and quiet is quiet"
+    assert again.out == told.out
+
+
+def test_a_stored_atlas_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    own_suite: str,
+    tmp_path: Path,
+) -> None:
+    arms = tuple(Arm(slot=slot, blueprint="mlp", epoch=4) for slot in ("early", "late"))
+    gain = torch.tensor([[[8.0] * 4, [2.0] * 4]], dtype=torch.float64)
+    control = torch.full((1, 4), 40.0, dtype=torch.float64)
+    stored = tmp_path / "stored"
+    Atlas((CONTEXT,), arms, control, gain, torch.zeros_like(gain)).save(stored)
+    words = ["atlas", "--suite", own_suite, "--show", "--out", str(stored)]
+    assert esper(monkeypatch, *words, "--json", str(tmp_path / "f.json")) == 0
+    told = capsys.readouterr().out
+    assert "40.0" in told
+    assert "early/mlp" in told
+    figures = json.loads((tmp_path / "f.json").read_text())
+    assert figures["best_constant_share"] == pytest.approx(1.0)
+    assert figures["random_share"] == pytest.approx((8 + 2) / 2 / 8)
+    assert figures["wait_optimal_share"] == 0.0
+
+
+FIXED = "fixed:slot=early,blueprint=mlp"
+WRONG = [
+    (("tasks", "--suite", "gardn"), "did you mean 'garden'?"),
+    (("tasks", "--suite", "none.toml"), "cannot be read"),
+    (("tasks", "--suite", "torn.toml"), "is not TOML"),
+    (("tasks", "--suite", "wrong.toml"), "training context 'a': Unknown family of data"),
+    (("evaluate", "--suite", "nope"), "Unknown suite"),
+    (("evaluate", "--group", "lesions"), "did you mean 'lesion'?"),
+    (("evaluate", "--controllers", "nevr"), "did you mean 'never'?"),
+    (("evaluate", "--controllers", "never", "never"), "different names"),
+    (("evaluate", "--controllers", f"{FIXED}p,epoch=5"), "Unknown blueprint"),
+    (("evaluate", "--controllers", f"{FIXED},epoch=40"), "epoch 40 of 25"),
+    (("evaluate", "--controllers", "fixed:slot=first,blueprint=mlp"), "Unknown slot"),
+    (("evaluate", "--controllers", f"{FIXED},epoch=soon"), "a whole number"),
+    (("evaluate", "--seeds", "0"), "from 1"),
+    (("evaluate", "--rows", "0"), "0 rows"),
+    (("evaluate", "--rent", "-1"), "from 0"),
+    (("evaluate", "--device", "tpu"), "valid: cpu, cuda"),
+    (("evaluate", "--out", "."), "cannot be kept"),
+    (("evaluate", "--suite", "own.toml", "--controllers", "oracle"), "needs an atlas"),
+    (("atlas", "--suite", "nope", "--show"), "Unknown suite"),
+    (("atlas", "--suite", "own.toml", "--show"), "No atlas of suite 'own' is shipped"),
+    (("atlas", "--suite", "own.toml", "--show", "--out", "none"), "no such directory"),
+    (("atlas", "--suite", "own.toml", "--epochs", "40"), "epoch 40 of 25"),
+    (("atlas", "--suite", "own.toml", "--epochs", "0"), "from epoch 3"),
+    (("atlas", "--suite", "own.toml", "--seeds", "1"), "at least 2 seeds"),
+    (("atlas", "--suite", "own.toml", "--rows", "0"), "1 row"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG, ids=lambda value: " ".join(value)[:60])
+def test_wrong_words_get_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    own_suite: str,
+    tmp_path: Path,
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("torn.toml").write_text('name = "x"\n[[training]\n')
+    Path("wrong.toml").write_text(
+        'name = "x"\n[[training]]\nname = "a"\nfamily = "f"\nsource = { family = "nnist1d" }\n'
+    )
+    assert esper(monkeypatch, *words) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert len(told.err.strip().splitlines()) == 1
+    assert told.err.startswith("esper: ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("command", ["evaluate", "atlas"])
+def test_a_missing_gpu_is_said_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert esper(monkeypatch, command, "--device", "cuda") == 2
+    assert capsys.readouterr().err.startswith("esper: There is no CUDA device; given: --device")

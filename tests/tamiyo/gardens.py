@@ -1,0 +1,205 @@
+"""A garden without training: real lifecycles and gates, made-up measurements.
+
+Every row's measurements come from a tape that was drawn before, so a row sees the same whoever
+stands beside it.
+
+Shapes: `R` rows of the tape, `N` rows of a garden, `T` epochs, `S` slots, `W` epochs remembered.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.kasmina import GateRules, Situation, build_catalogue, build_host, decide, pass_time
+from esper.kasmina.masks import legality
+from esper.leyline import (
+    HEADS,
+    Actions,
+    BlueprintCatalogue,
+    Legality,
+    Lifecycle,
+    LifecycleOp,
+)
+from esper.leyline.signals import Signals, empty_window
+from esper.tamiyo import Controller, Privileged
+
+HORIZON = 25
+SERIES = ("train_loss", "validation_loss", "validation_accuracy", "committed_accuracy")
+
+
+def catalogue_of(host: str = "conv1d") -> BlueprintCatalogue:
+    built = build_host(host)
+    return build_catalogue(built.slot_specs(), sum(p.numel() for p in built.parameters()))
+
+
+@dataclass(frozen=True)
+class Tape:
+    """What will be measured, row by row and epoch by epoch; NaN: nothing."""
+
+    catalogue: BlueprintCatalogue
+    series: dict[str, Tensor]  # [R, T] each
+    contribution: Tensor  # [R, T, S]
+    gradient: Tensor  # [R, T, S]
+    host_gradient: Tensor  # [R, T]
+    draws: Tensor  # [R, T, H]
+    budget: Tensor  # [R]
+
+    @classmethod
+    def random(
+        cls, rows: int, seed: int = 0, host: str = "conv1d", epochs: int = HORIZON
+    ) -> "Tape":
+        chance = torch.Generator().manual_seed(seed)
+        catalogue = catalogue_of(host)
+        slots = len(catalogue.slots)
+
+        def uniform(*shape: int) -> Tensor:
+            return torch.rand(shape, generator=chance, dtype=torch.float64)
+
+        def some(values: Tensor, missing: float) -> Tensor:
+            return values.masked_fill(uniform(*values.shape) < missing, torch.nan)
+
+        slope = uniform(rows, 1) * torch.linspace(0, 1, epochs, dtype=torch.float64)
+        accuracy = 10 + 80 * slope + 3 * uniform(rows, epochs)
+        loss = 2.3 * (1 - 0.8 * slope) + 0.2 * uniform(rows, epochs)
+        return cls(
+            catalogue=catalogue,
+            series={
+                "train_loss": some(loss, 0.02),
+                "validation_loss": some(loss + uniform(rows, 1) - 0.3, 0.02),
+                "validation_accuracy": some(accuracy, 0.02),
+                "committed_accuracy": some(accuracy - 2, 0.02),
+            },
+            contribution=some(8 * uniform(rows, epochs, slots) - 2, 0.1),
+            gradient=some(uniform(rows, epochs, slots), 0.1),
+            host_gradient=some(uniform(rows, epochs), 0.1),
+            draws=uniform(rows, epochs, len(HEADS)),
+            budget=(3 * uniform(rows) * catalogue.host_params).long(),
+        )
+
+    @classmethod
+    def steady(
+        cls,
+        accuracy: Sequence[float] | float = 50.0,
+        contribution: Sequence[float] = (1.0, 1.0, 1.0),
+        *,
+        gap: float = 0.0,
+        loss: float = 1.5,
+        rows: int = 1,
+        budget: int = 10_000,
+    ) -> "Tape":
+        """The same in every row: accuracy by epoch (the last one stays), contribution by slot."""
+        catalogue = catalogue_of()
+        levels = [accuracy] if isinstance(accuracy, float) else list(accuracy)
+        levels += levels[-1:] * (HORIZON - len(levels))
+        curve = torch.tensor(levels, dtype=torch.float64).expand(rows, -1)
+        losses = torch.full_like(curve, loss)
+        shape = (rows, HORIZON, len(catalogue.slots))
+        return cls(
+            catalogue=catalogue,
+            series={
+                "train_loss": losses,
+                "validation_loss": losses + gap,
+                "validation_accuracy": curve,
+                "committed_accuracy": curve,
+            },
+            contribution=torch.tensor(contribution, dtype=torch.float64).expand(shape),
+            gradient=torch.ones(shape, dtype=torch.float64),
+            host_gradient=torch.ones(shape[:2], dtype=torch.float64),
+            draws=torch.zeros(rows, HORIZON, len(HEADS), dtype=torch.float64),
+            budget=torch.full((rows,), budget),
+        )
+
+
+class TapeGarden:
+    """The rows `index` of a tape, as episodes of one length that start together."""
+
+    def __init__(self, tape: Tape, index: Sequence[int] | None = None) -> None:
+        rows = range(len(tape.budget)) if index is None else index
+        self.tape, self.index = tape, torch.tensor(list(rows))
+        self.space = HEADS.resolve(tape.catalogue)
+        self.rules = GateRules()
+        self.begin()
+
+    def begin(self) -> None:
+        self.life = Lifecycle.dormant(len(self.index), len(self.tape.catalogue.slots))
+        self.window = {name: empty_window(len(self.index)) for name in SERIES}
+        self.host_gradient = torch.full((len(self.index),), torch.nan, dtype=torch.float64)
+        self.epoch = 0
+
+    @property
+    def situation(self) -> Situation:
+        budget = self.tape.budget[self.index]
+        return Situation(self.life, self.tape.catalogue, self.rules, budget)
+
+    def legal(self) -> Legality:
+        return legality(self.situation, self.space)
+
+    def signals(self) -> Signals:
+        return Signals(
+            catalogue=self.tape.catalogue,
+            lifecycle=self.life,
+            budget=self.tape.budget[self.index],
+            horizon=torch.full((len(self.index),), HORIZON),
+            classes=10,
+            **self.window,
+            host_gradient=self.host_gradient,
+            draws=self.tape.draws[self.index, self.epoch],
+        )
+
+    def step(self, actions: Actions) -> None:
+        """Decide (an illegal decision raises), measure what the tape says, and let time pass."""
+        self.life, _ = decide(self.situation, actions)
+        now, tape = self.epoch, self.tape
+        before = self.window["train_loss"][:, -1]
+        for name, series in self.window.items():
+            rolled = series.roll(-1, dims=1)
+            rolled[:, -1] = tape.series[name][self.index, now]
+            self.window[name] = rolled
+        rise = self.window["train_loss"][:, -1] / before - 1
+        self.host_gradient = tape.host_gradient[self.index, now]
+        self.life = self.life.measured(
+            contribution=tape.contribution[self.index, now],
+            gradient=tape.gradient[self.index, now],
+            loss_rise=rise,
+        )
+        self.life, _ = pass_time(self.situation)
+        self.epoch += 1
+
+
+def play(garden: TapeGarden, controller: Controller, episodes: int = 1) -> Iterator[Actions]:
+    """Yield every decision of whole episodes, after checking and before carrying it out."""
+    rows = len(garden.index)
+    for _ in range(episodes):
+        garden.begin()
+        if isinstance(controller, Privileged):
+            controller.reset([f"context{int(row) % 3}" for row in garden.index])
+        starts = torch.ones(rows, dtype=torch.bool)
+        for _ in range(HORIZON):
+            legal = garden.legal()
+            actions = controller.act(garden.signals(), legal, starts)
+            assert bool(legal.permits(actions).all())
+            assert torch.equal(actions.values, actions.canonical().values)
+            yield actions
+            garden.step(actions)
+            starts = torch.zeros_like(starts)
+
+
+def decisions(garden: TapeGarden, controller: Controller, episodes: int = 1) -> Tensor:
+    """[N, epochs, H]: everything a controller decided."""
+    return torch.stack([actions.values for actions in play(garden, controller, episodes)], 1)
+
+
+def ops_of(garden: TapeGarden, controller: Controller) -> list[list[tuple[int, str, str]]]:
+    """For each row its (epoch, op, slot) other than WAIT."""
+    chosen = decisions(garden, controller)
+    slots = garden.tape.catalogue.slots.names
+    return [
+        [
+            (epoch, LifecycleOp(op).name, slots[slot])
+            for epoch, (op, slot) in enumerate(row[:, :2].tolist())
+            if op != LifecycleOp.WAIT
+        ]
+        for row in chosen
+    ]
