@@ -1,0 +1,98 @@
+"""What is installed, what there is to train on, and whether training works here."""
+
+import os
+import platform
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from esper import __version__
+from esper.leyline.errors import EsperError
+from esper.simic.training import PRESETS, EvaluationConfig, RunFolder, train_run
+from esper.tolaria.tasks import find_task, task_names
+
+PACKAGES = {
+    "torch": "",
+    "numpy": "",
+    "safetensors": "",
+    "tyro": "",
+    "rich": "",
+    "gymnasium": "gym",
+    "matplotlib": "report",
+    "tensorboard": "tensorboard",
+    "onnx": "export",
+}
+
+
+def examine() -> None:
+    """Print everything; exit code 1 if training does not work."""
+    console = Console()
+    table = Table(box=None, show_header=False)
+    table.add_row("esper", __version__)
+    table.add_row("python", f"{platform.python_version()} on {platform.platform()}")
+    for name, extra in PACKAGES.items():
+        try:
+            table.add_row(name, version(name))
+        except PackageNotFoundError:
+            fix = f"pip install 'esper-ml[{extra}]'" if extra else "missing: install esper anew"
+            table.add_row(name, f"not installed ({fix})")
+    threads = os.environ.get("OMP_NUM_THREADS")
+    table.add_row("cores", f"{os.cpu_count()}, OMP_NUM_THREADS {threads or 'not set'}")
+    table.add_row("GPU", _gpu())
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    table.add_row("free disk", f"{free:,.0f} GB")
+    console.print(table)
+    console.print("\n[bold]Data[/bold]")
+    for name in task_names():
+        console.print(f"  {name}: {_data(name)}")
+    console.print("\n[bold]A small training run[/bold]")
+    if not _self_check(console):
+        raise SystemExit(1)
+
+
+def _gpu() -> str:
+    if not torch.cuda.is_available():
+        return "none that torch can use"
+    return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+
+
+def _data(name: str) -> str:
+    try:
+        data = find_task(name).load(0)
+    except EsperError as error:
+        return f"[yellow]not found[/yellow]: {error}"
+    return f"{data.train.samples:,} samples to train on"
+
+
+def _self_check(console: Console) -> bool:
+    """Train, stop, resume and finish a tiny run."""
+    config = replace(
+        PRESETS["demo"],
+        rounds=2,
+        envs=4,
+        cases=1,
+        horizon=6,
+        processes=1,
+        checkpoint_every=1,
+        evaluation=EvaluationConfig(every=2, seeds=1, baselines=()),
+    )
+    began = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="esper-doctor-") as folder:
+            run = RunFolder.create(Path(folder) / "run", config, {})
+            finished = train_run(run)
+            rounds = run.rounds()
+    except EsperError as error:
+        console.print(f"  [red]failed[/red]: {error}")
+        return False
+    works = finished and rounds[-1] == config.rounds
+    word = "[green]works[/green]" if works else "[red]did not finish[/red]"
+    console.print(f"  {word}, {time.monotonic() - began:.0f} s")
+    return works

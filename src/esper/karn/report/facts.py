@@ -1,0 +1,263 @@
+"""All that a report says, read from a run's files. Nothing is written, and training may go on.
+
+What a run does not have is empty here; the pictures then say so.
+"""
+
+import json
+import tomllib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from esper.karn.report.stories import Story, read_controls, read_stories
+from esper.leyline.ops import LifecycleOp
+from esper.leyline.stages import SeedStage
+from esper.nissa import Layout, RoundSummary, RunReader
+from esper.nissa.events import SUMMARY
+from esper.nissa.tables import file_of
+
+LATE_EPISODES = 240  # enough to say what a policy does now
+LATE_SHARE = 0.25  # of the run's rounds, at most
+
+CONFIG, ABOUT = "config.toml", "run.json"
+PHASES = ("play", "learn", "judge")  # of a round, one after the other
+
+Row = Mapping[str, Any]
+Shares = list[tuple[int, dict[str, float]]]  # (round, share of each action)
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A number with its sign, which zero does not have."""
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")
+
+
+class Score(NamedTuple):
+    """An evaluation over all contexts: net gain / scale, on validation data."""
+
+    round: int
+    value: float
+    low: float | None  # None: without an interval, as from one case of each context
+    high: float | None
+    episodes: int | None
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return signed(self.value)
+        return f"{signed(self.value)} [{signed(self.low)}, {signed(self.high)}]"
+
+
+class Series(NamedTuple):
+    """Numbers over rounds; NaN where one is not a number."""
+
+    rounds: list[int]
+    values: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """One run, as far as it is."""
+
+    path: Path
+    config: Row = field(default_factory=dict)
+    about: Row = field(default_factory=dict)  # versions, machine, suite
+    layout: Layout | None = None
+    rounds: Sequence[RoundSummary] = ()
+    learned: Sequence[Score] = ()  # of the controller in training, over rounds
+    baselines: Mapping[str, Score] = field(default_factory=dict)
+    updates: Mapping[str, Series] = field(default_factory=dict)
+    seconds: Mapping[str, Series] = field(default_factory=dict)  # by phase
+    shares: Mapping[str, Shares] = field(default_factory=dict)  # by head
+    planted_in: Shares = field(default_factory=list)  # slots of plantings
+    anomalies: Sequence[Row] = ()
+    notes: Sequence[tuple[int, str]] = ()
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    resumed_after: Sequence[int] = ()
+    late: Sequence[int] = ()  # the last rounds
+    episodes: Sequence[Row] = ()  # of the last rounds
+    plantings: Sequence[Row] = ()  # of the last rounds, in order
+    stories: Sequence[Story] = ()
+
+    @property
+    def best(self) -> Score | None:
+        return max(self.learned, key=lambda score: score.value, default=None)
+
+    @property
+    def played(self) -> int:
+        """Episodes of training."""
+        return sum(each.episodes for each in self.rounds)
+
+    @property
+    def last_round(self) -> int:
+        return max((each.round for each in self.rounds if each.episodes), default=0)
+
+    @property
+    def training_seconds(self) -> float | None:
+        """Without the controls and baselines that are measured first."""
+        found = [value for phase in PHASES for value in self.phase(phase).values]
+        return sum(found) if found else None
+
+    def phase(self, name: str) -> Series:
+        return self.seconds.get(name, Series([], []))
+
+    @property
+    def rolled_back(self) -> int:
+        return sum(each.rolled_back for each in self.rounds)
+
+    @property
+    def late_words(self) -> str:
+        """The last rounds, in words."""
+        if not self.late:
+            return "no round"
+        first, last = self.late[0], self.late[-1]
+        return f"round {last}" if first == last else f"rounds {first} to {last}"
+
+    def setting(self, *names: str) -> Any:
+        """A setting of the run, None where it is not known."""
+        found: Any = self.config
+        for name in names:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+    def family(self, context: str) -> str:
+        """What a context is an example of: as the suite says, or the beginning of its name."""
+        suite = self.about.get("suite")
+        told = suite.get("training", ()) if isinstance(suite, Mapping) else ()
+        for each in told:
+            if isinstance(each, Mapping) and each.get("name") == context and each.get("family"):
+                return str(each["family"])
+        return "drift" if "-to-" in context else context.partition("-")[0]
+
+
+def read_facts(run: Path) -> Facts:
+    """Everything; a run that has not begun to tell anything has its settings."""
+    folder = run if run.is_dir() else run.parent
+    config = _settings(folder / CONFIG)
+    about = _json(folder / ABOUT)
+    if config and not file_of(folder).is_file():
+        return Facts(path=folder, config=config, about=about)
+    with RunReader(run) as reader:
+        rounds = reader.rounds()
+        late = _late_rounds(rounds)
+        episodes = _of_rounds(reader, "episodes", "1", late)
+        plantings = _of_rounds(reader, "lifecycle", f"after = '{SeedStage.GERMINATED.name}'", late)
+        learned, baselines = _scores(reader)
+        return Facts(
+            path=folder,
+            config=config,
+            about=about,
+            layout=reader.layout,
+            rounds=rounds,
+            learned=learned,
+            baselines=baselines,
+            updates=_series(reader, "SELECT name, round, value FROM updates ORDER BY round"),
+            seconds=_series(
+                reader,
+                "SELECT substr(name, 9), round, sum(value) FROM samples "
+                "WHERE name LIKE 'seconds\\_%' ESCAPE '\\' GROUP BY round, name ORDER BY round",
+            ),
+            shares={
+                head: _whole(reader.action_shares(head), rounds) for head in reader.layout.heads
+            },
+            planted_in=_whole(_planted_in(reader), rounds),
+            anomalies=[row for row in reader.anomalies() if row["raised"]],
+            notes=reader.notes(),
+            dropped=reader.dropped(),
+            resumed_after=[row["round"] for row in reader.runs()[1:]],
+            late=late,
+            episodes=episodes,
+            plantings=plantings,
+            stories=read_stories(reader, episodes, plantings, read_controls(folder)),
+        )
+
+
+def _settings(path: Path) -> Row:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _json(path: Path) -> Row:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _late_rounds(rounds: Sequence[RoundSummary]) -> list[int]:
+    """From the end, until there are episodes enough."""
+    played = [each for each in rounds if each.episodes]
+    most = max(1, round(LATE_SHARE * len(played)))
+    late: list[int] = []
+    episodes = 0
+    for each in reversed(played):
+        if episodes >= LATE_EPISODES or len(late) >= most:
+            break
+        late.insert(0, each.round)
+        episodes += each.episodes
+    return late
+
+
+def _of_rounds(reader: RunReader, table: str, condition: str, rounds: Sequence[int]) -> list[Row]:
+    if not rounds:
+        return []
+    return list(
+        reader.query(
+            f"SELECT * FROM {table} WHERE round BETWEEN ? AND ? AND {condition} "  # noqa: S608
+            "ORDER BY round, event, n",
+            (rounds[0], rounds[-1]),
+        )
+    )
+
+
+def _scores(reader: RunReader) -> tuple[list[Score], dict[str, Score]]:
+    """Of the controller in training, and of those that were judged before the first round."""
+    found: dict[str, list[Score]] = defaultdict(list)
+    for row in reader.evaluations():
+        if row["context"] == SUMMARY and row["score"] is not None:
+            low, high = row["low"], row["high"]
+            known = low is not None and high is not None and high > low
+            found[row["controller"]].append(
+                Score(
+                    row["round"],
+                    row["score"],
+                    low if known else None,
+                    high if known else None,
+                    row["episodes"],
+                )
+            )
+    learned = [name for name, scores in found.items() if scores[-1].round > 0]
+    baselines = {name: scores[-1] for name, scores in found.items() if name not in learned}
+    return found[learned[0]] if learned else [], baselines
+
+
+def _series(reader: RunReader, sql: str) -> dict[str, Series]:
+    found: dict[str, Series] = defaultdict(lambda: Series([], []))
+    for name, number, value in reader.query(sql).rows:
+        found[name].rounds.append(number)
+        found[name].values.append(float("nan") if value is None else value)
+    return dict(found)
+
+
+def _whole(shares: Shares, rounds: Sequence[RoundSummary]) -> Shares:
+    """Without the round that is being played: its first steps are not like the others."""
+    played = {each.round for each in rounds if each.episodes}
+    return [(number, found) for number, found in shares if number in played]
+
+
+def _planted_in(reader: RunReader) -> Shares:
+    """Slots of plantings; the head's own shares are over every op that names a slot."""
+    counts: dict[int, dict[str, int]] = defaultdict(lambda: dict.fromkeys(reader.layout.slots, 0))
+    for number, slot, count in reader.query(
+        "SELECT round, slot, count(*) FROM lifecycle WHERE after = ? AND cause = ? GROUP BY 1, 2",
+        (SeedStage.GERMINATED.name, LifecycleOp.GERMINATE.name),
+    ).rows:
+        counts[number][slot] = count
+    return [
+        (number, {slot: count / sum(found.values()) for slot, count in found.items()})
+        for number, found in sorted(counts.items())
+    ]

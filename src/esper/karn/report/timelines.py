@@ -1,0 +1,289 @@
+"""Growth, epoch by epoch: what every slot held, and what became of the accuracy.
+
+A step is a decision and then an epoch: epoch `t` is drawn from t - ½ to t + ½, what is decided
+before it at its left edge.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from esper.karn.report.facts import signed
+from esper.karn.report.stories import Story
+from esper.karn.report.theme import (
+    BLUE,
+    GREEN,
+    OP_COLOURS,
+    OP_MARKERS,
+    STAGE_COLOURS,
+    VERMILION,
+    Theme,
+    legend_beside,
+    new_figure,
+    readable_on,
+)
+from esper.leyline.constants import SCORED_EPOCHS
+from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
+from esper.nissa import Cell
+
+ROW = 0.6  # inches, of a slot
+CURVES = 2.3  # inches
+FEW_SLOTS = 4  # are shown even if they stay empty
+THICK, THIN = 0.62, 0.16  # of a row
+FAINTEST = 0.35  # strength of a colour at alpha 0
+LETTER = 0.185  # epochs of 25, about: the width of a letter
+
+_OCCUPIED = {stage.name for stage in OCCUPIED_STAGES}
+_RESTING = {SeedStage.EMBARGOED.name, SeedStage.RESETTING.name}
+_SHOWN = {
+    SeedStage.TRAINING.name: "training, alpha 0",
+    SeedStage.BLENDING.name: "blending",
+    SeedStage.HOLDING.name: "holding",
+    SeedStage.FOSSILIZED.name: "fossilized",
+    SeedStage.PRUNED.name: "pruned",
+    SeedStage.EMBARGOED.name: "embargoed",
+}
+_TYPICAL = {SeedStage.TRAINING.name: FAINTEST, SeedStage.EMBARGOED.name: 0.8}  # strength
+
+
+@dataclass(frozen=True)
+class Life:
+    """One seed in a slot, from its planting to its removal or the end."""
+
+    blueprint: str
+    first: int  # step
+    last: int
+
+
+def timeline(story: Story, theme: Theme) -> Figure:
+    """Accuracy above, slots below, on the same axis of epochs."""
+    slots = shown_slots(story)
+    figure = new_figure(CURVES + ROW * len(slots) + 1.2)
+    above, below = figure.subplots(
+        2, 1, sharex=True, height_ratios=[CURVES, ROW * max(len(slots), 1) + 0.2]
+    )
+    _curves(above, story, theme)
+    _slots(below, story, slots, theme)
+    above.set_title(title(story))
+    above.tick_params(labelbottom=False)
+    below.set_xlim(0.5, max(story.steps, 1) + 0.5)
+    below.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
+    hidden = len(story.slots) - len(slots)
+    below.set_xlabel(
+        "epoch" + (f" ({hidden} slots that stayed empty are not shown)" * bool(hidden))
+    )
+    return figure
+
+
+def shown_slots(story: Story) -> tuple[str, ...]:
+    """All of a few; of many those that were used, or the first ones where none was."""
+    if len(story.slots) <= FEW_SLOTS:
+        return story.slots
+    used = {cell.slot for cell in story.cells if cell.stage != SeedStage.DORMANT.name}
+    return tuple(slot for slot in story.slots if slot in used) or story.slots[:FEW_SLOTS]
+
+
+def title(story: Story) -> str:
+    row = story.episode
+    return (
+        f"{story.kind.capitalize()}: {row['context']} · "
+        f"net gain {signed(row['net_gain'], 1)} points · "
+        f"{row['added'] or 0:,} parameters added"
+    )
+
+
+def _curves(axes: Axes, story: Story, theme: Theme) -> None:
+    epochs = np.arange(1, story.steps + 1)
+    marker = "." if story.steps < 3 else ""
+    if story.failure is None:
+        axes.axvspan(
+            story.steps - SCORED_EPOCHS + 0.5,
+            story.steps + 0.5,
+            color=theme.grid,
+            alpha=0.7,
+            linewidth=0,
+            label="epochs that are scored",
+        )
+    if np.isfinite(story.accuracy).any():
+        axes.plot(epochs, story.accuracy, color=BLUE, marker=marker, label="network as it is")
+    if np.isfinite(story.committed).any():
+        axes.plot(
+            epochs,
+            story.committed,
+            color=GREEN,
+            linestyle=(0, (4, 1.6)),
+            marker=marker,
+            label="what is permanent",
+        )
+    control = story.episode["control"]
+    if story.control is not None:
+        shown = story.control[: story.steps]
+        axes.plot(
+            epochs[: len(shown)],
+            shown,
+            color=theme.ink,
+            linewidth=1.3,
+            linestyle=(0, (1, 1.6)),
+            label="never grown",
+        )
+    elif control is not None:
+        axes.hlines(
+            control,
+            story.steps - SCORED_EPOCHS + 0.5,
+            story.steps + 0.5,
+            color=theme.ink,
+            linestyle=(0, (1, 1.6)),
+            label="never grown (end only)",
+        )
+    axes.set_ylabel("validation accuracy, %")
+    if not axes.get_lines():
+        axes.text(0.5, 0.5, "accuracy was not recorded", transform=axes.transAxes, ha="center")
+    legend_beside(axes)
+
+
+def _slots(axes: Axes, story: Story, slots: Sequence[str], theme: Theme) -> None:
+    rows = {slot: len(slots) - 1 - place for place, slot in enumerate(slots)}
+    for slot, height in rows.items():
+        cells = [cell for cell in story.cells if cell.slot == slot]
+        axes.axhline(height, color=theme.grid, linewidth=1.2, zorder=0)
+        for cell in cells:
+            _cell(axes, cell, height, story, theme)
+        _names(axes, cells, height, story, theme)
+    for decision in story.decisions:
+        marker = OP_MARKERS.get(decision.actions.get("op", ""))
+        slot = decision.actions.get("slot", "")
+        if marker and slot in rows:
+            axes.plot(
+                decision.step + 0.5,
+                rows[slot] - THICK / 2 - 0.1,
+                marker=marker,
+                markersize=6,
+                color=theme.ink,
+                markeredgecolor=theme.paper,
+                markeredgewidth=0.6,
+                clip_on=False,
+                zorder=6,
+            )
+    if story.failure is not None:
+        step, _ = story.failure
+        axes.axvline(step + 1, color=VERMILION, linewidth=1.5, linestyle=(0, (3, 2)))
+        axes.text(
+            step + 0.85, len(rows) - 0.55, "rolled back", color=theme.ink, ha="right", va="center"
+        )
+    axes.set_ylim(-0.7, len(rows) - 0.4)
+    axes.set_yticks(list(rows.values()), list(rows))
+    axes.set_ylabel("slot")
+    axes.grid(visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    _legend(axes, story, theme)
+
+
+def _cell(axes: Axes, cell: Cell, height: float, story: Story, theme: Theme) -> None:
+    """One slot in one epoch: the colour says the stage, its strength alpha."""
+    if cell.stage in _OCCUPIED:
+        colour = theme.mixed(STAGE_COLOURS[cell.stage], strength(cell, story))
+        thick = THICK
+    elif cell.stage in _RESTING:
+        colour, thick = (
+            theme.mixed(STAGE_COLOURS[cell.stage], _TYPICAL[SeedStage.EMBARGOED.name]),
+            THIN,
+        )
+    else:
+        return
+    corner = (cell.step + 0.5, height - thick / 2)
+    axes.add_patch(Rectangle(corner, 1.0, thick, facecolor=colour, edgecolor="none", zorder=2))
+
+
+def strength(cell: Cell, story: Story) -> float:
+    """Of a cell's colour, from its alpha; full where alpha is not known."""
+    measured = story.alpha[cell.slot]
+    alpha = measured[cell.step] if cell.step < len(measured) else np.nan
+    if not np.isfinite(alpha):
+        alpha = 1.0 if cell.alpha is None else cell.alpha
+    return float(FAINTEST + (1.0 - FAINTEST) * min(max(alpha, 0.0), 1.0))
+
+
+def lives(cells: Sequence[Cell]) -> Iterator[Life]:
+    """The seeds of one slot, in order."""
+    now: list[Cell] = []
+    for cell in cells:
+        if cell.stage in _OCCUPIED:
+            now.append(cell)
+        elif now:
+            yield Life(now[0].blueprint or "?", now[0].step, now[-1].step)
+            now = []
+    if now:
+        yield Life(now[0].blueprint or "?", now[0].step, now[-1].step)
+
+
+def _names(axes: Axes, cells: Sequence[Cell], height: float, story: Story, theme: Theme) -> None:
+    """In the longest stage where there is room, else anywhere in the bar, else above it."""
+    letter = LETTER * story.steps / 25
+    for life in lives(cells):
+        wide = letter * len(life.blueprint)
+        own = [cell for cell in cells if life.first <= cell.step <= life.last]
+        stretch = max((list(found) for _, found in groupby(own, lambda c: c.stage)), key=len)
+        if len(stretch) < wide + 0.3:
+            stretch = own
+        middle = (stretch[0].step + stretch[-1].step + 1) / 2 + 0.5
+        if len(stretch) >= wide + 0.3:
+            centre = stretch[len(stretch) // 2]
+            colour = readable_on(theme.mixed(STAGE_COLOURS[centre.stage], strength(centre, story)))
+            axes.text(
+                middle,
+                height,
+                life.blueprint,
+                color=colour,
+                fontsize=8.5,
+                ha="center",
+                va="center_baseline",
+                zorder=4,
+            )
+        else:
+            axes.text(
+                middle,
+                height + THICK / 2 + 0.02,
+                life.blueprint,
+                color=theme.ink,
+                fontsize=7.5,
+                ha="center",
+                va="bottom",
+                zorder=4,
+            )
+
+
+def _legend(axes: Axes, story: Story, theme: Theme) -> None:
+    """Only of what there is to see."""
+    stages = {cell.stage for cell in story.cells}
+    ops = {decision.actions.get("op", "") for decision in story.decisions}
+    entries: list[Patch | Line2D] = [
+        Patch(facecolor=theme.mixed(STAGE_COLOURS[name], _TYPICAL.get(name, 1.0)), label=words)
+        for name, words in _SHOWN.items()
+        if name in stages
+    ]
+    entries += [
+        Line2D([], [], linestyle="none", marker=marker, color=theme.ink, label=op.lower())
+        for op, marker in OP_MARKERS.items()
+        if op in ops and op in OP_COLOURS
+    ]
+    if entries:
+        legend_beside(axes, handles=entries, labelspacing=0.2, fontsize=8.5)
+    else:
+        axes.text(
+            0.5,
+            0.5,
+            "nothing was planted",
+            transform=axes.transAxes,
+            ha="center",
+            va="center",
+            color=theme.faint,
+            bbox={"facecolor": theme.paper, "edgecolor": "none"},
+        )

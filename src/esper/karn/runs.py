@@ -1,0 +1,130 @@
+"""Runs for the terminal: which there are, what one came to, and any question about it."""
+
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from esper.karn.training import latest_evaluations
+from esper.leyline.errors import DataError, EsperError
+from esper.nissa import RunReader, StoreError
+from esper.simic.training import RunError, RunFolder
+
+
+def list_runs(folder: Path) -> None:
+    found = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        try:
+            found.append(RunFolder.open(path))
+        except RunError:
+            continue
+    if not found:
+        raise RunError(f"There are no runs in {folder}", fix="train one: esper train demo")
+    table = Table(box=box.SIMPLE)
+    for heading in ("run", "suite", "rounds", "environments", "best evaluation"):
+        table.add_column(heading, no_wrap=True)
+    for run in found:
+        table.add_row(str(run.path), *_line(run))
+    Console().print(table)
+
+
+def _line(run: RunFolder) -> tuple[str, ...]:
+    """What the list says of a run; one that cannot be read must not hide the others."""
+    try:
+        config, done = run.config, run.rounds()
+    except EsperError:
+        return ("settings cannot be read", "", "", "")
+    rounds = f"{done[-1] if done else 0} of {config.rounds}"
+    return config.suite, rounds, str(config.envs), _best(run.path)
+
+
+def _best(path: Path) -> str:
+    try:
+        with RunReader(path) as reader:
+            line = latest_evaluations(reader).get("tamiyo")
+    except StoreError:
+        return ""
+    if line is None:
+        return ""
+    return f"{line['score']:+.2f} [{line['score_lo']:+.2f}, {line['score_hi']:+.2f}]"
+
+
+def show_run(path: Path) -> None:
+    run = RunFolder.open(path)
+    console = Console()
+    done = run.rounds()
+    console.print(
+        f"[bold]{run.path}[/bold]: {done[-1] if done else 0} of {run.config.rounds} rounds are "
+        f"checkpointed; suite {run.config.suite}, {run.config.envs} environments"
+    )
+    with RunReader(path) as reader:
+        _show_evaluations(console, reader)
+        _show_update(console, reader)
+        _show_anomalies(console, reader)
+
+
+def _show_evaluations(console: Console, reader: RunReader) -> None:
+    table = Table(title="evaluations (net gain / scale, validation data)", box=box.SIMPLE)
+    for heading in ("controller", "round", "score", "95 % interval"):
+        table.add_column(heading, no_wrap=True)
+    rows = reader.query(
+        "select controller, round, score, low, high from evaluations where context = 'all' "
+        "order by controller = 'tamiyo', controller, round"
+    ).rows
+    for controller, round_, score, low, high in rows:
+        table.add_row(controller, str(round_), f"{score:+.3f}", f"[{low:+.3f}, {high:+.3f}]")
+    console.print(table if rows else "Nothing has been evaluated yet.")
+
+
+def _show_update(console: Console, reader: RunReader) -> None:
+    rows = reader.query(
+        "select name, value from updates where round = (select max(round) from updates) "
+        "order by name"
+    ).rows
+    if not rows:
+        return
+    table = Table(title="the last update", box=box.SIMPLE)
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in rows:
+        table.add_row(name, f"{value:.4g}")
+    console.print(table)
+
+
+def _show_anomalies(console: Console, reader: RunReader) -> None:
+    rows = reader.query("select round, raised, message, advice from anomalies order by round").rows
+    for round_, raised, message, advice in rows:
+        word = "[red]anomaly[/red]" if raised else "[green]over[/green]"
+        console.print(f"round {round_}: {word}: {message} {advice}")
+    if not rows:
+        console.print("No anomalies.")
+
+
+def ask_run(path: Path, sql: str | None, export: Path | None) -> None:
+    RunFolder.open(path)
+    with RunReader(path) as reader:
+        if export is not None:
+            try:
+                print(f"{reader.export(export)} events written to {export}")
+            except OSError as error:
+                raise DataError(f"{export} cannot be written", given=error.strerror) from error
+        if sql is not None:
+            found = reader.query(sql)
+            table = Table(box=box.SIMPLE)
+            for name in found.columns:
+                table.add_column(name)
+            for row in found.rows:
+                table.add_row(*(_cell(value) for value in row))
+            Console().print(table)
+        if sql is None and export is None:
+            raise EsperError(
+                "Nothing was asked",
+                fix='use --sql "select kind, count(*) from events group by kind" or --export FILE',
+            )
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)

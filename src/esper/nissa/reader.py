@@ -1,0 +1,339 @@
+"""Reading a run's file, also while it is written.
+
+Every question is a short read of its own, so a reader never holds a writer up.
+"""
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.nissa.decoding import (
+    decision_records,
+    packed_rows,
+    timeline_cells,
+    unpacked,
+    with_rewards,
+)
+from esper.nissa.events import SUMMARY
+from esper.nissa.exporting import export_lines
+from esper.nissa.records import Cell, DecisionRecord, RoundSummary, StoredEvent, Table
+from esper.nissa.tables import (
+    BY_STEP,
+    EVENT_KEY,
+    FILE,
+    KEYS,
+    TABLES_OF_KINDS,
+    StoreError,
+    connect,
+    file_of,
+    quoted,
+    read_layout,
+)
+
+SAME_IN_EVERY_RUN = ("decisions", "steps", "packs", "lifecycle", "episodes", "rollbacks", "updates")
+"""Tables that a resumed run and an uninterrupted one have in common, to the bit."""
+
+_INTERRUPTIBLE_EVERY = 10_000  # instructions of SQLite's machine: a millisecond or so
+_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
+_ALLOWED |= {sqlite3.SQLITE_RECURSIVE}
+_ALLOWED_PRAGMAS = {"table_info", "table_list", "table_xinfo"}
+
+
+class RunReader:
+    """Answers questions about one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        """`path` is the run's directory or its file."""
+        self.path = file_of(path)
+        if not self.path.is_file():
+            raise StoreError(
+                f"There is no run at {path}",
+                given=f"no file {self.path}",
+                fix=f"name the directory of a run, the one with {FILE} in it",
+            )
+        try:
+            self._connection = connect(self.path, read_only=True)
+            self._connection.execute("PRAGMA query_only = 1")
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.path} cannot be opened", given=error) from error
+        self._connection.set_progress_handler(lambda: 0, _INTERRUPTIBLE_EVERY)
+        self.layout = read_layout(self._connection, self.path)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> "RunReader":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    # --- questions ---------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """How many events of each kind there are."""
+        return dict(self._rows("SELECT kind, count(*) FROM events GROUP BY kind ORDER BY kind"))
+
+    def dropped(self) -> dict[str, int]:
+        """How many events of each kind were lost, because a sink was too slow."""
+        found = self._rows("SELECT sink || ': ' || what, sum(count) FROM dropped GROUP BY 1")
+        return dict(found)
+
+    def last_commit(self) -> int | None:
+        """The latest round that is known to be whole."""
+        found: int | None = self._rows("SELECT max(round) FROM commits")[0][0]
+        return found
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Starts and resumptions: configuration, versions, seeds and data, from JSON."""
+        table = self._table("SELECT round, config, versions, seeds, data FROM runs ORDER BY event")
+        return [
+            {name: json.loads(v) if isinstance(v, str) else v for name, v in row.items()}
+            for row in table
+        ]
+
+    def rounds(self) -> list[RoundSummary]:
+        """Every round with episodes or an evaluation, in order."""
+        played = {
+            row["round"]: row
+            for row in self._table(
+                "SELECT round, count(*) AS episodes, avg(returns) AS mean_return, "
+                "avg(net_gain) AS net_gain, sum(rolled_back) AS rolled_back "
+                "FROM episodes GROUP BY round"
+            )
+        }
+        # A figure over all contexts stands for them; without one it is their mean.
+        scores: dict[int, dict[str, float]] = {}
+        for number, controller, whole, mean in self._rows(
+            "SELECT round, controller, max(score) FILTER (WHERE context = ?1), avg(score) "
+            "FROM evaluations GROUP BY round, controller ORDER BY round, min(event)",
+            (SUMMARY,),
+        ):
+            scores.setdefault(number, {})[controller] = mean if whole is None else whole
+        empty = {"episodes": 0, "mean_return": None, "net_gain": None, "rolled_back": 0}
+        return [
+            RoundSummary(
+                **{"round": number, **empty, **played.get(number, {})},
+                evaluations=scores.get(number, {}),
+            )
+            for number in sorted(played.keys() | scores.keys())
+        ]
+
+    def update(self, round: int | None = None) -> dict[str, float]:
+        """The metrics of a round's update, or of the latest."""
+        found = self._rows(
+            "SELECT name, value FROM updates WHERE round = "
+            "coalesce(?1, (SELECT max(round) FROM updates)) ORDER BY event, n",
+            (round,),
+        )
+        return {name: float("nan") if value is None else value for name, value in found}
+
+    def series(self, metric: str) -> list[tuple[int, float]]:
+        """(round, value) of one metric of updates."""
+        return self._rows(
+            "SELECT round, value FROM updates WHERE name = ? ORDER BY round", (metric,)
+        )
+
+    def episodes(self, round: int | None = None) -> Table:
+        """Episodes of a round, or of all of them."""
+        return self._table(
+            "SELECT * FROM episodes WHERE ?1 IS NULL OR round = ?1 ORDER BY round, event, n",
+            (round,),
+        )
+
+    def evaluations(self) -> Table:
+        return self._table("SELECT * FROM evaluations ORDER BY round, event, n")
+
+    def decisions(self, round: int, env: int) -> list[DecisionRecord]:
+        """The decisions of one episode, with observations by name where they were kept."""
+        rows = self._table(
+            "SELECT d.*, s.reward FROM decisions d LEFT JOIN steps s USING (round, step, env) "
+            "WHERE d.round = ? AND d.env = ? ORDER BY d.step",
+            (round, env),
+        )
+        found = list(rows) or with_rewards(
+            packed_rows(self._table("SELECT * FROM packs WHERE round = ?", (round,)), env)
+        )
+        watched = self._table("SELECT * FROM observations WHERE round = ?", (round,))
+        return decision_records(found, watched, self.layout)
+
+    def timeline(self, round: int, env: int) -> list[Cell]:
+        """Every slot at the end of every step of one episode."""
+        changes = self._table(
+            "SELECT * FROM lifecycle WHERE round = ? AND env = ? ORDER BY event, n", (round, env)
+        )
+        return timeline_cells(self.decisions(round, env), changes, self.layout)
+
+    def action_shares(self, head: str) -> list[tuple[int, dict[str, float]]]:
+        """(round, share of each action) of one head, over the decisions in which it mattered."""
+        place = self.layout.heads.index(head)
+        matters = np.array([row[place] for row in self.layout.relevance])
+        first, names = self.layout.heads[0], self.layout.actions[place]
+        counts: dict[int, NDArray[np.int64]] = {}
+
+        def count(number: int, ops: Any, actions: Any, times: Any = None) -> None:
+            found = np.bincount(actions[matters[ops]], weights=times, minlength=len(names))
+            counts[number] = counts.get(number, 0) + found.astype(np.int64)
+
+        for number, op, action, times in self._each(
+            f"SELECT round, {quoted(first)}, {quoted(head)}, count(*) FROM decisions "  # noqa: S608
+            "GROUP BY 1, 2, 3"
+        ):
+            if matters[op]:
+                count(number, np.array([op]), np.array([action]), [times])
+        packs = self._table(
+            "SELECT * FROM packs WHERE kind = 'decisions' AND name IN (?, ?)", (first, head)
+        )
+        for number, _, _, arrays in unpacked(packs):
+            count(number, arrays[first], arrays[head])
+        return [
+            (number, dict(zip(names, (found / max(found.sum(), 1)).tolist(), strict=True)))
+            for number, found in sorted(counts.items())
+        ]
+
+    def anomalies(self) -> Table:
+        """What was found, in order; `raised` is 0 where it was over."""
+        return self._table("SELECT * FROM anomalies ORDER BY round, event")
+
+    def notes(self) -> list[tuple[int, str]]:
+        """(round, text)"""
+        return self._rows("SELECT round, text FROM notes ORDER BY round, event")
+
+    def digest(self, round: int | None = None) -> str:
+        """A hash of what does not depend on when and how often a run was interrupted.
+
+        With `round`, of the rounds up to it.
+        """
+        found = hashlib.sha256()
+        for table in SAME_IN_EVERY_RUN:
+            columns = [name for name in self._columns(table) if name != "event"]
+            listed = ", ".join(map(quoted, sorted(columns)))
+            # Events of several processes come in any order, those of one environment do not.
+            by_environment = EVENT_KEY if "env" not in columns else ("round", "step", "env", "n")
+            order = ", ".join(KEYS.get(table, by_environment))
+            skipped = "name != 'peak_memory_bytes'" if table == "updates" else "1"
+            for row in self._each(
+                f"SELECT {listed} FROM {table} WHERE (?1 IS NULL OR round <= ?1) AND {skipped} "  # noqa: S608
+                f"ORDER BY {order}",
+                (round,),
+            ):
+                found.update(repr((table, row)).encode())
+        return found.hexdigest()
+
+    # --- going along -------------------------------------------------------------------------
+
+    def events(self, since: int = 0, limit: int = 1000) -> list[StoredEvent]:
+        """Events after number `since`, in order, with their rows."""
+        found = self._rows(
+            "SELECT id, kind, round, step, time FROM events WHERE id > ? ORDER BY id LIMIT ?",
+            (since, limit),
+        )
+        return [
+            StoredEvent(
+                id=number, kind=kind, round=at, step=step, time=when,
+                rows=self._rows_of(number, kind, at, step),
+            )
+            for number, kind, at, step, when in found
+        ]  # fmt: skip
+
+    def follow(
+        self, since: int = 0, *, poll: float = 0.05, stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[StoredEvent]:
+        """Events after `since` as they come, until `stop()`; what was there before that is read."""
+        while True:
+            stopping = stop()
+            fresh = self.events(since)
+            for event in fresh:
+                since = event.id
+                yield event
+            if not fresh:
+                if stopping:
+                    return
+                time.sleep(poll)
+
+    def each(self, table: str) -> Iterator[dict[str, Any]]:
+        """The rows of a table one by one, in order of their keys."""
+        names = self._columns(table)
+        order = ", ".join(KEYS.get(table, EVENT_KEY))
+        for row in self._each(f"SELECT * FROM {table} ORDER BY {order}"):  # noqa: S608
+            yield dict(zip(names, row, strict=True))
+
+    def _rows_of(self, number: int, kind: str, at: int, step: int | None) -> list[dict[str, Any]]:
+        table = TABLES_OF_KINDS[kind]
+        if table in BY_STEP:
+            key, values = ("round", "step"), (at, step)
+        else:
+            key, values = EVENT_KEY[:2], (at, number)
+        where = " AND ".join(f"{name} = ?" for name in key)
+        return list(self._table(f"SELECT * FROM {table} WHERE {where}", values))  # noqa: S608
+
+    def export(self, path: str | Path) -> int:
+        """Write every row as a line of JSON, the table named in `type`; returns their number.
+
+        The file appears when it is whole.
+        """
+        return export_lines(self, Path(path))
+
+    # --- SQL ---------------------------------------------------------------------------------
+
+    def query(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Table:
+        """The answer to any SELECT. Whatever would change something is refused."""
+        self._connection.set_authorizer(_authorize)
+        try:
+            cursor = self._connection.execute(sql, values)
+            rows = cursor.fetchall()
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            if str(error) == "interrupted":
+                raise KeyboardInterrupt from error
+            if any(hint in str(error) for hint in ("authoriz", "readonly", "may not be modified")):
+                raise StoreError(
+                    "A run's file is only read", given=sql.strip()[:200], valid="one SELECT"
+                ) from error
+            raise StoreError(
+                "SQLite does not accept this query", given=f"{sql.strip()[:200]} ({error})"
+            ) from error
+        finally:
+            self._connection.set_authorizer(None)
+        if cursor.description is None:
+            raise StoreError("This is no query", given=sql.strip()[:200], valid="one SELECT")
+        return Table(tuple(column[0] for column in cursor.description), rows)
+
+    def _columns(self, table: str) -> list[str]:
+        return [name for (name,) in self._rows("SELECT name FROM pragma_table_info(?)", (table,))]
+
+    def _each(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._connection.execute(sql, values)
+        except sqlite3.Error as error:
+            if str(error) == "interrupted":  # by Ctrl-C, which SQLite turned into this
+                raise KeyboardInterrupt from error
+            raise StoreError(f"{self.path} cannot be read", given=error) from error
+
+    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return list(self._each(sql, values))
+
+    def _table(self, sql: str, values: Sequence[Any] = ()) -> Table:
+        try:
+            cursor = self._connection.execute(sql, values)
+            names = tuple(column[0] for column in cursor.description)
+            return Table(names, cursor.fetchall())
+        except sqlite3.Error as error:
+            if str(error) == "interrupted":
+                raise KeyboardInterrupt from error
+            raise StoreError(f"{self.path} cannot be read", given=error) from error
+
+
+def _authorize(action: int, first: str | None, *rest: str | None) -> int:
+    allowed = action in _ALLOWED or (
+        (action == sqlite3.SQLITE_PRAGMA and str(first).lower() in _ALLOWED_PRAGMAS)
+        # How SQLite announces functions like json_each; the file itself is open to be read only.
+        or (action == sqlite3.SQLITE_UPDATE and first == "sqlite_master")
+    )
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY

@@ -1,0 +1,77 @@
+"""TensorBoard as a sink: curves of updates, episodes, evaluations and samples."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from esper.leyline.errors import EsperError
+from esper.nissa.events import (
+    AnomalyFound,
+    EpisodeEnded,
+    Evaluated,
+    Event,
+    Noted,
+    Sampled,
+    UpdateMetrics,
+)
+
+
+class Writer(Protocol):
+    """What is used of `torch.utils.tensorboard.SummaryWriter`."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
+
+    def add_text(self, tag: str, text_string: str, global_step: int) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoardSink:
+    """Curves over rounds. Decisions, steps and lifecycles are only in the run store."""
+
+    name = "TensorBoard"
+
+    def __init__(self, path: str | Path, writer: Writer | None = None) -> None:
+        self._writer = writer or _summary_writer(Path(path))
+
+    def write(self, batch: Sequence[Event]) -> None:
+        for event in batch:
+            for tag, value in _curves(event):
+                self._writer.add_scalar(tag, value, event.round)
+            if isinstance(event, AnomalyFound):
+                self._writer.add_text("anomalies", str(event), event.round)
+            elif isinstance(event, Noted):
+                self._writer.add_text("notes", event.text, event.round)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _curves(event: Event) -> list[tuple[str, float]]:
+    if isinstance(event, UpdateMetrics):
+        return [(f"update/{name.replace('.', '/')}", v) for name, v in event.metrics.items()]
+    if isinstance(event, EpisodeEnded) and len(event.env):
+        names = ("returns", "net_gain", "validation", "added", "interventions", "rolled_back")
+        return [(f"episode/{name}", float(np.mean(getattr(event, name)))) for name in names]
+    if isinstance(event, Evaluated):
+        pairs = zip(event.context, event.score.tolist(), strict=True)
+        return [(f"evaluation/{event.controller}/{context}", score) for context, score in pairs]
+    if isinstance(event, Sampled):
+        return [(f"sample/{name}", value) for name, value in event.values.items()]
+    return []
+
+
+def _summary_writer(path: Path) -> Writer:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise EsperError(
+            "TensorBoard is not installed", fix="pip install 'esper-ml[tensorboard]'"
+        ) from error
+    writer: Writer = SummaryWriter(path)
+    return writer

@@ -1,0 +1,24 @@
+"""Trained agents as controllers, from a run or from an agent's own directory."""
+
+from pathlib import Path
+
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.training.runs import BEST, CONFIG, RunError
+from esper.tamiyo.controllers import LearnedController
+
+
+def load_controller(path: str | Path, *, device: str = "cpu") -> LearnedController:
+    """The best agent of a run, or a saved agent; it decides greedily."""
+    folder = Path(path)
+    if (folder / CONFIG).is_file():
+        if not (folder / BEST).is_dir():
+            raise RunError(
+                f"{folder} has no agent yet",
+                given="it was never evaluated",
+                fix=f"go on with: esper resume {folder}",
+            )
+        agent = folder / BEST
+    else:
+        agent = folder
+    loaded = PPOAgent.load(agent, device=device)
+    return LearnedController(loaded.network, name=f"tamiyo({folder.name})")

@@ -1,0 +1,362 @@
+"""The training loop: play a round, learn from it, judge now and then, and never lose anything.
+
+A round is one episode of every environment and one update. Rounds are counted from 1; what
+happened before the first, as the baselines, is in round 0. All that a round depends on is in the
+settings and the last checkpoint, so a run that was killed goes on as if it had not been.
+
+Shapes: `N` environments of this process.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import AgreementError
+from esper.leyline.stages import SeedStage
+from esper.nissa import (
+    AnomalyDetector,
+    AnomalyFound,
+    Hub,
+    Noted,
+    RunStarted,
+    RunStore,
+    Sampled,
+    UpdateMetrics,
+    flatten,
+)
+from esper.nissa.rows import DEFAULT_ROWS
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.processes import ALONE, Processes
+from esper.simic.garden.controls import Controls
+from esper.simic.garden.draws import Draw
+from esper.simic.garden.world import Garden
+from esper.simic.training.config import TrainConfig
+from esper.simic.training.judging import Judge, Judgement
+from esper.simic.training.restoring import (
+    CONTROL,
+    require_own,
+    stored_controls,
+    stored_numbers,
+    stored_score,
+    what_is_wrong_in,
+)
+from esper.simic.training.rounds import Clock, Listener, RoundReport, Telling
+from esper.simic.training.runs import RunFolder
+from esper.simic.training.telemetry import Reporter, layout_of
+from esper.tamiyo.controllers import LearnedController, make_controller
+from esper.tolaria.garden.bed import Case
+from esper.tolaria.garden.contexts import Context
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """The cases of rows that are not the first of a run."""
+
+    draw: Draw
+    first: int
+
+    @property
+    def contexts(self) -> tuple[Context, ...]:
+        return self.draw.contexts
+
+    def __call__(self, row: int, episode: int) -> Case:
+        return self.draw(self.first + row, episode)
+
+
+class Trainer:
+    """One process's part in a run."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        *,
+        processes: Processes = ALONE,
+        tell: Telling = lambda what, done, total: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.run, self.processes, self.tell, self.stop = run, processes, tell, stop
+        self.config: TrainConfig = run.config
+        config, suite = self.config, run.suite
+        if processes.size != config.processes:
+            raise AgreementError(
+                "The run was made for another number of processes",
+                given=processes.size,
+                valid=config.processes,
+            )
+        own = config.envs // processes.size
+        self.first_env = processes.rank * own
+        reward = replace(config.reward, gamma=config.ppo.gamma)  # else shaping does not cancel
+        self.controls = Controls(horizon=config.horizon, device=config.device)
+        self.draw = Draw(contexts=suite.training, seeds=config.cases, seed=config.seed)
+        self.garden = Garden(
+            Shifted(self.draw, self.first_env),
+            own,
+            controls=self.controls,
+            reward=reward,
+            horizon=config.horizon,
+            device=config.device,
+        )
+        self.agent = PPOAgent.build(
+            self.garden.space,
+            self.garden.state_dim,
+            own,
+            config.horizon,
+            config.ppo,
+            lstm_hidden_dim=config.lstm,
+            seed=config.seed,
+            device=config.device,
+            processes=processes,
+        )
+        self.judge = Judge(
+            suite.training,
+            seeds=config.evaluation.seeds,
+            rows=own,
+            controls=self.controls,
+            reward=reward,
+            processes=processes,
+            device=config.device,
+        )
+        self.detector = AnomalyDetector()
+        self.round = 0  # rounds that are over
+        self.best: float | None = None
+        self.hub = Hub()
+
+    # --- beginning and going on ----------------------------------------------------------
+
+    def begin(self) -> bool:
+        """Start anew, or from the last checkpoint if there is one; False if stopped meanwhile."""
+        saved = self.run.rounds()
+        numbers = self._restore(saved[-1]) if saved else None
+        store = self._store(new=numbers is None)
+        self.hub = Hub(store)
+        if self.processes.rank == 0:
+            self._open(store.last_commit)
+        self.reporter = Reporter(
+            self.hub,
+            self.garden.episodes.population.catalogue.slots.names,
+            self.config.reward.rent,
+            self.controls,
+            self.first_env,
+            self.config.watched,
+        )
+        if not self._measure_controls():
+            return False
+        if numbers is not None:
+            self.observations = self.garden.load_state_dict({"number": numbers})
+            return True
+        self.observations = self.garden.reset()
+        if not self._judge_baselines():
+            return False
+        self._checkpoint()
+        return True
+
+    def _store(self, *, new: bool) -> RunStore:
+        """The run's telemetry, as it was at the end of the present round."""
+        # What is packed has no place for a second process.
+        rows = DEFAULT_ROWS if self.processes.size == 1 else max(DEFAULT_ROWS, self.garden.envs)
+        layout = layout_of(self.garden)
+        if self.processes.rank == 0:
+            self.run.clear_unfinished()
+            store = RunStore(self.run.path, layout, rows)
+            store.rewind(-1 if new else self.round)
+        self._meet()
+        if self.processes.rank > 0:  # the file is there now
+            store = RunStore(self.run.path, layout, rows)
+        return store
+
+    def _open(self, whole: int | None) -> None:
+        """Tell what starts here; `whole`: the last round that the telemetry has all of."""
+        facts = self.run.facts
+        self.hub.emit(
+            RunStarted(
+                round=self.round,
+                config=asdict(self.config),
+                versions=facts.get("versions", {}),
+                seeds={"run": self.config.seed},
+                data=facts.get("data", {}),
+            )
+        )
+        if (whole or 0) < self.round:
+            gap = f"Telemetry of rounds {(whole or 0) + 1} to {self.round} is not whole."
+            self.hub.emit(Noted(round=self.round, text=gap))
+
+    def _restore(self, round_: int) -> Tensor:
+        """Take everything over from a checkpoint; returns each row's episode, [N]."""
+        state = self.run.read_checkpoint(round_)
+        place = self.run.checkpoint(round_)
+        self.run.require_settings(state)
+        self.agent = PPOAgent.load(
+            place / self._part,
+            device=self.config.device,
+            space=self.garden.space,
+            state_dim=self.garden.state_dim,
+            processes=self.processes,
+        )
+        require_own(self.agent, self.config, place / self._part)
+        with what_is_wrong_in(place):
+            self.detector.load_state_dict(state.notes["anomalies"])
+            self.controls.load_state_dict(stored_controls(state))
+            numbers = stored_numbers(state, self.config.envs)
+            self.round, self.best = round_, stored_score(state)
+        return numbers[self.first_env :][: self.garden.envs]
+
+    def _measure_controls(self) -> bool:
+        """Every process measures its share of the controls, and gets to know the others'."""
+        needed = [*self.draw.pool(), *self.judge.cases]
+        missing = self.controls.missing(needed)
+        own = missing[self.processes.rank :: self.processes.size]
+        batches = list(self.controls.batches(own))
+        done = 0
+        for place in range(self.processes.largest(len(batches), torch.device("cpu"))):
+            if self._stopping():
+                return False
+            if place < len(batches):
+                self.controls.require(batches[place])
+                done += len(batches[place])
+                self.tell("measuring controls", done, len(own))
+        if self.processes.size > 1 and missing:
+            known = self.controls.state_dict()
+            names = [f"{case.context.key}.{case.seed}" for case in missing]
+            blank = torch.zeros(self.config.horizon + 1, dtype=torch.float64)
+            mine = {f"{case.context.key}.{case.seed}" for case in own}
+            table = torch.stack([known[name] if name in mine else blank for name in names])
+            self.processes.sum_(table)
+            self.controls.load_state_dict(dict(zip(names, table, strict=True)))
+        return True
+
+    def _judge_baselines(self) -> bool:
+        for place, name in enumerate(self.config.evaluation.baselines):
+            if self._stopping():
+                return False
+            judged = self.judge.judge(make_controller(name))
+            if self.processes.rank == 0:
+                self.hub.emit(judged.event(0))
+            self.tell("judging baselines", place + 1, len(self.config.evaluation.baselines))
+        return True
+
+    # --- rounds --------------------------------------------------------------------------
+
+    def train(self, listener: Listener = lambda report: None) -> bool:
+        """Train until the last round; False if it was stopped before, after a checkpoint."""
+        kept = self.round  # the last round with a checkpoint
+        while self.round < self.config.rounds:
+            stopping = self._stopping()
+            if not stopping:
+                listener(self._one_round())
+            last = self.round == self.config.rounds
+            due = stopping or last or self.round % self.config.checkpoint_every == 0
+            if due and self.round > kept:
+                self._checkpoint()
+                kept = self.round
+            if stopping:
+                return False
+        return True
+
+    def _stopping(self) -> bool:
+        """One process is told to stop; all stop, at the same place."""
+        return bool(self.processes.max_(torch.tensor(float(self.stop()))))
+
+    def _one_round(self) -> RoundReport:
+        clock, number = Clock(), self.round + 1
+        with clock.phase("play"):
+            returns, stages = self._play(number, clock)
+        with clock.phase("learn"):
+            self._anneal(number)
+            metrics = self.agent.update()
+        self.round = number
+        found: tuple[AnomalyFound, ...] = ()
+        if self.processes.rank == 0:
+            self.hub.emit(UpdateMetrics(round=number, metrics=flatten(metrics)))
+            found = tuple(self.detector.observe(number, metrics))
+            for anomaly in found:
+                self.hub.emit(anomaly)
+        judged: Judgement | None = None
+        every = self.config.evaluation.every
+        if number % every == 0 or number == self.config.rounds:
+            with clock.phase("judge"):
+                judged = self._judge(number)
+        if self.processes.rank == 0:
+            times = {f"seconds_{name}": spent for name, spent in clock.spent.items()}
+            self.hub.emit(Sampled(round=number, values=times))
+        return RoundReport(
+            number, returns, metrics, dict(clock.spent), stages, judged, found, self.best
+        )
+
+    def _play(self, number: int, clock: Clock) -> tuple[Tensor, dict[str, list[int]]]:
+        """One episode of every environment, into the agent's buffer."""
+        returns = torch.zeros(self.garden.envs, dtype=torch.float64)
+        slots = self.garden.episodes.population.catalogue.slots.names
+        stages: dict[str, list[int]] = {}
+        for step in range(self.config.horizon):
+            with clock.phase("decide"):
+                decision = self.agent.act(self.observations, self.garden.legal())
+            with clock.phase("step"):
+                transition = self.garden.step(decision.actions)
+            self.agent.record(decision, transition)
+            self.observations = transition.observations
+            returns += transition.terms.total
+            with clock.phase("tell"):
+                self.reporter.step(number, step, decision, transition, returns)
+            if step == self.config.horizon - 1:
+                life = transition.after.lifecycle
+                counts = torch.nn.functional.one_hot(life.stage, len(SeedStage)).sum(0)
+                stages = dict(zip(slots, counts.tolist(), strict=True))
+        self.agent.finish(self.observations)
+        return returns, stages
+
+    def _anneal(self, number: int) -> None:
+        """What is annealed follows from the round alone."""
+        self.agent.anneal(
+            entropy_coef=self.config.entropy_in(number - 1),
+            learning_rate=self.config.rate_in(number - 1),
+        )
+
+    def _judge(self, number: int) -> Judgement:
+        judged = self.judge.judge(LearnedController(self.agent.network))
+        score = judged.mean.value
+        if self.best is None or score > self.best:
+            self.best = score
+            if self.processes.rank == 0:
+                self.agent.save(self.run.best)
+        if self.processes.rank == 0:
+            self.hub.emit(judged.event(number))
+        return judged
+
+    # --- lasting -------------------------------------------------------------------------
+
+    @property
+    def _part(self) -> str:
+        return f"agent-{self.processes.rank}"
+
+    def _checkpoint(self) -> None:
+        """Everything, at the end of a round; telemetry first, so that it is never behind."""
+        self.hub.commit(self.round)
+        if self.processes.rank == 0:
+            self.run.begin_checkpoint(self.round)
+        self._meet()
+        self.agent.save(self.run.unfinished(self.round) / self._part)
+        number = torch.zeros(self.config.envs, dtype=torch.int64)
+        own = self.garden.state_dict()["number"]
+        number[self.first_env : self.first_env + len(own)] = own
+        self.processes.sum_(number)  # also waits for the others' parts
+        if self.processes.rank == 0:
+            controls = self.controls.state_dict()
+            self.run.finish_checkpoint(
+                self.round,
+                {"number": number, **{CONTROL + name: curve for name, curve in controls.items()}},
+                {
+                    "settings": asdict(self.config),
+                    "best": self.best,
+                    "anomalies": self.detector.state_dict(),
+                },
+            )
+        self._meet()
+
+    def _meet(self) -> None:
+        """Wait for the other processes."""
+        self.processes.sum_(torch.zeros(1))
+
+    def close(self) -> None:
+        self.hub.close()

@@ -1,0 +1,262 @@
+"""Run directories: settings, checkpoints that survive anything, and a lock against two writers.
+
+    RUN/config.toml           what was asked for
+    RUN/run.json              versions, seeds and data, as they were when it began
+    RUN/events.sqlite         telemetry
+    RUN/checkpoints/round-…   the last few, each whole or absent
+    RUN/best                  the best agent so far, by evaluation
+    RUN/lock                  held by the process that trains
+
+A checkpoint is written beside its place and moved there when it is whole. Its parts are archives
+of their own; it knows the hash of each, so that parts of different checkpoints cannot be mixed.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from esper.archive import MANIFEST, Archive, ArchiveError, read_archive, write_archive
+from esper.leyline.errors import EsperError
+from esper.simic.training.config import TrainConfig, read_config, to_toml
+from esper.tolaria.garden.builtin import find_suite
+from esper.tolaria.garden.suites import Suite
+
+CONFIG, FACTS, LOCK, BEST, CHECKPOINTS = "config.toml", "run.json", "lock", "best", "checkpoints"
+STATE = "state"
+KIND, VERSION = "checkpoint", 1
+LOCK_SECONDS = 3.0  # that children of a killed run have to end
+KEPT = 3  # checkpoints, beside the best agent
+CHANGEABLE = ("rounds", "checkpoint_every", "watched")  # settings, while a run goes on
+
+_ROUND = re.compile(r"round-(\d{6,})")
+
+
+class RunError(EsperError):
+    """A run directory that cannot be used as asked."""
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path, config: TrainConfig, facts: Mapping[str, Any]) -> "RunFolder":
+        """A new run; the directory must be empty or absent."""
+        run = cls(path)
+        if run.path.exists() and not run._is_fresh():
+            raise RunError(
+                f"{run.path} is not empty",
+                fix=f"name another directory, or go on with: esper resume {run.path}",
+            )
+        (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        _write_whole(run.path / FACTS, json.dumps(dict(facts), indent=1, sort_keys=True) + "\n")
+        _write_whole(run.path / CONFIG, to_toml(config))  # last: without it there is no run
+        return run
+
+    def _is_fresh(self) -> bool:
+        """Is there nothing in the directory, or what is left of a run that was never made?"""
+        if not self.path.is_dir():
+            return False
+        ours = {CHECKPOINTS, FACTS, _unfinished(FACTS), _unfinished(CONFIG)}
+        return {each.name for each in self.path.iterdir()} <= ours and not self.rounds()
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        """An existing run."""
+        run = cls(path)
+        if not (run.path / CONFIG).is_file():
+            raise RunError(
+                f"{run.path} is not a run",
+                given="no such directory" if not run.path.exists() else f"no {CONFIG}",
+                fix="list the runs there are: esper runs",
+            )
+        return run
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> TrainConfig:
+        return read_config(self.path / CONFIG)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.path / FACTS).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / FACTS} cannot be read", given=error) from error
+        return found
+
+    @property
+    def suite(self) -> Suite:
+        """As it was when the run began, wherever its file is by now."""
+        stored = self.facts.get("suite")
+        return find_suite(self.config.suite) if stored is None else Suite.from_dict(stored)
+
+    @property
+    def best(self) -> Path:
+        return self.path / BEST
+
+    @contextmanager
+    def locked(self) -> Iterator[int]:
+        """Hold the run; refused while another process does. Yields the lock's file descriptor.
+
+        A lock does not outlive the processes that hold it; those of a run that was killed need a
+        moment to notice, which is waited for.
+        """
+        with (self.path / LOCK).open("a+", encoding="utf-8") as stream:
+            until = time.monotonic() + LOCK_SECONDS
+            while not _locked(stream.fileno()):
+                if time.monotonic() > until:
+                    stream.seek(0)
+                    raise RunError(
+                        f"{self.path} is being trained by another process",
+                        given=f"process {stream.read().strip() or 'unknown'}",
+                        fix="wait for it or stop it",
+                    )
+                time.sleep(0.05)
+            stream.seek(0)
+            stream.truncate()
+            stream.write(f"{os.getpid()}\n")
+            stream.flush()
+            yield stream.fileno()
+
+    # --- checkpoints ---------------------------------------------------------------------
+
+    def rounds(self) -> list[int]:
+        """Rounds after which there is a checkpoint, in order."""
+        folder = self.path / CHECKPOINTS
+        found = (
+            [_ROUND.fullmatch(each.name) for each in folder.iterdir()] if folder.exists() else []
+        )
+        return sorted(int(match[1]) for match in found if match)
+
+    def checkpoint(self, round_: int) -> Path:
+        return self.path / CHECKPOINTS / f"round-{round_:06d}"
+
+    def begin_checkpoint(self, round_: int) -> Path:
+        """An empty directory for the parts of a checkpoint."""
+        folder = self.unfinished(round_)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def finish_checkpoint(
+        self, round_: int, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]
+    ) -> Path:
+        """Seal the parts together with this state, move them to their place, drop old ones."""
+        folder = self.unfinished(round_)
+        parts = {each.name: _seal(each) for each in sorted(folder.iterdir())}
+        sealed = {**notes, "round": round_, "parts": parts}
+        write_archive(folder / STATE, kind=KIND, version=VERSION, tensors=tensors, notes=sealed)
+        for each in (*folder.iterdir(), folder):
+            _sync(each)
+        place = self.checkpoint(round_)
+        shutil.rmtree(place, ignore_errors=True)  # of the same round, from before a resume
+        folder.rename(place)
+        _sync(place.parent)
+        self._drop_old()
+        return place
+
+    def _drop_old(self) -> None:
+        for old in self.rounds()[:-KEPT]:
+            gone = self.unfinished(old)  # what is half deleted is no checkpoint
+            shutil.rmtree(gone, ignore_errors=True)
+            self.checkpoint(old).rename(gone)
+            shutil.rmtree(gone)
+
+    def read_checkpoint(self, round_: int) -> Archive:
+        """The state of a checkpoint, after its parts were checked."""
+        folder = self.checkpoint(round_)
+        state = read_archive(folder / STATE, kind=KIND, version=VERSION)
+        parts = state.notes.get("parts")
+        if not isinstance(parts, dict) or state.notes.get("round") != round_:
+            raise ArchiveError(f"{folder} is of another round", given=state.notes.get("round"))
+        found = {each.name for each in folder.iterdir() if each.name != STATE}
+        foreign = found ^ parts.keys()
+        foreign |= {name for name in found & parts.keys() if _seal(folder / name) != parts[name]}
+        if foreign:
+            raise ArchiveError(
+                f"{folder} lacks a part, or holds one that does not belong to it",
+                given=", ".join(sorted(foreign)[:3]),
+                fix="remove this checkpoint to resume from the one before",
+            )
+        return state
+
+    def require_settings(self, state: Archive) -> None:
+        """Refuse a checkpoint of other settings than the run's, where that would matter."""
+        ours = json.loads(json.dumps(asdict(self.config)))
+        theirs = state.notes.get("settings")
+        if not isinstance(theirs, dict):
+            raise ArchiveError(f"A checkpoint of {self.path} lacks its settings")
+        changed = [name for name in ours if ours[name] != theirs.get(name)]
+        fixed = [name for name in changed if name not in CHANGEABLE]
+        if fixed:
+            raise RunError(
+                f"{self.path / CONFIG} was changed since the last checkpoint",
+                given=", ".join(f"{name} {theirs.get(name)} -> {ours[name]}" for name in fixed),
+                valid=f"other values of {', '.join(CHANGEABLE)}",
+                fix="change it back, or start another run",
+            )
+
+    def unfinished(self, round_: int) -> Path:
+        return self.path / CHECKPOINTS / f".round-{round_:06d}"
+
+    def clear_unfinished(self) -> None:
+        """Remove what an interrupted run left half written or half deleted."""
+        for each in (self.path / CHECKPOINTS).glob(".round-*"):
+            shutil.rmtree(each)
+        self._drop_old()
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _seal(part: Path) -> str:
+    """The hash of an archive's manifest, which holds the hash of the rest."""
+    try:
+        return hashlib.sha256((part / MANIFEST).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ArchiveError(f"{part} cannot be read", given=error) from error
+
+
+def _unfinished(name: str) -> str:
+    return f".{name}"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """A file that is never seen half written."""
+    temporary = path.with_name(_unfinished(path.name))
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

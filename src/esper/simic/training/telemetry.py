@@ -1,0 +1,139 @@
+"""From transitions to events: what the loop tells the world.
+
+Shapes: `N` environments, `S` slots, `M` changes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline.constants import SCORED_EPOCHS
+from esper.leyline.lifecycle import NOTHING
+from esper.leyline.stages import SeedStage
+from esper.nissa import (
+    Decisions,
+    EpisodeEnded,
+    Hub,
+    Layout,
+    LifecycleChanged,
+    RolledBack,
+    Stepped,
+)
+from esper.simic.agent.types import Decision
+from esper.simic.garden.controls import Controls
+from esper.simic.garden.world import Garden, Transition
+
+
+def layout_of(garden: Garden) -> Layout:
+    """What the columns of a run's telemetry mean."""
+    return Layout.of(garden.space, garden.table.names, garden.episodes.population.catalogue)
+
+
+@dataclass
+class Reporter:
+    """Tells a hub what happens in one process's environments."""
+
+    hub: Hub
+    slots: tuple[str, ...]
+    rent: float
+    controls: Controls
+    first_env: int  # the number of this process's first environment
+    watched: int
+
+    def step(
+        self, round_: int, step: int, decision: Decision, transition: Transition, returns: Tensor
+    ) -> None:
+        """Everything that a step decided and did; `returns` [N] of the episodes so far."""
+        active = transition.active
+        count = 0 if self.first_env else self.watched  # a step has one row of watched ones
+        self.hub.emit(
+            Decisions(
+                round=round_,
+                step=step,
+                actions=transition.actions.values,
+                values=decision.values.cpu(),
+                log_probs=decision.log_probs.cpu(),
+                observations=decision.states[:count].cpu() if count else None,
+                masks=decision.masks[:count].cpu() if count else None,
+                active=active,
+                first_env=self.first_env,
+                watched=count,
+            )
+        )
+        life = transition.after.lifecycle
+        alphas = {f"alpha_{name}": life.alpha[:, place] for place, name in enumerate(self.slots)}
+        self.hub.emit(
+            Stepped(
+                round=round_,
+                step=step,
+                rewards=transition.terms.total,
+                terms=dict(transition.terms),
+                measures={
+                    "accuracy": transition.epoch.accuracy,
+                    "committed": transition.epoch.committed,
+                    "added": transition.epoch.added,
+                    **alphas,
+                },
+                active=active,
+                first_env=self.first_env,
+            )
+        )
+        self._changes(round_, step, transition)
+        if transition.epoch.trips:
+            trips = transition.epoch.trips
+            self.hub.emit(
+                RolledBack(
+                    round=round_,
+                    step=step,
+                    env=[self.first_env + trip.environment for trip in trips],
+                    reason=[str(trip) for trip in trips],
+                )
+            )
+        self._endings(round_, step, transition, returns)
+
+    def _changes(self, round_: int, step: int, transition: Transition) -> None:
+        changes = transition.epoch.transitions
+        if not len(changes):
+            return
+        now, before = transition.after.lifecycle.blueprint, transition.before.lifecycle.blueprint
+        kinds = torch.where(now != NOTHING, now, before)[changes.host, changes.slot]
+        self.hub.emit(
+            LifecycleChanged(
+                round=round_,
+                step=step,
+                env=changes.host + self.first_env,
+                slot=changes.slot,
+                before=changes.before,
+                after=changes.after,
+                cause=changes.cause,
+                blueprint=kinds,
+            )
+        )
+
+    def _endings(self, round_: int, step: int, transition: Transition, returns: Tensor) -> None:
+        rows = transition.terminals.nonzero()[:, 0]
+        if not len(rows):
+            return
+        after = transition.after
+        cases = [transition.cases[row] for row in rows.tolist()]
+        control = self.controls.validation(cases)[:, -SCORED_EPOCHS:].mean(1)
+        gain, exposure = after.objective[rows], after.exposure[rows]
+        kept = after.lifecycle.params * after.lifecycle.at(SeedStage.FOSSILIZED)
+        self.hub.emit(
+            EpisodeEnded(
+                round=round_,
+                step=step,
+                env=rows + self.first_env,
+                context=[case.context.name for case in cases],
+                seed=[case.seed for case in cases],
+                validation=control + gain,
+                control=control,
+                net_gain=gain - self.rent * exposure,
+                returns=returns[rows],
+                added=kept.sum(1)[rows],
+                exposure=exposure,
+                interventions=after.interventions[rows],
+                rolled_back=after.rolled_back[rows],
+            )
+        )
