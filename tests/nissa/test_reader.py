@@ -365,5 +365,8 @@ def test_a_long_query_ends_with_control_c(run: Path) -> None:
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
+    try:
+        out, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
     assert out == "stopped 3\n"

@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import signal
 import tempfile
 import time
 from dataclasses import replace
@@ -11,11 +12,19 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from esper import __version__
 from esper.leyline.errors import EsperError
-from esper.simic.training import PRESETS, EvaluationConfig, RunFolder, train_run
+from esper.simic.training import (
+    PRESETS,
+    EvaluationConfig,
+    RoundReport,
+    RunFolder,
+    Stopping,
+    train_run,
+)
 from esper.tolaria.tasks import find_task, task_names
 
 PACKAGES = {
@@ -42,7 +51,7 @@ def examine() -> None:
             table.add_row(name, version(name))
         except PackageNotFoundError:
             fix = f"pip install 'esper-ml[{extra}]'" if extra else "missing: install esper anew"
-            table.add_row(name, f"not installed ({fix})")
+            table.add_row(name, escape(f"not installed ({fix})"))
     threads = os.environ.get("OMP_NUM_THREADS")
     table.add_row("cores", f"{os.cpu_count()}, OMP_NUM_THREADS {threads or 'not set'}")
     table.add_row("GPU", _gpu())
@@ -67,32 +76,36 @@ def _data(name: str) -> str:
     try:
         data = find_task(name).load(0)
     except EsperError as error:
-        return f"[yellow]not found[/yellow]: {error}"
+        return f"[yellow]not found[/yellow]: {escape(str(error))}"
     return f"{data.train.samples:,} samples to train on"
 
 
 def _self_check(console: Console) -> bool:
-    """Train, stop, resume and finish a tiny run."""
+    """Train a tiny run, stop it, go on and finish it; on two cores in two processes."""
     config = replace(
         PRESETS["demo"],
         rounds=2,
         envs=4,
         cases=1,
         horizon=6,
-        processes=1,
-        checkpoint_every=1,
+        processes=min(2, os.cpu_count() or 1),
+        ppo=replace(PRESETS["demo"].ppo, minibatches=1),
         evaluation=EvaluationConfig(every=2, seeds=1, baselines=()),
     )
-    began = time.monotonic()
+    began, stop = time.monotonic(), Stopping(say=False)
+
+    def stop_after(report: RoundReport) -> None:
+        stop.signal = signal.SIGINT
+
     try:
         with tempfile.TemporaryDirectory(prefix="esper-doctor-") as folder:
             run = RunFolder.create(Path(folder) / "run", config, {})
-            finished = train_run(run)
-            rounds = run.rounds()
+            stopped = not train_run(run, listener=stop_after, stop=stop)
+            works = stopped and train_run(run) and run.rounds()[-1] == config.rounds
     except EsperError as error:
-        console.print(f"  [red]failed[/red]: {error}")
+        console.print(f"  [red]failed[/red]: {escape(str(error))}")
         return False
-    works = finished and rounds[-1] == config.rounds
     word = "[green]works[/green]" if works else "[red]did not finish[/red]"
-    console.print(f"  {word}, {time.monotonic() - began:.0f} s")
+    what = f"trained, stopped and resumed in {config.processes} process(es)"
+    console.print(f"  {word}: {what}, {time.monotonic() - began:.0f} s")
     return works

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from esper.karn.training import latest_evaluations
@@ -22,10 +23,10 @@ def list_runs(folder: Path) -> None:
     if not found:
         raise RunError(f"There are no runs in {folder}", fix="train one: esper train demo")
     table = Table(box=box.SIMPLE)
-    for heading in ("run", "suite", "rounds", "environments", "best evaluation"):
-        table.add_column(heading, no_wrap=True)
+    for heading in ("run", "suite", "rounds", "envs", "best evaluation"):
+        table.add_column(heading, overflow="fold", no_wrap=heading not in ("run", "suite"))
     for run in found:
-        table.add_row(str(run.path), *_line(run))
+        table.add_row(*map(escape, (str(run.path), *_line(run))))
     Console().print(table)
 
 
@@ -34,7 +35,7 @@ def _line(run: RunFolder) -> tuple[str, ...]:
     try:
         config, done = run.config, run.rounds()
     except EsperError:
-        return ("settings cannot be read", "", "", "")
+        return ("unreadable", "", "", "")
     rounds = f"{done[-1] if done else 0} of {config.rounds}"
     return config.suite, rounds, str(config.envs), _best(run.path)
 
@@ -52,13 +53,12 @@ def _best(path: Path) -> str:
 
 def show_run(path: Path) -> None:
     run = RunFolder.open(path)
-    console = Console()
-    done = run.rounds()
-    console.print(
-        f"[bold]{run.path}[/bold]: {done[-1] if done else 0} of {run.config.rounds} rounds are "
-        f"checkpointed; suite {run.config.suite}, {run.config.envs} environments"
-    )
+    config, done, console = run.config, run.rounds(), Console()
     with RunReader(path) as reader:
+        console.print(
+            f"[bold]{escape(str(run.path))}[/bold]: {done[-1] if done else 0} of {config.rounds} "
+            f"rounds are checkpointed; suite {escape(config.suite)}, {config.envs} environments"
+        )
         _show_evaluations(console, reader)
         _show_update(console, reader)
         _show_anomalies(console, reader)
@@ -96,7 +96,7 @@ def _show_anomalies(console: Console, reader: RunReader) -> None:
     rows = reader.query("select round, raised, message, advice from anomalies order by round").rows
     for round_, raised, message, advice in rows:
         word = "[red]anomaly[/red]" if raised else "[green]over[/green]"
-        console.print(f"round {round_}: {word}: {message} {advice}")
+        console.print(f"round {round_}: {word}: {escape(f'{message} {advice}')}")
     if not rows:
         console.print("No anomalies.")
 
@@ -113,7 +113,7 @@ def ask_run(path: Path, sql: str | None, export: Path | None) -> None:
             found = reader.query(sql)
             table = Table(box=box.SIMPLE)
             for name in found.columns:
-                table.add_column(name)
+                table.add_column(escape(name), overflow="fold")
             for row in found.rows:
                 table.add_row(*(_cell(value) for value in row))
             Console().print(table)
@@ -127,4 +127,4 @@ def ask_run(path: Path, sql: str | None, export: Path | None) -> None:
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
+    return f"{len(value)} bytes" if isinstance(value, bytes) else escape(str(value))

@@ -1,6 +1,6 @@
 """An agent as a directory: weights, normalisers, optimiser, random streams, carried memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 KIND = "ppo-agent"
 VERSION = 1
 
-_SIZES = ("state_dim", "lstm_hidden_dim", "lstm_layers", "envs")
 _MOST = {"steps": 2**24}  # of a rollout, which no tensor tells
+_ALSO = {"target_kl": (type(None),), "compile_backend": (str,)}  # types beside the default's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,16 +71,17 @@ def read_agent(
     archive = read_archive(path, kind=KIND, version=VERSION)
     try:
         notes = dict(archive.notes)
-        _require_sizes(notes, archive.tensors)
+        _require_counts(notes)
         saved = SavedAgent(
             path=Path(path),
             space=_space(notes.pop("space")),
-            config=PPOConfig(**notes.pop("config")),
+            config=_config(notes.pop("config")),
             tensors=archive.tensors,
             **notes,
         )
     except (LookupError, TypeError, ValueError, EsperError) as error:
         raise ArchiveError(f"{path} does not describe an agent", given=error) from error
+    _require_sizes(saved)
     if space is not None:
         require_agreement("action heads", ("checkpoint", saved.space), ("caller", space))
     if state_dim is not None:
@@ -89,16 +90,45 @@ def read_agent(
     return saved
 
 
-def _require_sizes(notes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse sizes that are no numbers or not those of the tensors, before memory is taken."""
-    for name in (*_SIZES, "steps", "seed"):
+def _require_counts(notes: Mapping[str, Any]) -> None:
+    for name in ("state_dim", "lstm_hidden_dim", "lstm_layers", "envs", "steps", "seed"):
         if type(notes[name]) is not int or not 0 <= notes[name] < _MOST.get(name, 2**63):
             raise TypeError(f"{name} {notes[name]!r}")
-    layers, envs, hidden = tensors["hidden.h"].shape
-    (features,) = tensors["network.observation_norm.mean"].shape
-    for name, size in zip(_SIZES, (features, hidden, layers, envs), strict=True):
-        if notes[name] != size:
-            raise TypeError(f"{name} {notes[name]}, in the tensors {size}")
+
+
+def _config(notes: Mapping[str, Any]) -> PPOConfig:
+    """Settings, each of its own type."""
+    config, default = PPOConfig(**notes), PPOConfig()
+    for name, value in asdict(config).items():
+        kinds: tuple[type, ...] = (type(getattr(default, name)), *_ALSO.get(name, ()))
+        if float in kinds:
+            kinds = (*kinds, int)
+        if type(value) not in kinds:
+            raise TypeError(f"{name} {value!r}")
+    return config
+
+
+def _require_sizes(saved: SavedAgent) -> None:
+    """Refuse sizes that are not those of the tensors, before memory is taken for them."""
+    shapes = {
+        "hidden.h": (saved.lstm_layers, saved.envs, saved.lstm_hidden_dim),
+        "network.observation_norm.mean": (saved.state_dim,),
+    }
+    wrong = [
+        name
+        for name, shape in shapes.items()
+        if name not in saved.tensors or saved.tensors[name].shape != shape
+    ]
+    if wrong:
+        raise _other_tensors(saved.path, wrong)
+
+
+def _other_tensors(path: Path, names: Sequence[str]) -> ArchiveError:
+    return ArchiveError(
+        f"{path} holds other tensors than its notes describe",
+        given=", ".join(names[:3]),
+        fix="use another copy",
+    )
 
 
 def restore_agent(agent: "PPOAgent", saved: SavedAgent) -> None:
@@ -149,11 +179,7 @@ def _require_fit(agent: "PPOAgent", tensors: Mapping[str, Tensor], path: Path) -
         expected["random.sampler"] = found["random.sampler"]  # another device's has another size
     wrong = sorted({name for name, _ in found.items() ^ expected.items()})
     if wrong:
-        raise ArchiveError(
-            f"{path} holds other tensors than its notes describe",
-            given=", ".join(wrong[:3]),
-            fix="use another copy",
-        )
+        raise _other_tensors(path, wrong)
 
 
 def _form(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:

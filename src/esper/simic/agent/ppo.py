@@ -202,8 +202,17 @@ class PPOAgent:
         return torch.autocast(self.device.type, torch.bfloat16)
 
     def _compile(self) -> None:
-        if self.config.compile_backend is not None:
-            self.network.compile(backend=self.config.compile_backend)
+        backend = self.config.compile_backend
+        if backend is None:
+            return
+        try:
+            self.network.compile(backend=backend)
+        except torch._dynamo.exc.InvalidBackend as error:
+            raise AgreementError(
+                "torch.compile has no such backend",
+                given=repr(backend),
+                valid=", ".join(torch._dynamo.list_backends()),
+            ) from error
 
     def _require_agreement(self) -> None:
         network, buffer = self.network, self.buffer

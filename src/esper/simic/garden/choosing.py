@@ -1,16 +1,53 @@
-"""Controllers by name, those that know a suite's atlas included."""
+"""Controllers by name, those included that know a suite: from its atlas, or tuned on it."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import DataError
+from esper.leyline.legality import Actions, Legality
+from esper.leyline.signals import Signals
 from esper.simic.garden.atlas import Atlas
 from esper.simic.garden.atlases import shipped_atlas
 from esper.tamiyo.controllers import Controller, FixedSchedule, Oracle, make_controller
+from esper.tamiyo.controllers.protocol import Checkable
 from esper.tolaria.garden.suites import Suite
 
 FROM_ATLAS = ("best_constant", "oracle")
 
+# The best rule that was found for each suite; docs/controllers.md has the search.
+TUNED: Mapping[str, str] = {
+    "garden": "heuristic:places=early/conv+mid/token_mix+late/norm,patience=0,first=3,together=3,"
+    "spacing=1,probation=4,trial=7,margin=1",
+    "garden_mlp": "race:places=early/convpool,first=3,epochs=5",
+}
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """A controller under another name."""
+
+    controller: Controller
+    name: str
+
+    def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
+        return self.controller.act(signals, legality, starts)
+
+    def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
+        if isinstance(self.controller, Checkable):
+            self.controller.require_possible(catalogue, horizon)
+
 
 def controller_of(name: str, suite: Suite, atlas: Atlas | None = None) -> Controller:
-    """A controller by its name or spec; `best_constant` and `oracle` come from the atlas."""
+    """A controller by its name or spec.
+
+    `best_constant` and `oracle` come from the atlas; `heuristic` is the rule that was tuned on the
+    suite, and the general one elsewhere.
+    """
+    if name == "heuristic" and suite.name in TUNED:
+        return Renamed(make_controller(TUNED[suite.name]), name)
     if name not in FROM_ATLAS:
         return make_controller(name)
     atlas = atlas or shipped_atlas(suite)
@@ -21,6 +58,6 @@ def controller_of(name: str, suite: Suite, atlas: Atlas | None = None) -> Contro
             fix="use the suites garden or garden_mlp",
         )
     if name == "best_constant":
-        return FixedSchedule(atlas.best_constant())
+        return Renamed(FixedSchedule(atlas.best_constant()), name)
     known = {context.key: arm for context, arm in zip(atlas.contexts, atlas.best(), strict=True)}
     return Oracle({context.name: known[context.key] for context in suite.training})

@@ -29,6 +29,7 @@ from esper.nissa import (
 from esper.nissa.rows import DEFAULT_ROWS
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.processes import ALONE, Processes
+from esper.simic.garden.choosing import controller_of
 from esper.simic.garden.controls import Controls
 from esper.simic.garden.draws import Draw
 from esper.simic.garden.world import Garden
@@ -45,7 +46,7 @@ from esper.simic.training.restoring import (
 from esper.simic.training.rounds import Clock, Listener, RoundReport, Telling
 from esper.simic.training.runs import RunFolder
 from esper.simic.training.telemetry import Reporter, layout_of
-from esper.tamiyo.controllers import LearnedController, make_controller
+from esper.tamiyo.controllers import LearnedController
 from esper.tolaria.garden.bed import Case
 from esper.tolaria.garden.contexts import Context
 
@@ -141,11 +142,11 @@ class Trainer:
             self.first_env,
             self.config.watched,
         )
-        if not self._measure_controls():
-            return False
         if numbers is not None:
             self.observations = self.garden.load_state_dict({"number": numbers})
             return True
+        if not self._measure_controls():
+            return False
         self.observations = self.garden.reset()
         if not self._judge_baselines():
             return False
@@ -198,14 +199,19 @@ class Trainer:
         with what_is_wrong_in(place):
             self.detector.load_state_dict(state.notes["anomalies"])
             self.controls.load_state_dict(stored_controls(state))
+            if self.controls.missing(self._cases()):  # measured again they would differ a little
+                raise LookupError("controls are missing")
             numbers = stored_numbers(state, self.config.envs)
             self.round, self.best = round_, stored_score(state)
         return numbers[self.first_env :][: self.garden.envs]
 
+    def _cases(self) -> list[Case]:
+        """Every case that is played or judged."""
+        return [*self.draw.pool(), *self.judge.cases]
+
     def _measure_controls(self) -> bool:
         """Every process measures its share of the controls, and gets to know the others'."""
-        needed = [*self.draw.pool(), *self.judge.cases]
-        missing = self.controls.missing(needed)
+        missing = self.controls.missing(self._cases())
         own = missing[self.processes.rank :: self.processes.size]
         batches = list(self.controls.batches(own))
         done = 0
@@ -216,7 +222,7 @@ class Trainer:
                 self.controls.require(batches[place])
                 done += len(batches[place])
                 self.tell("measuring controls", done, len(own))
-        if self.processes.size > 1 and missing:
+        if self.processes.size > 1:
             known = self.controls.state_dict()
             names = [f"{case.context.key}.{case.seed}" for case in missing]
             blank = torch.zeros(self.config.horizon + 1, dtype=torch.float64)
@@ -230,7 +236,7 @@ class Trainer:
         for place, name in enumerate(self.config.evaluation.baselines):
             if self._stopping():
                 return False
-            judged = self.judge.judge(make_controller(name))
+            judged = self.judge.judge(controller_of(name, self.run.suite))
             if self.processes.rank == 0:
                 self.hub.emit(judged.event(0))
             self.tell("judging baselines", place + 1, len(self.config.evaluation.baselines))

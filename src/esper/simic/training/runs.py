@@ -199,16 +199,18 @@ class RunFolder:
 
     def require_settings(self, state: Archive) -> None:
         """Refuse a checkpoint of other settings than the run's, where that would matter."""
-        ours = json.loads(json.dumps(asdict(self.config)))
-        theirs = state.notes.get("settings")
-        if not isinstance(theirs, dict):
+        stored = state.notes.get("settings")
+        if not isinstance(stored, dict):
             raise ArchiveError(f"A checkpoint of {self.path} lacks its settings")
-        changed = [name for name in ours if ours[name] != theirs.get(name)]
+        ours, theirs = _dotted(json.loads(json.dumps(asdict(self.config)))), _dotted(stored)
+        names = sorted(ours.keys() | theirs.keys())
+        changed = [name for name in names if ours.get(name) != theirs.get(name)]
         fixed = [name for name in changed if name not in CHANGEABLE]
         if fixed:
+            told = [f"{name} {theirs.get(name)} -> {ours.get(name)}" for name in fixed[:3]]
             raise RunError(
                 f"{self.path / CONFIG} was changed since the last checkpoint",
-                given=", ".join(f"{name} {theirs.get(name)} -> {ours[name]}" for name in fixed),
+                given=", ".join(told),
                 valid=f"other values of {', '.join(CHANGEABLE)}",
                 fix="change it back, or start another run",
             )
@@ -221,6 +223,17 @@ class RunFolder:
         for each in (self.path / CHECKPOINTS).glob(".round-*"):
             shutil.rmtree(each)
         self._drop_old()
+
+
+def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings by names like those of the command line."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            flat |= {f"{name}.{inner}": each for inner, each in _dotted(value).items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 def _locked(descriptor: int) -> bool:

@@ -1,0 +1,144 @@
+"""A server that trains runs in forked processes and kills them where it is told to.
+
+`python killing.py` reads a JSON object a line: {"run": PATH, "kill": PLAN or null} and answers
+with one: how the process ended, and in which phase. A plan is either
+{"phase": NAME, "entry": k, "delay": seconds}, that long after the k-th time a phase was entered,
+or {"call": NAME, "number": k, "after": bool}, at the k-th call of a function.
+Forked, because importing torch takes longer than the run.
+"""
+
+import contextlib
+import functools
+import json
+import mmap
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import esper.archive
+from esper.nissa import RunStore
+from esper.nissa import store as store_module
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.training import RunFolder, Trainer, train_run
+from tests.simic.training.tiny import tiny_run
+
+PHASES = {
+    "start": (RunFolder, "locked"),
+    "store": (Trainer, "_store"),
+    "controls": (Trainer, "_measure_controls"),
+    "baselines": (Trainer, "_judge_baselines"),
+    "playing": (Trainer, "_play"),
+    "learning": (PPOAgent, "update"),
+    "judging": (Trainer, "_judge"),
+    "checkpoint": (Trainer, "_checkpoint"),
+    "closing": (Trainer, "close"),
+}
+CALLS = {
+    "fsync": (os, "fsync"),
+    "replace": (os, "replace"),
+    "rename": (Path, "rename"),
+    "rmtree": (shutil, "rmtree"),
+    "unlink": (os, "unlink"),
+    "rmdir": (os, "rmdir"),
+    "mkdir": (Path, "mkdir"),
+    "save_file": (esper.archive, "save_file"),
+    "insert": (RunStore, "_insert"),
+    "telemetry write": (RunStore, "write"),
+    "telemetry commit": (RunStore, "commit"),
+    "telemetry transaction": (store_module._Transaction, "__exit__"),
+    "telemetry rewind": (RunStore, "rewind"),
+}
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Watch:
+    """Follows which phase a process is in, for whoever forked it."""
+
+    def __init__(self) -> None:
+        self.names = ["nothing", *PHASES]
+        self.shared = mmap.mmap(-1, 1)
+        self.entries: Counter[str] = Counter()
+
+    @property
+    def phase(self) -> str:
+        return self.names[self.shared[0]]
+
+    def patch(self, plan: dict[str, Any]) -> None:
+        for name, (owner, attribute) in PHASES.items():
+            setattr(owner, attribute, self._phase(name, getattr(owner, attribute), plan))
+        if "call" in plan:
+            owner, attribute = CALLS[plan["call"]]
+            setattr(owner, attribute, _deadly(getattr(owner, attribute), plan))
+
+    def _phase(
+        self, name: str, alone: Callable[..., Any], plan: dict[str, Any]
+    ) -> Callable[..., Any]:
+        @functools.wraps(alone)
+        def wrapped(*given: Any, **named: Any) -> Any:
+            before = self.shared[0]
+            self.shared[0] = self.names.index(name)
+            self.entries[name] += 1
+            if plan.get("phase") == name and plan["entry"] == self.entries[name]:
+                threading.Timer(plan["delay"], die).start()
+            try:
+                return alone(*given, **named)
+            finally:
+                self.shared[0] = before
+
+        return wrapped
+
+
+def _deadly(alone: Callable[..., Any], plan: dict[str, Any]) -> Callable[..., Any]:
+    calls = Counter[str]()
+
+    @functools.wraps(alone)
+    def wrapped(*given: Any, **named: Any) -> Any:
+        calls["all"] += 1
+        if calls["all"] < plan["number"]:
+            return alone(*given, **named)
+        if plan["after"]:
+            with contextlib.suppress(Exception):
+                alone(*given, **named)
+        die()
+        raise AssertionError("unreachable")
+
+    return wrapped
+
+
+def attempt(path: str, plan: dict[str, Any] | None) -> dict[str, Any]:
+    watch = Watch()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            watch.patch(plan or {})
+            code = 0 if train_run(RunFolder.open(path)) else 3
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return {"code": os.waitstatus_to_exitcode(status), "phase": watch.phase}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:  # data is made once, for all processes
+        Trainer(tiny_run(Path(folder) / "run"))
+    for line in sys.stdin:
+        asked = json.loads(line)
+        print(json.dumps(attempt(asked["run"], asked["kill"])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Runs that are killed at any moment end as if they had not been, to the bit.
+
+The tests kill ten times; `make fault` kills a hundred times.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.simic.training import RunFolder
+from tests.simic.training import killing
+from tests.simic.training.commands import children_of, esper, is_alive, started, wait_until
+from tests.simic.training.tiny import ENVS, ROUNDS, assert_same, digest, tiny_run
+
+KILLS = int(os.environ.get("ESPER_KILLS", "10"))
+ROOT = Path(__file__).parents[3]
+
+# What happens once, at the beginning; then where, and how long a phase takes at most.
+FIRST = {"controls": 0.3, "baselines": 0.4}
+PHASES = {
+    "playing": 0.5,
+    "judging": 0.3,
+    "checkpoint": 0.06,
+    "learning": 0.05,
+    "start": 0.3,
+    "store": 0.02,
+    "closing": 0.01,
+}
+# How often a function is called in a few rounds.
+CALLS = {
+    "rename": 4,
+    "telemetry commit": 3,
+    "replace": 24,
+    "telemetry transaction": 10,
+    "unlink": 20,
+    "fsync": 60,
+    "telemetry write": 6,
+    "rmtree": 6,
+    "insert": 100,
+    "save_file": 8,
+    "mkdir": 6,
+    "rmdir": 8,
+    "telemetry rewind": 1,
+}
+
+
+class Server:
+    """Trains runs in processes of their own."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, killing.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/src:{ROOT}"},
+        )
+
+    def train(self, run: RunFolder, kill: dict[str, Any] | None = None) -> tuple[int, str]:
+        """The exit code, below 0 if it was killed, and the phase in which it ended."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps({"run": str(run.path), "kill": kill}), file=self.process.stdin, flush=True)
+        told = json.loads(self.process.stdout.readline())
+        return told["code"], told["phase"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    assert made.process.stdin is not None
+    made.process.stdin.close()
+    assert made.process.wait(30) == 0
+
+
+@pytest.fixture(scope="module")
+def reference(server: Server, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    run = tiny_run(tmp_path_factory.mktemp("whole") / "run")
+    assert server.train(run) == (0, "nothing")
+    return run
+
+
+def plans(draw: random.Random) -> Iterator[dict[str, Any]]:
+    """Every place in turn, each time at another moment."""
+    while True:
+        phases = [*FIRST, *PHASES]
+        places = [(name, True) for name in phases] + [(name, False) for name in CALLS]
+        places = places[: len(FIRST)] + draw.sample(places[len(FIRST) :], len(places) - len(FIRST))
+        for name, is_phase in places:
+            if is_phase:
+                longest = {**FIRST, **PHASES}[name]
+                entry = draw.randint(1, 1 if longest == FIRST.get(name) or name == "start" else 2)
+                yield {"phase": name, "entry": entry, "delay": draw.uniform(0.0, longest)}
+            else:
+                number = draw.randint(1, CALLS[name])
+                yield {"call": name, "number": number, "after": draw.random() < 0.5}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
+    server: Server, reference: RunFolder, tmp_path: Path
+) -> None:
+    draw = random.Random(KILLS)
+    killed_in: Counter[str] = Counter()
+    planned = plans(draw)
+    run = tiny_run(tmp_path / "run-0")
+    in_this_run, limit, runs = 0, 8, 0
+    while True:
+        enough = killed_in.total() >= KILLS
+        plan = None if enough or in_this_run >= limit else next(planned)
+        code, phase = server.train(run, plan)
+        if code < 0:
+            killed_in[phase if plan is None or "phase" in plan else f"{plan['call']}()"] += 1
+            in_this_run += 1
+            if run.rounds():
+                run.read_checkpoint(run.rounds()[-1])
+            continue
+        assert (code, phase) == (0, "nothing"), plan
+        assert run.rounds() == [ROUNDS - 2, ROUNDS - 1, ROUNDS]
+        assert_same(run, reference)
+        assert digest(run) == digest(reference)
+        if enough:
+            break
+        runs += 1
+        run = tiny_run(tmp_path / f"run-{runs}")
+        in_this_run, limit = 0, draw.randint(4, 9)
+    print(f"\n{killed_in.total()} kills in {runs + 1} runs: {dict(killed_in)}")
+    assert len(killed_in) >= min(KILLS, 20) // 2, "kills were spread over phases and calls"
+
+
+@pytest.mark.slow
+def test_two_processes_that_are_killed_end_as_if_they_had_not_been(tmp_path: Path) -> None:
+    """Each time the first or the second of them; the other one must not stay behind."""
+    whole, run = (
+        tiny_run(tmp_path / name, processes=2, rounds=3, watched=ENVS) for name in ("whole", "run")
+    )
+    assert esper("resume", whole.path, "--quiet").returncode == 0
+    draw = random.Random(KILLS)
+    for number in range(max(2, KILLS // 10)):
+        process = started("resume", run.path, "--quiet")
+        wait_until(lambda: bool(children_of(process.pid)))  # noqa: B023 - called at once
+        (worker,) = children_of(process.pid)
+        if number % 2:
+            last = (run.rounds() or [-1])[-1]
+            wait_until(lambda: (run.rounds() or [-1])[-1] > last or process.poll() is not None)  # noqa: B023
+        time.sleep(draw.uniform(0.0, 2.5 if number % 2 == 0 else 0.5))
+        os.kill(worker if number % 4 == 1 else process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        wait_until(lambda: not is_alive(worker), 5.0)  # noqa: B023
+        if process.returncode == 0:
+            break  # it was faster
+        assert process.returncode == (2 if number % 4 == 1 else -signal.SIGKILL)
+    told = esper("resume", run.path, "--quiet")
+    assert told.returncode == 0, told.stderr
+    assert_same(run, whole)
+
+
+def test_an_unfinished_checkpoint_is_cleared_and_a_half_deleted_one_is_none(
+    tmp_path: Path,
+) -> None:
+    run = tiny_run(tmp_path / "run")
+    (run.begin_checkpoint(3) / "agent-0").mkdir()
+    for round_ in (1, 2, 3, 4, 5):
+        run.checkpoint(round_).mkdir()
+    assert run.rounds() == [1, 2, 3, 4, 5]
+    run.clear_unfinished()
+    names = sorted(each.name for each in (run.path / "checkpoints").iterdir())
+    assert names == ["round-000003", "round-000004", "round-000005"]

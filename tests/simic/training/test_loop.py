@@ -1,0 +1,331 @@
+"""The loop in this process: what is judged, kept, annealed and told, and what is refused."""
+
+import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esper.archive import read_archive
+from esper.leyline.constants import SCORED_EPOCHS
+from esper.nissa import RunReader, RunStore
+from esper.simic.garden import episodes as episodes_module
+from esper.simic.training import (
+    RoundReport,
+    RunError,
+    RunFolder,
+    Trainer,
+    load_controller,
+    to_toml,
+    train_run,
+)
+from esper.simic.training.judging import Judge
+from tests.simic.training.tiny import (
+    ENVS,
+    FACTS,
+    HORIZON,
+    ROUNDS,
+    TINY,
+    assert_same,
+    digest,
+    tiny_run,
+)
+
+
+class Scores:
+    """Stands in for how the learner is judged: a score for each evaluation."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *scores: float) -> None:
+        self.left = list(scores)
+        alone = Judge.judge
+
+        def judge(judge: Judge, controller: Any) -> Any:
+            judged = alone(judge, controller)
+            if controller.name != "tamiyo":
+                return judged
+            return replace(judged, scores=torch.full_like(judged.scores, self.left.pop(0)))
+
+        monkeypatch.setattr(Judge, "judge", judge)
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[RoundReport]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, reports: list[RoundReport]) -> RunFolder:
+    """A run, never interrupted; `reports` are of its rounds."""
+    run = tiny_run(tmp_path_factory.mktemp("whole") / "run")
+    assert train_run(run, listener=reports.append)
+    return run
+
+
+def test_every_round_is_reported(whole: RunFolder, reports: list[RoundReport]) -> None:
+    assert [report.round for report in reports] == [1, 2, 3, 4]
+    assert [report.judgement is not None for report in reports] == [False, True, False, True]
+    for report in reports:
+        assert report.returns.shape == (ENVS,)
+        assert {"play", "learn", "decide", "step", "tell"} <= report.seconds.keys()
+        assert all(sum(counts) == ENVS for counts in report.stages.values())
+
+
+def test_the_last_checkpoints_and_the_best_agent_are_kept(whole: RunFolder) -> None:
+    assert whole.rounds() == [ROUNDS - 2, ROUNDS - 1, ROUNDS]
+    for round_ in whole.rounds():
+        whole.read_checkpoint(round_)
+    names = {each.name for each in (whole.path / "checkpoints").iterdir()}
+    assert names == {f"round-{round_:06d}" for round_ in whole.rounds()}
+    assert load_controller(whole.path).name == "tamiyo(run)"
+
+
+def test_every_decision_and_step_of_every_environment_is_told_once(whole: RunFolder) -> None:
+    everything = [
+        (round_, step, env)
+        for round_ in range(1, ROUNDS + 1)
+        for step in range(HORIZON)
+        for env in range(ENVS)
+    ]
+    with RunReader(whole.path) as reader:
+        for table in ("decisions", "steps"):
+            rows = reader.query(f"select round, step, env from {table} order by 1, 2, 3").rows  # noqa: S608
+            assert rows == everything, "no row was idle in this run"
+        ended = reader.query("select round, env from episodes order by 1, 2").rows
+        assert ended == [(round_, env) for round_ in range(1, 5) for env in range(ENVS)]
+        terms = reader.query(
+            "select max(abs(reward - reward_objective - reward_rent - reward_interventions "
+            "- reward_shaping - reward_rollback)) from steps"
+        ).rows[0][0]
+        assert terms < 1e-9
+        assert reader.query("select count(distinct round) from updates").rows == [(ROUNDS,)]
+        assert not list(reader.anomalies())
+        assert not reader.dropped()
+        assert not reader.notes()
+        (started,) = reader.runs()
+        assert started["round"] == 0
+        assert started["config"]["envs"] == ENVS
+        assert started["seeds"] == {"run": TINY.seed}
+
+
+def test_an_episodes_figures_agree_with_its_steps(whole: RunFolder) -> None:
+    with RunReader(whole.path) as reader:
+        wrong = reader.query(
+            "select count(*) from episodes e join (select round, env, sum(reward) as total "
+            "from steps group by round, env) s on e.round = s.round and e.env = s.env "
+            "where abs(e.returns - s.total) > 1e-9"
+        ).rows
+        assert wrong == [(0,)]
+
+
+def test_evaluations_are_of_cases_that_training_never_draws(whole: RunFolder) -> None:
+    trainer = Trainer(whole)
+    drawn = {(case.context.key, case.seed) for case in trainer.draw.pool()}
+    judged = {(case.context.key, case.seed) for case in trainer.judge.cases}
+    assert drawn
+    assert judged
+    assert not drawn & judged
+    with RunReader(whole.path) as reader:
+        seeds = {row[0] for row in reader.query("select distinct seed from episodes").rows}
+        contexts = reader.query("select distinct context from evaluations order by 1").rows
+    assert seeds <= {case.seed for case in trainer.draw.pool()}
+    assert contexts == [("all",), ("fixed",), ("xor",)]
+
+
+def test_judging_reads_no_test_data(
+    whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that a controller is judged and rewarded by, with test data made useless."""
+    alone = episodes_module.Episodes.advance
+
+    def blinded(episodes: Any, *given: Any) -> Any:
+        epoch = alone(episodes, *given)
+        episodes.ledger.test.fill_(float("nan"))
+        return epoch
+
+    monkeypatch.setattr(episodes_module.Episodes, "advance", blinded)
+    run = tiny_run(tmp_path / "run", rounds=2)
+    assert train_run(run)
+    assert SCORED_EPOCHS <= HORIZON
+    with RunReader(run.path) as reader, RunReader(whole.path) as other:
+        question = "select controller, context, round, score from evaluations where round <= 2"
+        assert reader.query(question).rows == other.query(question).rows
+        assert reader.query("select count(*) from evaluations where score is null").rows == [(0,)]
+
+
+def test_the_best_agent_is_the_one_that_was_judged_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scores(monkeypatch, 0.5, 0.9, 0.7, 0.9)
+    run = tiny_run(
+        tmp_path / "run",
+        evaluation=replace(TINY.evaluation, every=1, baselines=()),
+    )
+    weights = {}
+    best = []
+
+    def listen(report: RoundReport) -> None:
+        best.append(report.best)
+        agent = read_archive(run.best, kind="ppo-agent", version=1)
+        weights[report.round] = agent.tensors["network.value_head.0.weight"]
+
+    assert train_run(run, listener=listen)
+    assert best == [0.5, 0.9, 0.9, 0.9]
+    assert not torch.equal(weights[1], weights[2])
+    assert torch.equal(weights[2], weights[3])
+    assert torch.equal(weights[2], weights[4]), "as good is not better"
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
+    every: int, whole: RunFolder, tmp_path: Path
+) -> None:
+    run = tiny_run(tmp_path / "run", checkpoint_every=every)
+    rates: dict[int, float] = {}
+
+    def trained_until(round_: int) -> bool:
+        reached = [0]
+
+        def listen(report: RoundReport) -> None:
+            reached[0] = report.round
+            rates[report.round] = report.metrics["learning_rate"]
+
+        trainer = Trainer(run, stop=lambda: reached[0] >= round_)
+        try:
+            return trainer.begin() and trainer.train(listen)
+        finally:
+            trainer.close()
+
+    assert not trained_until(0), "before the first round"
+    assert run.rounds() == []
+    assert not trained_until(2)
+    assert run.rounds()[-1] == 2
+    assert trained_until(9)
+    assert digest(run) == digest(whole)
+    if every == 1:
+        assert_same(run, whole)
+    assert rates == pytest.approx({n: TINY.rate_in(n - 1) for n in range(1, ROUNDS + 1)})
+    with RunReader(run.path) as reader:
+        assert [started["round"] for started in reader.runs()] == [0, 2]
+
+
+def test_a_failing_sink_is_reported_once_and_training_finishes(
+    whole: RunFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tiny_run(tmp_path / "run")
+    alone, commits = RunStore.commit, []
+
+    def commit(store: RunStore, round: int) -> None:
+        alone(store, round)
+        commits.append(round)
+        if round == 2:
+            store._connection.execute("PRAGMA query_only = 1")  # as when it cannot be written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "commit", commit)
+        assert train_run(run)
+    told = [line for line in capsys.readouterr().err.splitlines() if "Telemetry sink" in line]
+    assert len(told) == 1
+    assert "training goes on" in told[0]
+    assert commits == [0, 1, 2]
+    assert run.rounds()[-1] == ROUNDS
+    for part in ("agent-0", "state"):
+        ours, theirs = (
+            (each.checkpoint(ROUNDS) / part / "manifest.json").read_text(encoding="utf-8")
+            for each in (run, whole)
+        )
+        assert ours == theirs, "what was learned does not depend on telemetry"
+    (run.path / "config.toml").write_text(
+        to_toml(replace(run.config, rounds=ROUNDS + 1)), encoding="utf-8"
+    )
+    assert train_run(run)
+    with RunReader(run.path) as reader:
+        assert [text for _, text in reader.notes()] == ["Telemetry of rounds 3 to 4 is not whole."]
+        assert reader.query("select count(*) from decisions where round = 5").rows == [
+            (HORIZON * ENVS,)
+        ]
+
+
+def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny_run(tmp_path / "run")
+
+    def full(*given: Any, **named: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("esper.archive.save_file", full)
+    with pytest.raises(RunError, match="No space left on device"):
+        train_run(run)
+    monkeypatch.undo()
+    with run.locked():
+        pass
+
+
+def test_settings_that_matter_cannot_change_while_a_run_goes_on(
+    whole: RunFolder, tmp_path: Path
+) -> None:
+    import shutil
+
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(whole.path, run.path)
+    for changes in ({"lstm": 32}, {"envs": 8}, {"seed": 1}, {"cases": 2}):
+        (run.path / "config.toml").write_text(to_toml(replace(TINY, **changes)), encoding="utf-8")
+        with pytest.raises(RunError, match="was changed since"):
+            train_run(run)
+    (run.path / "config.toml").write_text(
+        to_toml(replace(TINY, checkpoint_every=7)), encoding="utf-8"
+    )
+    assert train_run(run), "it is finished"
+
+
+def test_a_new_run_needs_a_directory_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(RunError, match="is not empty"):
+        tiny_run(tmp_path / "full")
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(RunError, match="is not empty"):
+        tiny_run(tmp_path / "file")
+    run = tiny_run(tmp_path / "empty")
+    with pytest.raises(RunError, match=f"esper resume {run.path}"):
+        tiny_run(run.path)
+
+
+def test_a_run_that_was_killed_while_it_was_made_can_be_made_again(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path / "run")
+    (run.path / "config.toml").rename(run.path / ".config.toml")
+    with pytest.raises(RunError, match="is not a run"):
+        RunFolder.open(run.path)
+    tiny_run(run.path)
+    RunFolder.open(run.path)
+
+
+def test_a_run_keeps_the_suite_that_it_began_with(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path / "run", suite="gone/with/the/wind.toml")
+    assert run.suite.to_dict() == FACTS["suite"]
+    bare = RunFolder.create(tmp_path / "bare", replace(TINY, suite="garden_mlp"), {})
+    assert bare.suite.name == "garden_mlp"
+
+
+def test_a_run_whose_facts_are_damaged_is_refused_by_name(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path / "run")
+    (run.path / "run.json").write_text("{", encoding="utf-8")
+    with pytest.raises(RunError, match="cannot be read"):
+        train_run(run)
+
+
+def test_a_checkpoint_knows_its_parts(whole: RunFolder) -> None:
+    state = whole.read_checkpoint(ROUNDS)
+    assert set(state.notes["parts"]) == {"agent-0"}
+    assert state.notes["settings"] == json.loads(json.dumps(state.notes["settings"]))
+    assert isinstance(state.notes["best"], float)
+
+
+def test_the_store_of_a_finished_run_is_one_plain_file(whole: RunFolder) -> None:
+    assert not list(whole.path.glob("events.sqlite-*"))
+    with sqlite3.connect(whole.path / "events.sqlite") as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

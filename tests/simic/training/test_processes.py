@@ -1,0 +1,165 @@
+"""Several processes, signals and locks: what happens around a run, with real processes."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from esper.nissa import RunReader
+from esper.simic.training import RunError, RunFolder, train_run
+from tests.simic.training.commands import children_of, esper, is_alive, started, wait_until
+from tests.simic.training.tiny import ENVS, HORIZON, tiny_run
+
+LONG = 1000  # rounds of a run that does not end by itself
+
+
+def two(path: Path, rounds: int = 2) -> RunFolder:
+    return tiny_run(path, processes=2, rounds=rounds, watched=ENVS)
+
+
+def in_round(run: RunFolder, round_: int) -> None:
+    wait_until(lambda: bool(run.rounds()) and run.rounds()[-1] >= round_)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of two processes, never interrupted."""
+    run = two(tmp_path_factory.mktemp("whole") / "run")
+    told = esper("resume", run.path)
+    assert told.returncode == 0, told.stderr
+    assert "failed" not in told.stderr, "no sink was dropped"
+    return run
+
+
+@pytest.mark.slow
+def test_two_processes_tell_everything_once(whole: RunFolder) -> None:
+    with RunReader(whole.path) as reader:
+        for table in ("decisions", "steps"):
+            rows = reader.query(f"select round, step, env from {table} order by 1, 2, 3").rows  # noqa: S608
+            assert rows == [
+                (round_, step, env)
+                for round_ in (1, 2)
+                for step in range(HORIZON)
+                for env in range(ENVS)
+            ]
+        assert reader.query("select count(*) from episodes").rows == [(2 * ENVS,)]
+        assert not reader.notes()
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_ends_the_run_in_one_sentence(tmp_path: Path) -> None:
+    run = two(tmp_path / "run", LONG)
+    process = started("resume", run.path, "--quiet")
+    in_round(run, 1)
+    (worker,) = children_of(process.pid)
+    os.kill(worker, signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert out == ""
+    (line,) = err.strip().splitlines()
+    assert line.startswith("esper: Process 2 of the 2 that learn together ended")
+    assert "killed by signal 9" in line
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_before_they_met_ends_the_run_in_one_sentence(tmp_path: Path) -> None:
+    run = two(tmp_path / "run", LONG)
+    process = started("resume", run.path, "--quiet")
+    wait_until(lambda: bool(children_of(process.pid)))
+    (worker,) = children_of(process.pid)
+    os.kill(worker, signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "killed by signal 9" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_read_its_part_says_so_through_the_first_process(
+    whole: RunFolder, tmp_path: Path
+) -> None:
+    import shutil
+
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(whole.path, run.path)
+    config = (run.path / "config.toml").read_text(encoding="utf-8")
+    more = config.replace("rounds = 2", "rounds = 3")
+    (run.path / "config.toml").write_text(more, encoding="utf-8")
+    (tensors,) = (run.checkpoint(2) / "agent-1").glob("tensors-*")
+    tensors.write_bytes(tensors.read_bytes()[:-1])
+    told = esper("resume", run.path, "--quiet")
+    assert told.returncode == 2
+    (line,) = told.stderr.strip().splitlines()
+    assert "is damaged" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "processes"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 2)]
+)
+def test_a_signal_ends_the_round_and_says_how_to_go_on(
+    number: signal.Signals, processes: int, tmp_path: Path
+) -> None:
+    run = tiny_run(
+        tmp_path / "run", rounds=LONG, checkpoint_every=LONG, processes=processes, cases=1
+    )
+    process = started("resume", run.path)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("round 1/"):
+            break
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    last = run.rounds()[-1]
+    assert last >= 1
+    assert f"Stopped after round {last}. Go on with: esper resume {run.path}" in out
+    assert "Stopping after this round" in err
+    assert "Traceback" not in err
+    with run.locked():  # it can be gone on with
+        pass
+    run.read_checkpoint(last)
+
+
+@pytest.mark.slow
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    run = two(tmp_path / "run", LONG)
+    process = started("resume", run.path)
+    in_round(run, 0)
+    workers = children_of(process.pid)
+    assert process.stderr is not None
+    process.send_signal(signal.SIGINT)
+    for line in process.stderr:
+        if line.startswith("Stopping after this round"):
+            break
+    process.send_signal(signal.SIGINT)
+    assert process.wait(5) == 130
+    wait_until(lambda: not any(map(is_alive, workers)), 5.0)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_trained_is_refused_to_others_until_its_process_is_gone(
+    tmp_path: Path,
+) -> None:
+    run = tiny_run(tmp_path / "run", rounds=LONG)
+    process = started("resume", run.path)
+    in_round(run, 0)
+    told = esper("resume", run.path)
+    assert told.returncode == 2
+    (line,) = told.stderr.strip().splitlines()
+    assert line.startswith(f"esper: {run.path} is being trained by another process")
+    assert f"process {process.pid}" in line
+    process.kill()
+    process.wait()
+    with run.locked():
+        pass
+
+
+def test_a_lock_is_held_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.simic.training.runs.LOCK_SECONDS", 0.1)
+    run = tiny_run(tmp_path / "run")
+    with run.locked(), pytest.raises(RunError, match="another process"):
+        train_run(run)
+    with run.locked():
+        pass
