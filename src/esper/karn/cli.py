@@ -50,6 +50,8 @@ def commands(words: Sequence[str]) -> Any:
 
 
 def _run() -> None:
+    # Before torch is imported: small operations are many times slower with more threads.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         words = sys.argv[1:]
         command = tyro.cli(

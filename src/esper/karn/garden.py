@@ -12,6 +12,7 @@ from rich.table import Table
 from esper.karn.commands import garden as commands
 from esper.karn.progress import progress
 from esper.leyline.constants import DEFAULT_RENT
+from esper.leyline.constants import RENT_LEVELS as RENTS
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.simic.garden import Atlas, evaluate, measure_atlas, standings
 from esper.simic.garden.atlases import shipped_atlas
@@ -20,7 +21,13 @@ from esper.simic.garden.evaluation import Standing
 from esper.simic.training.agents import load_controller
 from esper.tolaria.garden import Suite, by_shape, find_suite
 
-RENTS = (0.0, 2.0, 5.0)
+WIDTH = 110
+
+
+def _console() -> Console:
+    """Wide enough for the tables, also where output goes to a file."""
+    console = Console()
+    return Console(width=max(WIDTH, console.width))
 
 
 def show_tasks(name: str) -> None:
@@ -37,7 +44,7 @@ def show_tasks(name: str) -> None:
             score, gain, arm = known.get(context.key, ("", "", ""))
             _, _, what = str(context).partition(": ")
             table.add_row(context.name, score, gain, arm, what)
-        Console().print(table)
+        _console().print(table)
     if atlas is None:
         print(f"Nothing has been measured of {suite.name!r}: esper atlas --suite {name}")
 
@@ -104,7 +111,7 @@ def _atlas_figures(atlas: Atlas) -> dict[str, float]:
 
 
 def _print_atlas(suite: Suite, atlas: Atlas) -> None:
-    console = Console()
+    console = _console()
     table = Table(title=f"{suite.name}: the best single seed of each context", box=box.SIMPLE)
     for heading in ("context", "never grown", "net gain", "best arm"):
         number = heading in ("never grown", "net gain")
@@ -199,7 +206,7 @@ def print_standings(title: str, lines: list[Standing], rent: float) -> None:
             f"{line.interventions:.1f}",
             str(line.rollbacks),
         )
-    Console().print(table)
+    _console().print(table)
 
 
 def _require_device(name: str) -> None:

@@ -5,6 +5,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from esper.karn.progress import progress
 from esper.leyline.errors import DataError
 from esper.leyline.stages import SeedStage
 from esper.nissa import RunReader
+from esper.simic.garden.choosing import controller_of
 from esper.simic.training import (
     RoundReport,
     RunError,
@@ -28,7 +30,6 @@ from esper.simic.training import (
     train_run,
 )
 from esper.simic.training.launch import require_device
-from esper.tamiyo.controllers import make_controller
 from esper.tolaria.garden import find_suite
 
 SHOWN_STAGES = (
@@ -47,7 +48,7 @@ def start_run(
     require_device(config)
     _require_writable(json)
     for name in config.evaluation.baselines:
-        make_controller(name)  # refuses a name that there is not
+        controller_of(name, find_suite(config.suite))  # refuses a name that there is not
     facts = facts_of(config)
     try:
         run = RunFolder.create(out or _next_folder(config), config, facts)
@@ -87,7 +88,12 @@ def facts_of(config: TrainConfig) -> dict[str, Any]:
         "versions": versions(),
         "machine": f"{platform.system()} {platform.machine()}",
         "suite": suite.to_dict(),
-        "data": {context.name: context.source.load().fingerprint() for context in suite.training},
+        "data": {
+            str(source): source.load().fingerprint()
+            for context in suite.training
+            for source in (context.source, context.drift)
+            if source is not None
+        },
     }
 
 
@@ -123,8 +129,14 @@ def _train(run: RunFolder, *, quiet: bool, json: Path | None) -> None:
             flush=True,
         )
     view = _view(config, quiet)
-    with progress(quiet=quiet) as tell, view:
-        finished = train_run(run, listener=view.show, tell=tell, stop=stop)
+    with view, ExitStack() as bars:
+        tell = bars.enter_context(progress(quiet=quiet))
+
+        def listen(report: RoundReport) -> None:
+            bars.close()  # two displays at once would overwrite each other
+            view.show(report)
+
+        finished = train_run(run, listener=listen, tell=tell, stop=stop)
     if not finished:
         done = run.rounds()
         when = f"after round {done[-1]}" if done else "before the first round"
@@ -180,7 +192,8 @@ def sentence_of(path: Path) -> str:
     others = ", ".join(f"{name} {spoken(line)}" for name, line in found.items())
     return (
         f"Tamiyo scores {spoken(learned)} after round {learned['round']:.0f} "
-        f"(1 is the best single seed, 0 never growing; validation data, 95 % intervals)"
+        "(1 is about what the best single seed gains, 0 never growing; validation data, 95 % "
+        "intervals, the best of its evaluations)"
         + (f"; on the same cases {others}." if others else ".")
     )
 

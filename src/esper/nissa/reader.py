@@ -37,7 +37,10 @@ from esper.nissa.tables import (
     read_layout,
 )
 
-SAME_IN_EVERY_RUN = ("decisions", "steps", "packs", "lifecycle", "episodes", "rollbacks", "updates")
+SAME_IN_EVERY_RUN = (
+    "decisions", "steps", "packs", "lifecycle", "episodes", "rollbacks", "updates", "evaluations",
+    "anomalies",
+)  # fmt: skip
 """Tables that a resumed run and an uninterrupted one have in common, to the bit."""
 
 _INTERRUPTIBLE_EVERY = 10_000  # instructions of SQLite's machine: a millisecond or so

@@ -174,6 +174,14 @@ def performance_profile(
     return Profile(limits, share, low, high)
 
 
+def fair_draws(count: int) -> int:
+    """How many of so many values a resample holds: one less, so that few are not taken for sure.
+
+    The mean of n - 1 values drawn from n varies as much as the mean of n fresh ones would.
+    """
+    return max(1, count - 1)
+
+
 class _Draws:
     """Which trainings and episodes each resample holds, as weights that sum to 1."""
 
@@ -186,10 +194,10 @@ class _Draws:
         self.episodes = self._weights(contexts, episodes)  # [B, C, E]
 
     def _weights(self, rows: int, count: int) -> Array:
-        """[B, rows, count]: how often each of `count` was drawn, divided by `count`."""
+        """[B, rows, count]: how often each of `count` was drawn, as a share of all draws."""
+        draws = fair_draws(count)
         chances = np.full(count, 1.0 / count)
-        drawn = self.random.multinomial(count, chances, size=(self.resamples, rows))
-        return drawn / count
+        return self.random.multinomial(draws, chances, size=(self.resamples, rows)) / draws
 
     def trainings(self, count: int) -> Array:
         """[B, R]: fresh weights of a controller's trainings."""
@@ -198,7 +206,7 @@ class _Draws:
     def cells(self, runs: Array) -> Array:
         """[B, R x C]: cells of trainings drawn anew, over the episodes drawn anew."""
         means = np.einsum("rce,bce->brc", runs, self.episodes)
-        picked = self.random.integers(len(runs), size=(self.resamples, len(runs)))
+        picked = self.random.integers(len(runs), size=(self.resamples, fair_draws(len(runs))))
         return np.asarray(
             np.take_along_axis(means, picked[:, :, None], axis=1).reshape(self.resamples, -1)
         )

@@ -9,10 +9,13 @@ import torch
 from esper.leyline import AgreementError, Blend, EsperError
 from esper.simic.garden import Atlas, Controls, arms_of, measure_atlas
 from esper.simic.garden.atlas import FIRST_ATLAS_SEED
+from esper.simic.garden.atlases import shipped_atlas
 from esper.simic.garden.choosing import controller_of
+from esper.simic.garden.evaluation import fingerprint_of
 from esper.tamiyo.controllers import Arm, FixedSchedule
-from esper.tolaria.garden import Case, Suite
+from esper.tolaria.garden import Case, Suite, find_suite, suite_names
 from esper.tolaria.garden.bed import EPOCHS_ALONE, catalogue_of
+from esper.tolaria.garden.builtin import SCALES
 from esper.tolaria.tasks import DEFAULT_BUDGET
 from tests.simic.garden.plots import CONTEXTS, DOUBLE, DRIFT, HORIZON, LESION, NOISY, PLAIN
 
@@ -36,7 +39,7 @@ def test_oracle_constant_random_and_waiting_are_the_known_ones() -> None:
     atlas = made_up([[10.0, 0.0, 5.0], [0.0, 20.0, 10.0], [-2.0, -1.0, -3.0], [0.3, -9.0, 0.0]])
     found = atlas.summary(rent=0.0)
     assert atlas.scales(0.0).tolist() == [10.0, 20.0, 3.0, 3.0]  # at least 3 points
-    assert found["oracle"] == pytest.approx((1 + 1 + 0 + 0.1) / 4)
+    assert found["oracle"] == pytest.approx((1 + 1 + 0 + 0) / 4)  # 0.3 points are no reason
     # mid: (0 + 1 - 1/3 - 3) / 4; late: (0.5 + 0.5 - 1 + 0) / 4; early: (1 + 0 - 2/3 + 0.1) / 4
     assert atlas.best_constant(0.0) == ARMS[0]
     assert found["best_constant"] == pytest.approx((1 - 2 / 3 + 0.1) / 4)
@@ -128,8 +131,30 @@ def test_controllers_are_made_from_an_atlas() -> None:
     atlas = made_up([[10.0, 0.0, 5.0], [0.0, 20.0, 10.0], [-2.0, -1.0, -3.0]])
     suite = Suite(name="own", training=CONTEXTS[:3], heldout={"task": (DRIFT,)})
     constant = controller_of("best_constant", suite, atlas)
-    assert isinstance(constant, FixedSchedule)
-    assert constant.arms == (atlas.best_constant(),)
+    assert constant.name == "best_constant"
+    assert fingerprint_of(constant) == FixedSchedule(atlas.best_constant()).name
     assert controller_of("oracle", suite, atlas).name == "oracle"
     with pytest.raises(EsperError, match="needs an atlas of suite 'own'"):
         controller_of("oracle", suite)
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_the_scales_of_a_suite_are_what_its_shipped_atlas_says(name: str) -> None:
+    atlas = shipped_atlas(find_suite(name))
+    assert atlas is not None
+    families: dict[str, list[float]] = {}
+    for context, scale in zip(atlas.contexts, atlas.scales().tolist(), strict=True):
+        families.setdefault(context.family, []).append(scale)
+    known = SCALES[atlas.contexts[0].host]
+    assert set(known) == set(families)
+    for family, scales in families.items():
+        assert known[family] == pytest.approx(sum(scales) / len(scales), abs=0.7), family
+
+
+def test_the_default_suite_has_something_to_learn() -> None:
+    atlas = shipped_atlas(find_suite("garden"))
+    assert atlas is not None
+    found = atlas.summary()
+    assert found["best_constant_share"] <= 0.65
+    assert found["random_share"] <= 0.35
+    assert 0.20 <= found["wait_optimal_share"] <= 0.35

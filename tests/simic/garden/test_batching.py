@@ -97,7 +97,7 @@ def test_each_kind_of_row_lives_alone_as_among_sixty_four(
         case: Case = played[row]
         alone = lived(make_garden(1, draw=Listed((case,))))
         assert_same_lives(alone, (seen, transitions), [row])
-        assert int(decided[row]) >= 2
+        assert int(decided[row]) >= 1
 
 
 def test_the_same_garden_twice_is_the_same_to_the_bit() -> None:

@@ -1,14 +1,33 @@
 """Paired evaluation: the same cases for all, results that survive being cut off."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
-from esper.leyline import AgreementError, DataError, DuplicateNameError, EsperError
+from esper.leyline import (
+    HEADS,
+    AgreementError,
+    DataError,
+    DuplicateNameError,
+    EsperError,
+    LifecycleOp,
+)
 from esper.simic.garden import EVALUATION_SEED, Controls, Result, evaluate, standings
-from esper.tamiyo.controllers import Arm, Controller, FixedSchedule, NeverGrow, RandomLegal
+from esper.simic.garden.atlas import FIRST_ATLAS_SEED
+from esper.simic.garden.draws import SELECTION_SEED
+from esper.simic.training.config import MOST_CASES
+from esper.tamiyo import FactoredRecurrentActorCritic, FeatureTable
+from esper.tamiyo.controllers import (
+    Arm,
+    Controller,
+    FixedSchedule,
+    LearnedController,
+    NeverGrow,
+    RandomLegal,
+)
 from esper.tolaria.garden.bed import EPOCHS_ALONE, catalogue_of
 from tests.simic.garden.plots import CONTEXTS, DOUBLE, HORIZON
 
@@ -170,3 +189,27 @@ def test_standings_are_those_of_the_results(controls: Controls) -> None:
         assert line.harmful == pytest.approx(float((gains < -0.5).double().mean()))
         assert line.episodes == len(own)
         assert line.gain.low <= line.gain.value <= line.gain.high
+
+
+def test_results_of_another_controller_under_the_same_name_are_not_taken_for_its_own(
+    controls: Controls, tmp_path: Path
+) -> None:
+    catalogue = catalogue_of(CONTEXTS[0])
+    table = FeatureTable.of(catalogue)
+    space = HEADS.resolve(catalogue)
+    played = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        network = FactoredRecurrentActorCritic(space, table.size, 8)
+        network.prefer("op", (LifecycleOp.WAIT, LifecycleOp.GERMINATE)[seed], 10.0)
+        who = [LearnedController(network)]
+        played.append(run(controls, controllers=who, file=tmp_path / "results.jsonl", seeds=1))
+    assert played[0][0].made != played[1][0].made
+    assert sum(each.interventions for each in played[0]) == 0
+    assert sum(each.interventions for each in played[1]) > 0
+
+
+def test_the_seeds_of_training_atlas_selection_and_evaluation_are_apart() -> None:
+    starts = [0, FIRST_ATLAS_SEED, SELECTION_SEED, EVALUATION_SEED]
+    assert sorted(starts) == starts
+    assert min(later - earlier for earlier, later in pairwise(starts)) >= MOST_CASES

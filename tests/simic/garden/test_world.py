@@ -247,3 +247,27 @@ def test_wrong_use_gets_a_sentence() -> None:
         Draw(contexts=(), seeds=3)
     with pytest.raises(AgreementError, match="more rows than listed cases"):
         make_garden(3, draw=Listed(some_cases(2)), config=DOUBLE).reset()
+
+
+def test_a_round_lasts_as_long_as_an_episode_also_when_every_row_failed() -> None:
+    garden = make_garden(1)
+    garden.reset()
+    first = garden.cases
+    poison(garden, row=0, at=1)
+    steps = walk(garden, HORIZON + 1)
+    assert [bool(step.terminals[0]) for step in steps[:HORIZON]].count(True) == 1
+    assert bool(steps[1].terminals[0])
+    assert all(step.cases == first for step in steps[:HORIZON])
+    assert steps[HORIZON].cases == (garden.draw(0, 1),)
+
+
+def test_equal_seeds_of_two_contexts_share_no_random_numbers() -> None:
+    cases = [Case(context, 7) for context in CONTEXTS]
+    garden = make_garden(len(cases), draw=Listed(tuple(cases)))
+    garden.reset()
+    draws = {tuple(row) for row in garden.signals().draws.tolist()}
+    weights = {
+        tuple(row[:8].tolist()) for row in garden.episodes.population.pools[HOST].state.theta
+    }
+    assert len(draws) == len(cases)
+    assert len(weights) == len(cases) + 1  # and the spare row

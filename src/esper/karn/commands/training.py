@@ -24,7 +24,7 @@ def _presets(words: Sequence[str] = ()) -> Any:
     return tyro.extras.subcommand_type_from_defaults(
         known,
         descriptions={
-            "demo": "the small dense host, about a thousand episodes, two processes",
+            "demo": "the small dense host, a few hundred episodes, two processes",
             "garden": "the 1-D convolutional host on the cores of a workstation",
             "gpu": "the same on one large GPU, a quarter of a million episodes",
         },

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from esper.archive import read_archive, write_archive
 from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT, MIN_REWARD_SCALE
+from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
 from esper.leyline.errors import AgreementError
 from esper.leyline.ops import Blend
 from esper.simic.garden.episodes import Episodes
 from esper.simic.garden.playing import play
+from esper.simic.rewards import reward_scale
 from esper.tamiyo.controllers import Arm, RowSchedule
 from esper.tolaria.garden.bed import Bed, Case
 from esper.tolaria.garden.contexts import Context
@@ -71,7 +72,7 @@ class Atlas:
 
     def scales(self, rent: float = DEFAULT_RENT) -> Tensor:
         """[C]: the best arm's net gain, at least the smallest that counts."""
-        return self.net(rent).mean(2).amax(1).clamp(min=MIN_REWARD_SCALE)
+        return reward_scale(self.net(rent).mean(2).amax(1))
 
     def best(self, rent: float = DEFAULT_RENT) -> list[Arm | None]:
         """The best arm of each context, None where waiting is better."""
@@ -111,7 +112,7 @@ class Atlas:
             choosing, scoring = order[: seeds // 2], order[seeds // 2 :]
             here, there = net[:, :, choosing].mean(2), net[:, :, scoring].mean(2)
             gains, places = here.max(1)
-            held_out = torch.where(gains > 0, there[rows, places], 0.0)
+            held_out = torch.where(gains > WAIT_MARGIN, there[rows, places], 0.0)
             chosen_gain.append(held_out)
             oracle.append((held_out / scale[:, 0, 0]).mean())
             place = (here / scale[:, :, 0]).mean(0).argmax()

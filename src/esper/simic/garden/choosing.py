@@ -32,6 +32,10 @@ class Renamed:
     controller: Controller
     name: str
 
+    @property
+    def fingerprint(self) -> str:
+        return self.controller.name
+
     def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
         return self.controller.act(signals, legality, starts)
 

@@ -12,6 +12,7 @@ from esper.tolaria.garden.bed import Case
 from esper.tolaria.garden.contexts import Context
 
 TRAINING_SEEDS = 32  # cases of each context that training draws from, so that controls are few
+SELECTION_SEED = 900_000  # where cases begin by which a run chooses its best controller
 EVALUATION_SEED = 1_000_000  # evaluation starts here: no case is both trained and evaluated on
 
 

@@ -4,7 +4,8 @@ Shapes: `N` rows.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from esper.tolaria.garden.contexts import Context
 from esper.tolaria.settings import PopulationConfig
 from esper.tolaria.tasks import GARDEN_BATCH, GARDEN_BATCHES
 
-HARM = 0.5  # points below the paired control, less than which is noise of arithmetic
+HARM = 0.5  # points of net gain below the paired control; less is taken for noise
 
 Progress = Callable[[str, int, int], None]  # what is played, episodes done, of how many
 
@@ -35,6 +36,7 @@ def evaluate(
     contexts: Sequence[Context],
     *,
     seeds: int = 4,
+    first_seed: int = EVALUATION_SEED,
     file: Path | None = None,
     controls: Controls | None = None,
     rows: int = 64,
@@ -62,16 +64,15 @@ def evaluate(
     _require_possible(controllers, contexts, horizon, config)
     stored = None if file is None else ResultFile(file, _settings(horizon, config))
     done = {} if stored is None else {result.identity: result for result in stored.results}
-    cases = [
-        Case(context, EVALUATION_SEED + number) for number in range(seeds) for context in contexts
-    ]
+    cases = [Case(context, first_seed + number) for number in range(seeds) for context in contexts]
+    made = {controller.name: fingerprint_of(controller) for controller in controllers}
+
+    def sought(name: str, case: Case) -> tuple[str, str, str, int]:
+        return name, made[name], case.context.key, case.seed
+
     if controls is None:
         controls = Controls(horizon=horizon, device=device, config=config)
-    unknown = [
-        case
-        for case in cases
-        if any((name, case.context.key, case.seed) not in done for name in names)
-    ]
+    unknown = [case for case in cases if any(sought(name, case) not in done for name in names)]
     _measure_controls(controls, unknown, progress)
     for alike in by_shape(contexts):
         keys = {context.key for context in alike}
@@ -80,8 +81,7 @@ def evaluate(
             todo = [
                 case
                 for case in cases
-                if case.context.key in keys
-                and (controller.name, case.context.key, case.seed) not in done
+                if case.context.key in keys and sought(controller.name, case) not in done
             ]
             if todo and episodes is None:
                 most = min(rows, len([case for case in cases if case.context.key in keys]))
@@ -91,12 +91,22 @@ def evaluate(
                 assert episodes is not None
                 batch = todo[first : first + len(episodes)]
                 played = play(episodes, controller, batch)
-                fresh = _results(controller.name, batch, played, controls)
+                fresh = _results(controller.name, made, batch, played, controls)
                 done |= {result.identity: result for result in fresh}
                 if stored is not None:
                     stored.add(fresh)
                 progress(controller.name, min(first + rows, len(todo)), len(todo))
-    return [done[name, case.context.key, case.seed] for name in names for case in cases]
+    return [
+        # The scale is the suite's present one: it is no part of what was played.
+        replace(done[sought(name, case)], scale=case.context.scale)
+        for name in names
+        for case in cases
+    ]
+
+
+def fingerprint_of(controller: Controller) -> str:
+    """What tells controllers of one name apart: their own word for it, or else their name."""
+    return str(getattr(controller, "fingerprint", controller.name))
 
 
 def _settings(horizon: int, config: PopulationConfig | None) -> dict[str, Any]:
@@ -130,7 +140,13 @@ def _measure_controls(controls: Controls, cases: Sequence[Case], progress: Progr
         progress("control", measured, len(missing))
 
 
-def _results(name: str, cases: Sequence[Case], played: Played, controls: Controls) -> list[Result]:
+def _results(
+    name: str,
+    made: Mapping[str, str],
+    cases: Sequence[Case],
+    played: Played,
+    controls: Controls,
+) -> list[Result]:
     columns = zip(
         cases,
         controls.test(cases).tolist(),
@@ -147,6 +163,7 @@ def _results(name: str, cases: Sequence[Case], played: Played, controls: Control
     return [
         Result(
             controller=name,
+            made=made[name],
             context=case.context.name,
             key=case.context.key,
             seed=case.seed,

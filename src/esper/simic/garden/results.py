@@ -22,6 +22,7 @@ class Result:
     """One episode of one controller. Scores are percent on test data, gains points."""
 
     controller: str
+    made: str  # a fingerprint of the controller: another one may come under the same name
     context: str
     key: str  # of the context: equal where its numbers are
     seed: int
@@ -45,8 +46,8 @@ class Result:
         return self.net_gain(rent) / self.scale
 
     @property
-    def identity(self) -> tuple[str, str, int]:
-        return self.controller, self.key, self.seed
+    def identity(self) -> tuple[str, str, str, int]:
+        return self.controller, self.made, self.key, self.seed
 
 
 class ResultFile:

@@ -142,8 +142,9 @@ class Garden:
         after, scale = self._state, self._scale.clone()
         terms = rewards(before, after, scale, self.reward)
         observations = final = self.observations()
-        over = epoch.ended if self.in_place else ~self.episodes.running
-        if bool(over.any()) and (self.in_place or bool(over.all())):
+        # A round lasts as long as an episode, also if every row was rolled back before.
+        over = epoch.ended if self.in_place else population.lifecycle.epoch >= self._horizon
+        if bool(over.any()):
             self._begin(over.nonzero()[:, 0])
             observations = self.observations()
         return Transition(

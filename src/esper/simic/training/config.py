@@ -18,7 +18,7 @@ from esper.simic.reward_settings import RewardConfig
 T = TypeVar("T")
 
 NONE = "none"  # TOML has no word for it
-MOST_CASES = 1_000_000  # evaluation's begin there
+MOST_CASES = 100_000  # far below the seeds of atlases, selection and evaluation
 _COUNTS = ("rounds", "envs", "cases", "horizon", "processes", "lstm", "checkpoint_every")
 
 
@@ -56,12 +56,16 @@ class TrainConfig:
     """processes that learn together, one for each core; only on the CPU"""
     lstm: int = DEFAULT_LSTM_HIDDEN_DIM
     """size of the controller's memory"""
+    patience: float = 2.0
+    """how reluctant an untrained controller is to prune, as a logarithm of odds"""
     final_entropy: float = 0.005
     """the entropy bonus falls from that of `ppo` to this over the run"""
     final_rate: float = 0.1
     """the learning rate falls to this share of that of `ppo` over the run"""
     checkpoint_every: int = 5
     """rounds between checkpoints"""
+    tensorboard: bool = False
+    """write curves for TensorBoard too, into RUN/tensorboard; needs the extra of that name"""
     watched: int = 16
     """environments whose observations are kept in the telemetry"""
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -84,6 +88,12 @@ class TrainConfig:
         if self.cases > MOST_CASES:
             raise EsperError("Too many cases", given=self.cases, valid=f"up to {MOST_CASES}")
         self._check_processes()
+        if self.reward.gamma != self.ppo.gamma:
+            raise EsperError(
+                "Shaping cancels only with the learner's discount",
+                given=f"reward.gamma {self.reward.gamma:g}, ppo.gamma {self.ppo.gamma:g}",
+                fix="set both to the same",
+            )
         if self.evaluation.every < 1 or self.evaluation.seeds < 1:
             raise EsperError("Evaluation needs rounds and seeds", given=self.evaluation)
 
@@ -124,20 +134,20 @@ class TrainConfig:
 
 
 _DEMO = PPOConfig(
-    learning_rate=1e-3, epochs=8, minibatches=4, target_kl=0.05, entropy_coef=0.05, gae_lambda=0.95
+    learning_rate=1e-3, epochs=8, minibatches=4, target_kl=0.08, entropy_coef=0.05, gae_lambda=0.95
 )
 
 PRESETS: dict[str, TrainConfig] = {
     # Learns on two cores within minutes: a small host, and few cases to measure controls of.
     "demo": TrainConfig(
         suite="garden_mlp",
-        rounds=40,
-        envs=24,
+        rounds=9,
+        envs=64,
         processes=2,
         cases=4,
         ppo=_DEMO,
-        evaluation=EvaluationConfig(every=10, seeds=2),
-        checkpoint_every=5,
+        evaluation=EvaluationConfig(every=3, seeds=2),
+        checkpoint_every=3,
     ),
     # The main suite on the cores of a workstation: hours.
     "garden": TrainConfig(

@@ -15,7 +15,7 @@ from esper.leyline.constants import SCORED_EPOCHS
 from esper.nissa import Evaluated
 from esper.simic.agent.processes import Processes
 from esper.simic.garden.controls import Controls
-from esper.simic.garden.draws import EVALUATION_SEED
+from esper.simic.garden.draws import SELECTION_SEED
 from esper.simic.garden.episodes import Episodes
 from esper.simic.garden.playing import play
 from esper.simic.reward_settings import RewardConfig
@@ -74,7 +74,7 @@ class Judge:
         self.rent, self.processes = reward.rent, processes
         # Context by context, so that a process's share is not all of one context.
         self.cases = [
-            Case(context, EVALUATION_SEED + number)
+            Case(context, SELECTION_SEED + number)
             for context in contexts
             for number in range(seeds)
         ]

@@ -8,12 +8,13 @@ Shapes: `N` environments of this process.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
 from esper.leyline.errors import AgreementError
+from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import SeedStage
 from esper.nissa import (
     AnomalyDetector,
@@ -23,6 +24,8 @@ from esper.nissa import (
     RunStarted,
     RunStore,
     Sampled,
+    Sink,
+    TensorBoardSink,
     UpdateMetrics,
     flatten,
 )
@@ -88,14 +91,13 @@ class Trainer:
             )
         own = config.envs // processes.size
         self.first_env = processes.rank * own
-        reward = replace(config.reward, gamma=config.ppo.gamma)  # else shaping does not cancel
         self.controls = Controls(horizon=config.horizon, device=config.device)
         self.draw = Draw(contexts=suite.training, seeds=config.cases, seed=config.seed)
         self.garden = Garden(
             Shifted(self.draw, self.first_env),
             own,
             controls=self.controls,
-            reward=reward,
+            reward=config.reward,
             horizon=config.horizon,
             device=config.device,
         )
@@ -110,12 +112,14 @@ class Trainer:
             device=config.device,
             processes=processes,
         )
+        # Only what is left to grow can show its worth.
+        self.agent.network.prefer("op", LifecycleOp.PRUNE, -config.patience)
         self.judge = Judge(
             suite.training,
             seeds=config.evaluation.seeds,
             rows=own,
             controls=self.controls,
-            reward=reward,
+            reward=config.reward,
             processes=processes,
             device=config.device,
         )
@@ -131,11 +135,12 @@ class Trainer:
         saved = self.run.rounds()
         numbers = self._restore(saved[-1]) if saved else None
         store = self._store(new=numbers is None)
-        self.hub = Hub(store)
+        self.hub = Hub(store, *self._other_sinks())
         if self.processes.rank == 0:
             self._open(store.last_commit)
         self.reporter = Reporter(
             self.hub,
+            self.agent.network,
             self.garden.episodes.population.catalogue.slots.names,
             self.config.reward.rent,
             self.controls,
@@ -166,6 +171,11 @@ class Trainer:
         if self.processes.rank > 0:  # the file is there now
             store = RunStore(self.run.path, layout, rows)
         return store
+
+    def _other_sinks(self) -> list[Sink]:
+        if not self.config.tensorboard or self.processes.rank > 0:
+            return []
+        return [TensorBoardSink(self.run.path / "tensorboard")]
 
     def _open(self, whole: int | None) -> None:
         """Tell what starts here; `whole`: the last round that the telemetry has all of."""

@@ -23,6 +23,8 @@ from esper.nissa import (
 from esper.simic.agent.types import Decision
 from esper.simic.garden.controls import Controls
 from esper.simic.garden.world import Garden, Transition
+from esper.tamiyo.distributions import MaskedCategorical
+from esper.tamiyo.network import FactoredRecurrentActorCritic
 
 
 def layout_of(garden: Garden) -> Layout:
@@ -35,6 +37,7 @@ class Reporter:
     """Tells a hub what happens in one process's environments."""
 
     hub: Hub
+    network: FactoredRecurrentActorCritic
     slots: tuple[str, ...]
     rent: float
     controls: Controls
@@ -46,7 +49,7 @@ class Reporter:
     ) -> None:
         """Everything that a step decided and did; `returns` [N] of the episodes so far."""
         active = transition.active
-        count = 0 if self.first_env else self.watched  # a step has one row of watched ones
+        count = max(0, self.watched - self.first_env)  # of the first environments of the run
         self.hub.emit(
             Decisions(
                 round=round_,
@@ -56,6 +59,7 @@ class Reporter:
                 log_probs=decision.log_probs.cpu(),
                 observations=decision.states[:count].cpu() if count else None,
                 masks=decision.masks[:count].cpu() if count else None,
+                probabilities=self._probabilities(decision, count) if count else None,
                 active=active,
                 first_env=self.first_env,
                 watched=count,
@@ -92,6 +96,13 @@ class Reporter:
             )
         self._endings(round_, step, transition, returns)
 
+    @torch.no_grad()
+    def _probabilities(self, decision: Decision, count: int) -> Tensor:
+        """[W, H, A]: of every action, for the first `count` environments."""
+        memory = (decision.hidden[0][:, :count], decision.hidden[1][:, :count])
+        logits = self.network(decision.states[:count], memory).logits
+        return MaskedCategorical(logits, decision.masks[:count], validate=False).probs.cpu()
+
     def _changes(self, round_: int, step: int, transition: Transition) -> None:
         changes = transition.epoch.transitions
         if not len(changes):
@@ -127,7 +138,8 @@ class Reporter:
                 env=rows + self.first_env,
                 context=[case.context.name for case in cases],
                 seed=[case.seed for case in cases],
-                validation=control + gain,
+                # What is worth after a rollback is not measured before the round's end.
+                validation=(control + gain).masked_fill(after.rolled_back[rows], torch.nan),
                 control=control,
                 net_gain=gain - self.rent * exposure,
                 returns=returns[rows],

@@ -3,14 +3,19 @@
 Shapes: `N` rows, `F` features, `H` heads, `A` actions of the largest head.
 """
 
+import hashlib
+
 import torch
 from torch import Tensor
 
+from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.heads import HEADS
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.signals import Signals
+from esper.leyline.slots import require_agreement
 from esper.tamiyo.controllers.proposals import draw
 from esper.tamiyo.distributions import MaskedCategorical
-from esper.tamiyo.features import signals_to_features
+from esper.tamiyo.features import FeatureTable, signals_to_features
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.sequences import Hidden
 
@@ -34,6 +39,22 @@ class LearnedController:
         self.network, self.greedy, self.name = network, greedy, name
         self.generator = generator
         self._hidden: Hidden | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the network: another training has another one."""
+        found = hashlib.blake2b(f"greedy {self.greedy}".encode(), digest_size=6)
+        for name, tensor in sorted(self.network.state_dict().items()):
+            found.update(name.encode())
+            found.update(tensor.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
+
+    def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
+        """Refuse hosts with other slots or blueprints than it was trained on."""
+        trained = ("the trained controller", self.network.space)
+        require_agreement("action heads", trained, ("the host", HEADS.resolve(catalogue)))
+        size = ("the host", FeatureTable.of(catalogue).size)
+        require_agreement("features", ("the trained controller", self.network.state_dim), size)
 
     @torch.no_grad()
     def act(self, signals: Signals | Tensor, legality: Legality, starts: Tensor) -> Actions:

@@ -3,6 +3,7 @@
 Shapes: `N` environments, `S` slots, `A` arms of a schedule.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -199,6 +200,12 @@ class Oracle(_Scheduled):
         """Epochs only: each context may have a host of its own."""
         for arm in (arm for schedule in self.schedules for arm in schedule):
             arm.require_in_time(horizon)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the table."""
+        text = repr([(name, self.schedules[number]) for name, number in self._numbers.items()])
+        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
     def reset(self, contexts: Sequence[str]) -> None:
         for context in contexts:

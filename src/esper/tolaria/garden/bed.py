@@ -14,6 +14,7 @@ from esper.kasmina.blueprints import build_catalogue
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import AgreementError, UnknownNameError
+from esper.leyline.streams import derive_seed
 from esper.tolaria.data.splits import Splits
 from esper.tolaria.feed import Feed
 from esper.tolaria.garden.contexts import Context, Source
@@ -36,6 +37,11 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.context.name} #{self.seed}"
+
+    @property
+    def identity(self) -> int:
+        """What all its random streams follow from; equal seeds of two contexts share nothing."""
+        return derive_seed(self.context.key, self.seed)
 
 
 class Bed:
@@ -91,7 +97,7 @@ class Bed:
             if case.context.key not in self.contexts:
                 known = sorted(context.name for context in self.contexts.values())
                 raise UnknownNameError.of("context of this bed", case.context.name, known)
-        reset_rows(self.population, rows, [case.seed for case in cases])
+        reset_rows(self.population, rows, [case.identity for case in cases])
         place = {source: index for index, source in enumerate(self._sources)}
         data = torch.tensor([place[case.context.source] for case in cases])
         self.population.feed.assign(rows, data)

@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
@@ -12,6 +13,7 @@ from typing import Any, Self
 import torch
 
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
+from esper.leyline.constants import MIN_REWARD_SCALE
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.splits import Split, Splits
@@ -21,7 +23,6 @@ from esper.tolaria.mnist1d import CLASSES
 
 VALIDATION_SAMPLES = 1000  # the same in every context, so that one population can hold them all
 TEST_SAMPLES = 2000
-LEAST_SCALE = 3.0  # points of accuracy; a smaller best gain is not worth more for being small
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +121,8 @@ class Context:
     drift_window: tuple[int, int] = (6, 14)  # first and last epoch at which it may
     host: str = "conv1d"
     host_sizes: tuple[tuple[str, int], ...] = ()
-    # Points that count as 1 in rewards and scores: max(best net gain, LEAST_SCALE). Never observed.
-    scale: float = LEAST_SCALE
+    # Points that count as 1 in rewards and scores: the best net gain or more. Never observed.
+    scale: float = MIN_REWARD_SCALE
 
     def __post_init__(self) -> None:
         for what in ("name", "family"):
@@ -263,12 +264,14 @@ def _sketch(name: str, sizes: tuple[tuple[str, int], ...]) -> SegmentedHost:
 # --- checks --------------------------------------------------------------------------------
 
 
+_LABEL = re.compile(r"[A-Za-z0-9._+-]+")
+
+
 def check_label(what: str, value: object) -> None:
     """Refuse what would not stand in one cell of a table."""
-    if not isinstance(value, str) or not value or not value.isprintable() or " " in value:
-        raise EsperError(
-            f"Impossible {what}", given=repr(value), valid="a word without spaces, like gain-2.0"
-        )
+    if not isinstance(value, str) or not _LABEL.fullmatch(value):
+        valid = "letters, digits and . _ + -, like gain-2.0"
+        raise EsperError(f"Impossible {what}", given=repr(value), valid=valid)
 
 
 def _put(record: object, name: str, value: object) -> None:
