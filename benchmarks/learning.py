@@ -70,7 +70,7 @@ def draw(curves: dict[int, list[tuple[int, float, float, float]]], path: Path) -
         xlabel="round (64 episodes each)", ylabel="score on validation data (net gain / scale)"
     )
     axes.set_title("The demo's controller while it learns: evaluations, with 95 % intervals")
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 

@@ -73,7 +73,7 @@ def test_options_count_more_than_the_file_and_the_file_more_than_the_preset(
     assert read_config(folder / "settings.toml").rounds == ROUNDS
     versions = run.facts["versions"]
     assert {"esper", "python", "torch", "numpy", "safetensors"} <= versions.keys()
-    assert set(run.facts["data"]) == {"fixed", "xor"}
+    assert set(run.facts["data"]) == {"fixed × 200", "xor × 200"}
 
 
 def test_a_file_for_several_processes_does_not_trip_over_presets_that_were_not_asked_for(
