@@ -95,6 +95,7 @@ class Aligned:
     test: Array  # net gain / scale on test data
     validation: Array  # the same on the data that rewards are made of
     charged: Array  # what interventions took from the dense returns
+    punished: Array  # what rollbacks took from every return
 
 
 def align(
@@ -128,6 +129,7 @@ def align(
         test=stacked(_net(garden, steps, "test", garden.controls.test(everyone))),
         validation=stacked(_net(garden, steps, "committed", control)),
         charged=stacked(-_return(steps, "simplified", "interventions")),
+        punished=stacked(-_return(steps, "sparse", "rollback")),
     )
 
 
