@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.simic.garden import Garden, Listed, Transition
+from esper.simic.garden import Draw, Garden, Listed, Transition
 from esper.tolaria.garden import Case
 from esper.tolaria.plan import HOST
 from tests.simic.garden.plots import CONTEXTS, DRIFT, HORIZON, make_garden, walk
 
 ROWS = 64
+DEAL = Draw(contexts=CONTEXTS, seed=1)  # a row whose task changes decides more than once
 SERIES = ("train_loss", "validation_loss", "validation_accuracy", "committed_accuracy")
 Seen = dict[str, Tensor]  # [N, ...] each
 
@@ -44,7 +45,7 @@ def lived(garden: Garden) -> tuple[list[Seen], list[Transition]]:
 def all_together() -> tuple[Garden, list[Seen], list[Transition]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("esper.tolaria.garden.bed.GARDEN_BATCHES", 5)
-        garden = make_garden(ROWS)
+        garden = make_garden(ROWS, draw=DEAL)
         return garden, *lived(garden)
 
 
@@ -77,7 +78,7 @@ def assert_same_lives(
 def test_eight_rows_live_as_among_sixty_four(
     all_together: tuple[Garden, list[Seen], list[Transition]],
 ) -> None:
-    assert_same_lives(lived(make_garden(8)), all_together[1:], list(range(8)))
+    assert_same_lives(lived(make_garden(8, draw=DEAL)), all_together[1:], list(range(8)))
 
 
 def test_each_kind_of_row_lives_alone_as_among_sixty_four(
@@ -97,7 +98,7 @@ def test_each_kind_of_row_lives_alone_as_among_sixty_four(
         case: Case = played[row]
         alone = lived(make_garden(1, draw=Listed((case,))))
         assert_same_lives(alone, (seen, transitions), [row])
-        assert int(decided[row]) >= 1
+        assert int(decided[row]) >= 2
 
 
 def test_the_same_garden_twice_is_the_same_to_the_bit() -> None:

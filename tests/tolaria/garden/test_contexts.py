@@ -165,6 +165,8 @@ def test_a_short_table_is_enough() -> None:
         ({"scale": "big"}, "Wrong type of scale of a context; given: 'big'; valid: a number"),
         ({"name": ""}, "Impossible name of a context; given: ''"),
         ({"name": "two words"}, "Impossible name of a context; given: 'two words'; valid: letters"),
+        ({"name": "a[/b]"}, "Impossible name of a context"),
+        ({"name": "a$x$"}, "Impossible name of a context"),
         ({"family": 3}, "Impossible family of a context; given: 3"),
         ({"host": "conv1"}, "Unknown host; given: 'conv1'.*did you mean 'conv1d'"),
         ({"host_sizes": {"chanels": 6}}, "size of the host 'conv1d'.*did you mean 'channels'"),

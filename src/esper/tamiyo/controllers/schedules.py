@@ -5,6 +5,7 @@ Shapes: `N` environments, `S` slots, `A` arms of a schedule.
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -122,7 +123,7 @@ class FixedSettings:
         )
 
 
-class _Scheduled:
+class _Scheduled(ABC):
     """Rows that each follow one of a few schedules."""
 
     def __init__(self, schedules: Iterable[Schedule]) -> None:
@@ -133,9 +134,9 @@ class _Scheduled:
         for arm in (arm for schedule in self.schedules for arm in schedule):
             arm.require_in_time(horizon)
 
+    @abstractmethod
     def _rows(self, count: int) -> Tensor:
         """[N]: the number of each row's schedule."""
-        raise NotImplementedError
 
     def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
         # Only those that are followed now: a table may hold schedules of other hosts.
