@@ -22,7 +22,7 @@ from esper.leyline import (
     Lifecycle,
     LifecycleOp,
 )
-from esper.leyline.signals import Signals, empty_window
+from esper.leyline.signals import FLOW_STATISTICS, Signals, empty_window
 from esper.tamiyo import Controller, Privileged
 
 HORIZON = 25
@@ -45,6 +45,7 @@ class Tape:
     host_gradient: Tensor  # [R, T]
     draws: Tensor  # [R, T, H]
     budget: Tensor  # [R]
+    flow: Tensor | None = None  # [R, T, S, K]
 
     @classmethod
     def random(
@@ -76,6 +77,7 @@ class Tape:
             host_gradient=some(uniform(rows, epochs), 0.1),
             draws=uniform(rows, epochs, len(HEADS)),
             budget=(3 * uniform(rows) * catalogue.host_params).long(),
+            flow=some(uniform(rows, epochs, slots, len(FLOW_STATISTICS)), 0.1),
         )
 
     @classmethod
@@ -146,6 +148,7 @@ class TapeGarden:
             **self.window,
             host_gradient=self.host_gradient,
             draws=self.tape.draws[self.index, self.epoch],
+            flow=None if self.tape.flow is None else self.tape.flow[self.index, self.epoch],
         )
 
     def step(self, actions: Actions) -> None:

@@ -17,10 +17,11 @@ from esper.leyline import (
     SeedStage,
     UnknownNameError,
 )
-from esper.leyline.signals import SIGNAL_WINDOW, Signals
+from esper.leyline.signals import FLOW_STATISTICS, SIGNAL_WINDOW, Signals
 from esper.tamiyo import FeatureTable, signals_to_features
+from esper.tamiyo.columns import LAGS
 from esper.tamiyo.controllers import RandomLegal
-from esper.tamiyo.features import GLOBAL_FEATURES, LAGS
+from esper.tamiyo.features import GLOBAL_FEATURES
 from tests.tamiyo.gardens import HORIZON, Tape, TapeGarden, catalogue_of, play
 
 CATALOGUE = catalogue_of()
@@ -72,6 +73,7 @@ def wild_signals(seed: int, rows: int, classes: int = 10) -> Signals:
         *window,
         host_gradient=pick(rows),
         draws=torch.rand(rows, 4, generator=chance),
+        flow=pick(rows, slots, len(FLOW_STATISTICS)),
     )
 
 

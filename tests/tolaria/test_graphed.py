@@ -1,10 +1,13 @@
 """Plans of fixed size give what plans of exact size give; CUDA graphs are tested where possible."""
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from esper.tolaria.augment import Augmentation
-from esper.tolaria.graphed import Capacities, pad_plan
+from esper.tolaria.graphed import Capacities, pad_plan, uncollected
 from esper.tolaria.plan import HOST
 from tests.tolaria.test_population import own_draws
 from tests.tolaria.twins import HOSTS, draw_actions, make_population
@@ -67,6 +70,32 @@ def test_a_sick_environment_does_not_reach_others_through_padding() -> None:
         owners = population.pools[key].owner
         spared = (owners > 0).nonzero()[:, 0]
         assert torch.equal(grad[spared], before[key][spared])
+
+
+@pytest.fixture(params=[True, False], ids=["collecting", "not collecting"])
+def collecting(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether the collector is on before; afterwards it is as the tests had it."""
+    found = gc.isenabled()
+    (gc.enable if request.param else gc.disable)()
+    yield request.param
+    (gc.enable if found else gc.disable)()
+
+
+def test_nothing_is_collected_meanwhile_and_the_collector_is_left_as_it_was(
+    collecting: bool,
+) -> None:
+    with uncollected():
+        assert not gc.isenabled()
+        with uncollected():
+            assert not gc.isenabled()
+        assert not gc.isenabled(), "what is inside does not switch it on for what is around"
+    assert gc.isenabled() == collecting
+
+
+def test_the_collector_is_left_as_it_was_when_something_goes_wrong(collecting: bool) -> None:
+    with pytest.raises(ZeroDivisionError), uncollected():
+        _ = 1 / 0
+    assert gc.isenabled() == collecting
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -13,7 +13,7 @@ from esper.kasmina.blueprints import find_blueprint
 from esper.kasmina.hosts import HOSTS, build_host
 from esper.leyline import Actions, Blend, BlueprintError, Family, Layout, SlotSpec
 from esper.tolaria.convolutions import stacked_conv1d, stacked_conv2d
-from esper.tolaria.stacked import stack
+from esper.tolaria.stacked import library_norm, stack, written_norm
 from tests.tolaria.twins import Twins, make_population
 
 COPIES = 3
@@ -214,3 +214,15 @@ def test_newborn_rows_are_drawn_as_the_module_draws_its_own() -> None:
         assert float(drawn.mean()) == pytest.approx(0.0, abs=0.05 * bound)
         assert float(drawn.std()) == pytest.approx(bound / 3**0.5, rel=0.05)
         assert float(parameter.detach().abs().max()) <= bound
+
+
+def test_both_forms_of_the_norm_are_the_same() -> None:
+    x = 3.0 + 2.0 * torch.randn(3, 5, 7, 8, dtype=torch.float64)
+    grads = []
+    for form in (library_norm, written_norm):
+        given = x.clone().requires_grad_()
+        normal = form(given)
+        (grad,) = torch.autograd.grad((normal * x.roll(1, -1)).sum(), given)
+        grads.append((normal.detach(), grad))
+    for left, right in zip(*grads, strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-12)

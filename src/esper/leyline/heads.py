@@ -6,9 +6,10 @@ first head of a table is the *op*; `matters_for` names the ops for which a head 
 the chosen op has only its canonical action 0.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import AgreementError, UnknownNameError
@@ -115,6 +116,16 @@ class ActionSpace:
 
     def size(self, name: str) -> int:
         return self.sizes[self.index(name)]
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "ActionSpace":
+        """The space that was written as JSON, which has lists for tuples."""
+        return cls(
+            names=tuple(stored["names"]),
+            sizes=tuple(stored["sizes"]),
+            relevance=tuple(tuple(row) for row in stored["relevance"]),
+            given=tuple(tuple(names) for names in stored["given"]),
+        )
 
 
 _O = LifecycleOp

@@ -122,6 +122,11 @@ class Legality:
         matters = relevance_table(self.space.relevance, device)[:, position][values[:, 0]]
         return torch.where(matters[:, None], mask, _canonical_only(size, device))
 
+    def rows(self, index: Tensor) -> "Legality":
+        """The hosts in `index`, in that order."""
+        masks = {name: mask[index] for name, mask in self.masks.items()}
+        return Legality(self.space, len(index), masks)
+
     def permits(self, actions: Actions) -> Tensor:
         """[N] bool: is the whole composite action legal? Heads that do not matter are ignored."""
         values = actions.canonical().values

@@ -3,7 +3,7 @@
 Nothing in here depends on which context an environment was drawn from. What was not measured is
 NaN; features turn that into a zero and a flag.
 
-Shapes: `N` environments, `S` slots, `W` epochs remembered, `H` heads.
+Shapes: `N` environments, `S` slots, `W` epochs remembered, `H` heads, `K` statistics.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -16,6 +16,7 @@ from esper.leyline.errors import AgreementError
 from esper.leyline.lifecycle import Lifecycle
 
 SIGNAL_WINDOW = 8  # epochs of measurements that signals carry
+FLOW_STATISTICS = ("spread", "silence", "peaks", "roughness")  # of activations that pass a slot
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Signals:
     committed_accuracy: Tensor  # [N, W] percent, with only fossilized seeds on
     host_gradient: Tensor  # [N] root mean square of the gradient norm over the last epoch
     draws: Tensor  # [N, H] from 0 to 1: each environment's own random numbers for this decision
+    flow: Tensor | None = None  # [N, S, K] FLOW_STATISTICS of each slot; None: never measured
 
     def __post_init__(self) -> None:
         hosts = self.lifecycle.shape[0]

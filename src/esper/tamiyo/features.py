@@ -20,15 +20,12 @@ from torch import Tensor
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import AgreementError, UnknownNameError
 from esper.leyline.ops import Blend
-from esper.leyline.signals import SIGNAL_WINDOW, Signals
-from esper.leyline.stages import LIVING_STAGES, SeedStage
+from esper.leyline.signals import Signals
+from esper.leyline.stages import SeedStage
+from esper.tamiyo.columns import LAGS, global_columns, slot_columns
 
-LAGS = (1, 3, 7)  # epochs over which changes are shown
 MOST_LOSS = 4.0  # in units of guessing
 MOST_PARAMS = 4.0  # in units of the host's parameters
-MOST_INTERVENTIONS = 8
-GRADIENT_DECADES = 4.0  # powers of ten, each way, that a gradient or a ratio of them may span
-CONTRIBUTION_SCALE = 10.0  # points
 COST_STEPS = 1000.0  # a cost of one such part of the host is just visible
 
 _GUESSING = "loss / log(classes)"
@@ -131,6 +128,18 @@ def slot_features(blueprints: tuple[str, ...]) -> tuple[Feature, ...]:
         Feature(
             "gradient_ratio", -1.0, 1.0, "log10 / 4", "Gradient norm, seed to host.",
             ("gradient_known",),
+        ),
+        _flag("flow_known", "What passes the slot is known."),
+        Feature(
+            "spread", 0.0, 2.0, "standard deviation of log", "Of samples, in the size of what "
+            "passes.", ("flow_known",),
+        ),
+        Feature("silence", 0.0, 1.0, "share", "Of values that are 0.", ("flow_known",)),
+        Feature("peaks", 0.0, 1.0, "log10(kurtosis) / 2", "How peaked it is.", ("flow_known",)),
+        _flag("roughness_known", "It has places beside each other."),
+        Feature(
+            "roughness", 0.0, 2.0, "variance of steps / 2 variances", "From place to place.",
+            ("roughness_known",),
         ),
         Feature("position", 0.0, 1.0, "index / (slots - 1)", "From the input to the output."),
         _flag("fits", "Some blueprint fits this slot."),
@@ -279,9 +288,9 @@ _GLOBAL_LAYOUT = _layout(GLOBAL_FEATURES)
 def signals_to_features(signals: Signals) -> Tensor:
     """Observations [N, F] float32; finite and within the table's ranges whatever was measured."""
     table = FeatureTable.of(signals.catalogue)
-    columns = _global_columns(signals)
+    columns = global_columns(signals)
     whole = torch.stack([columns[feature.name] for feature in GLOBAL_FEATURES], 1)
-    columns = _slot_columns(signals, table)
+    columns = slot_columns(signals, table.slot_constants)
     blocks = torch.cat(
         [
             columns[feature.name] if feature.options else columns[feature.name][..., None]
@@ -300,84 +309,3 @@ def _held(columns: Tensor, layout: _Layout) -> Tensor:
     """
     inside = columns.float().clamp_(layout.low, layout.high).nan_to_num_(0.0)
     return inside.masked_fill_((1.0 - inside) @ layout.needs > 0.0, 0.0)
-
-
-def _global_columns(signals: Signals) -> dict[str, Tensor]:
-    """[N] each; anything where something is not measured."""
-    life, window = signals.lifecycle, signals.train_loss.shape[1]
-    if window != SIGNAL_WINDOW:
-        raise AgreementError(
-            "Signals remember the wrong number of epochs", given=window, valid=SIGNAL_WINDOW
-        )
-    guessing = math.log(max(signals.classes, 2))
-    above = 100.0 - signals.chance if signals.classes > 1 else 100.0
-    train = signals.train_loss.double() / guessing  # [N, W]
-    loss = signals.validation_loss.double() / guessing
-    accuracy = (signals.validation_accuracy.double() - signals.chance) / above
-    committed = (signals.latest("committed_accuracy").double() - signals.chance) / above  # [N]
-    known = ~(train.isnan() | loss.isnan() | accuracy.isnan())  # [N, W]
-    best, place = accuracy.nan_to_num(-math.inf).max(1)
-    horizon = signals.horizon.clamp(min=1).double()
-    host = max(signals.catalogue.host_params, 1)
-    added = life.params.sum(1)
-    columns = {
-        "epoch": life.epoch / horizon,
-        "remaining": 1.0 - life.epoch / horizon,
-        "measured": known[:, -1],
-        "train_loss": train[:, -1],
-        "validation_loss": loss[:, -1],
-        "generalisation_gap": loss[:, -1] - train[:, -1],
-        "validation_accuracy": accuracy[:, -1],
-        "best_accuracy": best,
-        "since_best": (window - 1 - place) / (window - 1),
-        "committed_known": ~committed.isnan(),
-        "committed_accuracy": committed,
-        "uncommitted_gain": accuracy[:, -1] - committed,
-        "loss_rise_known": life.loss_rise_known & ~life.loss_rise.isnan(),
-        "loss_rise": life.loss_rise,
-        "gradient_known": ~signals.host_gradient.isnan(),
-        "gradient": _decades(signals.host_gradient) / GRADIENT_DECADES,
-        "added_params": added / host,
-        "budget_room": (signals.budget - added).double() / host,
-        "interventions": life.interventions / MOST_INTERVENTIONS,
-        "living": life.at(*sorted(LIVING_STAGES)).double().mean(1),
-        "fossilized": life.at(SeedStage.FOSSILIZED).double().mean(1),
-    }
-    for lag in LAGS:
-        columns[f"measured_{lag}"] = known[:, -1] & known[:, -1 - lag]
-        columns[f"train_loss_change_{lag}"] = train[:, -1] - train[:, -1 - lag]
-        columns[f"validation_loss_change_{lag}"] = loss[:, -1] - loss[:, -1 - lag]
-        columns[f"validation_accuracy_change_{lag}"] = accuracy[:, -1] - accuracy[:, -1 - lag]
-    return columns
-
-
-def _slot_columns(signals: Signals, table: FeatureTable) -> dict[str, Tensor]:
-    """[N, S] each, or [N, S, options]."""
-    life = signals.lifecycle
-    horizon = signals.horizon.clamp(min=1).double()[:, None]
-
-    def one_of(index: Tensor, options: int) -> Tensor:
-        return index[..., None] == torch.arange(options)
-
-    host_gradient = signals.host_gradient[:, None]
-    constants = {name: value.expand(life.shape) for name, value in table.slot_constants.items()}
-    return constants | {
-        "stage": one_of(life.stage, len(SeedStage)),
-        "blueprint": one_of(life.blueprint, len(signals.catalogue.names)),
-        "blend": one_of(life.blend, len(Blend)),
-        "alpha": life.alpha,
-        "age": life.age / horizon,
-        "epochs_in_stage": life.epochs_in_stage / horizon,
-        "embargo": life.embargo / horizon,
-        "params": life.params / max(signals.catalogue.host_params, 1),
-        "contribution_known": life.contribution_known & ~life.contribution.isnan(),
-        "contribution": (life.contribution / CONTRIBUTION_SCALE).tanh(),
-        "gradient_known": life.gradient_known & ~(life.gradient.isnan() | host_gradient.isnan()),
-        "gradient_ratio": (_decades(life.gradient) - _decades(host_gradient)) / GRADIENT_DECADES,
-    }
-
-
-def _decades(size: Tensor) -> Tensor:
-    """log10 of a size, within twice the span of features: a ratio of 0s or Infs is finite."""
-    most = 10.0 ** (2.0 * GRADIENT_DECADES)
-    return size.double().clamp(1.0 / most, most).log10()

@@ -57,6 +57,7 @@ class FactoredRecurrentActorCritic(nn.Module):
     return_scale: Tensor
     return_moment: Tensor  # decaying sums of squared returns, and of their weights
     return_weight: Tensor
+    visible: Tensor  # [F] 1 or 0: features that count; the others might as well not be there
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         self.memory_norm = nn.LayerNorm(lstm_hidden_dim)
         self.heads = nn.ModuleList(_mlp(lstm_hidden_dim, size) for size in space.sizes)
         self.value_head = _mlp(lstm_hidden_dim, 1)
+        self.register_buffer("visible", torch.ones(state_dim))
         self.register_buffer("return_scale", torch.ones(()))
         self.register_buffer("return_moment", torch.zeros((), dtype=torch.float64))
         self.register_buffer("return_weight", torch.zeros((), dtype=torch.float64))
@@ -132,7 +134,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         self._require_states(states)
         if hidden is None:
             hidden = self.get_initial_hidden(len(states), states.device, states.dtype)
-        features = self.features(self.observation_norm(states))
+        features = self.features(self.observation_norm(states) * self.visible.to(states.dtype))
         after: Hidden | None = None
         if states.ndim == 2:
             entering = hidden if starts is None else reset_hidden(hidden, starts)

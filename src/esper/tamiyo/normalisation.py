@@ -9,6 +9,9 @@ from esper.leyline.errors import AgreementError
 
 CLIP = 10.0  # standard deviations; an outlier must not drown the other features
 EPSILON = 1e-8
+# Of features that are made to span about 1: what hardly ever changed while learning must not be
+# blown up where it differs, as costs do on another host.
+GARDEN_FLOOR = 1e-2
 
 Summed = Callable[[Tensor], Tensor]  # adds a tensor up over the processes that learn together
 
@@ -29,16 +32,18 @@ class RunningNorm(nn.Module):
     mean: Tensor
     variance: Tensor
     count: Tensor
+    floor: Tensor  # the smallest variance that is divided by
 
     def __init__(self, features: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(features, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(features, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("floor", torch.full((), EPSILON, dtype=torch.float64))
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., F] in the type of the input."""
-        scale = (self.variance + EPSILON).rsqrt()
+        scale = self.variance.clamp(min=self.floor).rsqrt()
         shift = (-self.mean * scale).to(states.dtype)
         return torch.addcmul(shift, states, scale.to(states.dtype)).clamp(-CLIP, CLIP)
 

@@ -1,16 +1,21 @@
 """The fused pass: many hosts with different living seeds as one computation.
 
-Shapes: `V` rows of the pass, `B` batch, `K` seeds that act at one slot, `P` parameters.
+Shapes: `V` rows of the pass, `B` batch, `K` seeds that act at one slot (or statistics), `P`
+parameters.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints import find_blueprint
+from esper.kasmina.flow import flow_statistics
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.seed import BlendGate
+from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.lifecycle import NOTHING
 from esper.leyline.slots import SlotSpec
 from esper.tolaria.plan import HOST, Plan, PoolKey, SlotPlan
@@ -78,8 +83,13 @@ class Engine:
     def template(self, key: PoolKey) -> Template:
         return self._templates[key]
 
-    def logits(self, weights: Weights, plan: Plan, inputs: Tensor) -> Tensor:
-        """The outputs [V, B, ...] of every row of the plan, for inputs [start, B, ...]."""
+    def logits(
+        self, weights: Weights, plan: Plan, inputs: Tensor, flow: list[Tensor] | None = None
+    ) -> Tensor:
+        """The outputs [V, B, ...] of every row of the plan, for inputs [start, B, ...].
+
+        With a list for `flow`, statistics [V, K] of what reaches each slot are added to it.
+        """
         hosts = weights[HOST]
         if plan.environment is not None:
             hosts = hosts.index_select(0, plan.environment)
@@ -92,6 +102,8 @@ class Engine:
             h = segment(here, h)
             if index < len(self.specs):
                 slot = plan.slots[index]
+                if flow is not None:
+                    flow.append(flow_statistics(h, self.specs[index].channel_axis))
                 if len(slot.forks):
                     h = torch.cat([h, h.index_select(0, slot.forks)])
                 h = self._at_slot(weights, index, slot, h)
@@ -148,6 +160,26 @@ def compiled(form: Form, backend: str | None) -> Form:
 
 def gate_template(spec: SlotSpec) -> Template:
     return Template(lambda: BlendGate(spec.channels, spec.channel_axis), known=True)
+
+
+def templates_of(
+    specs: Sequence[SlotSpec], catalogue: BlueprintCatalogue
+) -> dict[PoolKey, Template]:
+    """One template for every kind of seed that fits some slot, and for every slot's gate."""
+    templates: dict[PoolKey, Template] = {}
+    for slot, spec in enumerate(specs):
+        templates["gate", slot, NOTHING] = gate_template(spec)
+        for index, name in enumerate(catalogue.names):
+            if catalogue.costs[slot][index] >= 0:
+                plan = find_blueprint(name, spec.family)
+                build = partial(plan.build, spec)
+                templates["seed", slot, index] = Template(build, known=is_own(plan.build))
+    return templates
+
+
+def is_own(build: object) -> bool:
+    """Is this one of Esper's own hosts or blueprints, whose weights start in a known way?"""
+    return str(getattr(build, "__module__", "")).partition(".")[0] == "esper"
 
 
 def losses_of(outputs: Tensor, labels: Tensor) -> Tensor:

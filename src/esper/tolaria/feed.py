@@ -118,6 +118,12 @@ class Feed:
         """Training inputs and labels as they are, for sample numbers of any shape."""
         return self._inputs["train"][index], self._labels["train"][index]
 
+    def first_samples(self, split: str, count: int) -> Tensor:
+        """Inputs [N, count, ...]: the first of every environment, or as many as there are."""
+        count = min(count, int(self._samples[split].min()))
+        index = self._first[split][:, None] + torch.arange(count, device=self.device)
+        return self._inputs[split][index]
+
     def held_out(self, split: str, environment: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples of a split for rows of these environments, in chunks that fit."""
         most = int(self._samples[split][0])

@@ -6,7 +6,9 @@ gets a capacity with room to spare; places that are not needed point at the pool
 deliver nothing. A new graph is captured only when a capacity grows or a pool's storage moves.
 """
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -122,6 +124,18 @@ def _on(device: torch.device, plan: Plan) -> Plan:
     return Plan(environment, slots, plan.start)
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Nothing is collected meanwhile: freeing another graph while one is captured spoils it."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class GraphRunner:
     """Keeps the graph of one population's step, and replays it for whole epochs."""
 
@@ -197,6 +211,6 @@ class GraphRunner:
                 step.gradients(*self.feed.samples_at(self._index))
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with uncollected(), torch.cuda.graph(graph):
             self._total += step.run(*self.feed.fetch(self._index))
         self._graph = graph

@@ -10,27 +10,25 @@ Shapes: `N` environments, `S` slots, `B` batch, `Q` counterfactuals.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints import build_catalogue, find_blueprint
+from esper.kasmina.blueprints import build_catalogue
 from esper.kasmina.gates import UNLIMITED, Situation
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.isolation import Isolation
 from esper.kasmina.lifecycle import decide, pass_time, remove_now
 from esper.kasmina.masks import legality
-from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import AgreementError, GateRefusedError, UnknownNameError
 from esper.leyline.heads import HEADS
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
 from esper.leyline.ops import Blend, LifecycleOp
-from esper.leyline.slots import SlotSpec, require_agreement
+from esper.leyline.slots import require_agreement
 from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
-from esper.tolaria.engine import Engine, gate_template, losses_of
+from esper.tolaria.engine import Engine, is_own, losses_of, templates_of
 from esper.tolaria.feed import SPLITS, Feed
 from esper.tolaria.graphed import GraphRunner
 from esper.tolaria.plan import (
@@ -48,6 +46,8 @@ from esper.tolaria.settings import EpochRecord, PopulationConfig, Scores
 from esper.tolaria.shuffle import fold
 from esper.tolaria.templates import Template
 from esper.tolaria.training import TrainingStep, as_inputs, cast_weights
+
+FLOW_SAMPLES = 100  # by which activations are described
 
 
 class Population:
@@ -85,8 +85,8 @@ class Population:
         self.frozen = torch.zeros(count, dtype=torch.bool)  # idle until they are reset
         self.pool_rows = torch.full(self.lifecycle.shape, VACANT)  # where each seed lives
         self.gate_rows = torch.full(self.lifecycle.shape, VACANT)
-        templates = _templates(self.specs, self.catalogue)
-        host_template = Template(build_host, known=_is_own(type(host)))
+        templates = templates_of(self.specs, self.catalogue)
+        host_template = Template(build_host, known=is_own(type(host)))
         self.engine = Engine(host, templates, host_template, self.config.compiler)
         self.pools: dict[PoolKey, Pool] = {}
         everyone = torch.arange(count)
@@ -351,6 +351,18 @@ class Population:
         chosen = place[inverse]
         return Scores(scores.loss[chosen], scores.accuracy[chosen])
 
+    @torch.no_grad()
+    def flow(self) -> Tensor:
+        """[N, S, K]: statistics of what reaches each slot, on validation data."""
+        nothing = torch.zeros(0, dtype=torch.int64)
+        none = torch.zeros(0, len(self.specs), dtype=torch.bool)
+        plan = self._plan(counterfactual_rows(self.lifecycle, nothing, none))
+        weights = cast_weights(self.pools, self.config.compute_dtype)
+        inputs = as_inputs(self.feed.first_samples("validation", FLOW_SAMPLES), weights)
+        found: list[Tensor] = []
+        self.engine.logits(weights, plan, inputs, found)
+        return torch.stack(found, 1).double().cpu()
+
     def _score(self, split: str, rows: Rows) -> Scores:
         if split not in SPLITS:
             raise UnknownNameError.of("split", split, SPLITS)
@@ -368,21 +380,3 @@ class Population:
             right += (outputs.argmax(-1) == labels).double().flatten(1).mean(1) * size
             samples += size
         return Scores((loss / samples).cpu(), (100.0 * right / samples).cpu())
-
-
-def _templates(specs: Sequence[SlotSpec], catalogue: BlueprintCatalogue) -> dict[PoolKey, Template]:
-    """One template for every kind of seed that fits some slot, and for every slot's gate."""
-    templates: dict[PoolKey, Template] = {}
-    for slot, spec in enumerate(specs):
-        templates["gate", slot, NOTHING] = gate_template(spec)
-        for index, name in enumerate(catalogue.names):
-            if catalogue.costs[slot][index] >= 0:
-                plan = find_blueprint(name, spec.family)
-                build = partial(plan.build, spec)
-                templates["seed", slot, index] = Template(build, known=_is_own(plan.build))
-    return templates
-
-
-def _is_own(build: object) -> bool:
-    """Is this one of Esper's own hosts or blueprints, whose weights start in a known way?"""
-    return str(getattr(build, "__module__", "")).partition(".")[0] == "esper"

@@ -17,7 +17,9 @@ from esper.leyline.errors import AgreementError, UnknownNameError
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.splits import Splits
 from esper.tolaria.feed import Feed
+from esper.tolaria.flops import count_flops
 from esper.tolaria.garden.contexts import Context, Source
+from esper.tolaria.garden.families import LENGTH
 from esper.tolaria.garden.lesions import lesion_mask
 from esper.tolaria.population import Population
 from esper.tolaria.rows import reset_rows, silence_rows
@@ -84,6 +86,7 @@ class Bed:
         self.population = Population(
             first.build_host, feed, identities=range(rows), seed=GARDEN_SEED, config=config
         )
+        self.flops = count_flops(host, torch.zeros(1, LENGTH), self.population.catalogue)
         self.cases: list[Case | None] = [None] * rows
         self._drift_epoch = torch.full((rows,), -1)  # never
         self._drift_data = torch.zeros(rows, dtype=torch.int64)
@@ -117,6 +120,17 @@ class Bed:
         if len(rows):
             self.population.feed.assign(rows, self._drift_data[rows])
         return self.population.train_epoch()
+
+    def training_flops(self) -> Tensor:
+        """[N]: what the next epoch costs every row, as it is now."""
+        population = self.population
+        samples = population.feed.batch * population.feed.batches
+        return self.flops.training(population.lifecycle, samples, population.config.isolation)
+
+    @property
+    def drift_epochs(self) -> Tensor:
+        """[N]: with which epoch each row's task changes; -1: it does not."""
+        return self._drift_epoch.clone()
 
     def drifting(self) -> Tensor:
         """[K]: the rows whose task changes with the next epoch."""

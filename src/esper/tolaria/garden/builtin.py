@@ -18,25 +18,25 @@ from esper.tolaria.garden.suites import Suite, load_suite
 # family, at least MIN_REWARD_SCALE; from the shipped atlas.
 SCALES = {
     "conv1d": {
-        "mnist1d": 11.0,
-        "gain": 17.0,
-        "xor": 45.0,
+        "mnist1d": 10.0,
+        "gain": 20.0,
+        "xor": 55.0,
         "shuffled": 3.0,
         "noise": 3.0,
         "small": 3.0,
         "fixed": 3.0,
-        "lesion": 8.5,
-        "drift": 8.0,
-        "drift_xor": 26.0,
+        "lesion": 9.0,
+        "drift": 9.0,
+        "drift_xor": 28.5,
     },
     "mlp": {
-        "mnist1d": 35.0,
+        "mnist1d": 32.0,
         "gain": 37.0,
-        "xor": 12.0,
+        "xor": 13.0,
         "noise": 3.0,
         "fixed": 3.0,
-        "lesion": 6.5,
-        "drift": 25.0,
+        "lesion": 11.5,
+        "drift": 26.5,
     },
 }
 

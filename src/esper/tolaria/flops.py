@@ -1,0 +1,87 @@
+"""Training FLOPs: what hosts and seeds cost to train, counted from their shapes.
+
+Products of matrices and convolutions count two for each multiply-add, as
+`torch.utils.flop_counter` counts them; activations, sums and normalisations count nothing. A
+training step counts three times its forward pass: the backward pass has the products for weights
+and for activations. That is slightly too much where no gradient for the input is needed, and in
+the second pass of isolated seeds, where the host's weights get none. Zeros that pad a convolution
+count like data, and so do silenced weights.
+
+Shapes: `N` environments, `S` slots, `P` blueprints.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.kasmina.blueprints import find_blueprint
+from esper.kasmina.hosts import SegmentedHost
+from esper.kasmina.isolation import Isolation
+from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.lifecycle import Lifecycle
+from esper.leyline.ops import Blend
+from esper.leyline.slots import SlotSpec
+from esper.leyline.stages import SeedStage
+
+STEP = 3  # forward passes that a training step costs
+
+
+@dataclass(frozen=True)
+class FlopTable:
+    """One sample's forward pass through a host, and through each seed that fits it."""
+
+    host: int
+    seeds: Tensor  # [S, P] int64; 0 where the blueprint does not fit
+    gates: Tensor  # [S] int64 of the learned blend gate
+
+    def training(
+        self, life: Lifecycle, samples: int, isolation: Isolation = Isolation.DUAL_PASS
+    ) -> Tensor:
+        """[N] float64: what an epoch of so many samples costs each environment as it is now.
+
+        Seeds that show take part in the host's pass. In the dual pass environments with seeds in
+        TRAINING run a second time, with those on as well.
+        """
+        alone = life.at(SeedStage.TRAINING)  # [N, S]
+        shown = life.alpha > 0
+        if isolation is Isolation.STRAIGHT_THROUGH:
+            passes = self._passes(life, shown | alone)
+        else:
+            second = self._passes(life, shown | alone)
+            passes = self._passes(life, shown) + torch.where(alone.any(1), second, 0)
+        return passes.double() * (STEP * samples)
+
+    def _passes(self, life: Lifecycle, on: Tensor) -> Tensor:
+        """[N] int64: one sample's forward pass with the seeds of `on` [N, S]."""
+        slots = torch.arange(len(self.gates))
+        bodies = self.seeds[slots, life.blueprint.clamp(min=0)]  # [N, S]
+        gates = torch.where(life.blend == Blend.GATE, self.gates, 0)
+        return self.host + torch.where(on, bodies + gates, 0).sum(1)
+
+
+def count_flops(host: SegmentedHost, sample: Tensor, catalogue: BlueprintCatalogue) -> FlopTable:
+    """Count a host, given one sample as a batch, and every seed that its catalogue offers."""
+    specs = host.slot_specs()
+    seeds = torch.zeros(len(specs), len(catalogue.names), dtype=torch.int64)
+    with torch.random.fork_rng(devices=[]):  # newborn bodies draw their weights
+        for slot, spec in enumerate(specs):
+            for index, name in enumerate(catalogue.names):
+                if catalogue.costs[slot][index] >= 0:
+                    body = find_blueprint(name, spec.family).build(spec)
+                    seeds[slot, index] = _forward(body, torch.zeros(spec.canonical_shape(batch=1)))
+        whole = _forward(host, sample)
+    return FlopTable(whole, seeds, torch.tensor([_gate(spec) for spec in specs]))
+
+
+def _forward(module: nn.Module, sample: Tensor) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(sample)
+    return int(counter.get_total_flops())
+
+
+def _gate(spec: SlotSpec) -> int:
+    """A product with a vector at every position, which the counter does not know."""
+    return 2 * math.prod(spec.canonical_shape(batch=1))

@@ -1,0 +1,81 @@
+"""Training FLOPs: counted by hand for the garden's hosts, and added up over an episode."""
+
+import pytest
+import torch
+
+from esper.kasmina.isolation import Isolation
+from esper.leyline.lifecycle import Lifecycle
+from esper.leyline.ops import Blend
+from esper.leyline.stages import SeedStage
+from esper.simic.garden import evaluate
+from esper.tamiyo.controllers import Arm, FixedSchedule, NeverGrow
+from esper.tolaria.flops import FlopTable, count_flops
+from esper.tolaria.garden import Bed, find_suite
+from tests.simic.garden.plots import CONTEXTS, DOUBLE, HORIZON
+
+BATCHES = 2
+
+# 40 points through three convolutions of stride 2 (20, 10 and 5 places), and the head.
+CONV1D = 2 * (20 * 8 * 1 * 5 + 10 * 8 * 8 * 5 + 5 * 8 * 8 * 5 + 8 * 5 * 10)
+MLP = 2 * (40 * 16 + 16 * 16 + 16 * 10)
+CONV_EARLY = 2 * (2 * 20 * 8 * 8 * 5)
+TOKEN_MIX_EARLY = 2 * (2 * 8 * 20 * 10)
+CONVPOOL_EARLY = 2 * (40 * 16 * 1 * 5 + 16 * 40)
+
+
+@pytest.fixture(autouse=True)
+def _short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.tolaria.garden.bed.GARDEN_BATCHES", BATCHES)
+
+
+def bed_of(suite: str) -> Bed:
+    return Bed(find_suite(suite).training[:1], 1)
+
+
+def test_hosts_and_seeds_count_two_for_each_multiply_add() -> None:
+    bed = bed_of("garden")
+    names, table = bed.population.catalogue.names, bed.flops
+    assert table.host == CONV1D
+    assert int(table.seeds[0, names.index("conv")]) == CONV_EARLY
+    assert int(table.seeds[0, names.index("token_mix")]) == TOKEN_MIX_EARLY
+    assert int(table.seeds[0, names.index("norm")]) == 0, "no product in it"
+    assert table.gates.tolist() == [2 * 8 * 20, 2 * 8 * 10, 2 * 8 * 5]
+    bed = bed_of("garden_mlp")
+    assert bed.flops.host == MLP
+    convpool = bed.population.catalogue.index("convpool")
+    assert int(bed.flops.seeds[0, convpool]) == CONVPOOL_EARLY
+
+
+def test_counting_leaves_random_numbers_alone() -> None:
+    bed = bed_of("garden")
+    host = bed.population.build_host()
+    before = torch.get_rng_state()
+    count_flops(host, torch.zeros(1, 40), bed.population.catalogue)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_epoch_costs_three_passes_of_what_shows_and_isolated_seeds_a_pass_more() -> None:
+    table = FlopTable(100, torch.tensor([[10, 20], [30, 0]]), torch.tensor([1, 2]))
+    life = Lifecycle.dormant(hosts=4, slots=2)
+    life.stage[:, 0] = torch.tensor(
+        [SeedStage.DORMANT, SeedStage.TRAINING, SeedStage.HOLDING, SeedStage.TRAINING]
+    )
+    life.blueprint[:, 0] = torch.tensor([-1, 1, 0, 1])
+    life.blend[:, 0] = torch.tensor([-1, Blend.RAMP, Blend.GATE, Blend.RAMP])
+    life.alpha[2, 0] = 0.5
+    life.stage[3, 1], life.blueprint[3, 1], life.alpha[3, 1] = SeedStage.FOSSILIZED, 0, 1.0
+    found = table.training(life, samples=5)
+    passes = [100, 100 + 120, 100 + 10 + 1, 130 + 150]
+    assert found.tolist() == [15.0 * each for each in passes]
+    straight = table.training(life, samples=5, isolation=Isolation.STRAIGHT_THROUGH)
+    assert straight.tolist() == [15.0 * each for each in (100, 120, 111, 150)]
+
+
+def test_an_episode_adds_up_its_epochs_and_results_carry_the_sum() -> None:
+    arm = Arm(slot="early", blueprint="convpool", blend="immediate", epoch=3)
+    results = evaluate(
+        [NeverGrow(), FixedSchedule(arm)], CONTEXTS[:1], seeds=1, horizon=HORIZON, config=DOUBLE
+    )
+    samples = 3 * 50 * BATCHES
+    assert results[0].flops == samples * HORIZON * MLP
+    assert results[1].flops == samples * (HORIZON * MLP + (HORIZON - 3) * CONVPOOL_EARLY)
