@@ -17,6 +17,7 @@ from esper.leyline import (
 from esper.simic.garden import Atlas
 from esper.simic.garden.atlas import ATLAS_EPOCHS, WAIT_MARGIN
 from esper.simic.garden.atlases import shipped_atlas
+from esper.tamiyo.controllers import Schedule
 from esper.tamiyo.features import GLOBAL_FEATURES, FeatureTable
 from esper.tolaria.garden import find_suite, suite_names
 
@@ -230,8 +231,11 @@ def atlas_page() -> str:
         "the gates open, with each of the three blends. Gains are points of test accuracy of the "
         "committed network over the paired control, mean of the last epochs, after a rent of "
         f"{DEFAULT_RENT:g} points for 100 % of the host's parameters over a whole episode; ± is a "
-        "standard error. *Waiting* is best where no arm that was chosen on other seeds gains "
-        f"{WAIT_MARGIN:g} points.",
+        "standard error. Best and worst arms are chosen by validation data. *Waiting* is best "
+        f"where no arm that was chosen on other seeds gains {WAIT_MARGIN:g} points. Where "
+        "*schedules* are given, arms in other slots were added to the best one as long as another "
+        "seed paid on validation data: those of the contexts are the oracle's, and one for all "
+        "contexts is the best constant schedule.",
     ]
     for name in suite_names():
         atlas = shipped_atlas(find_suite(name))
@@ -257,19 +261,33 @@ def _atlas_summary(atlas: Atlas) -> str:
             f"({found['random_share']:.0%}) | {found['wait_optimal_share']:.0%} of contexts |"
         )
     rows += ["", f"Best constant at rent {DEFAULT_RENT:g}: `{atlas.best_constant()}`."]
+    if atlas.plans is not None:
+        rows += [
+            "",
+            f"Best constant schedule: {_schedule(atlas.constant())} "
+            f"({atlas.plans.episodes:,} more episodes for it and the oracle's schedules).",
+        ]
     return "\n".join(rows)
 
 
+def _schedule(schedule: Schedule) -> str:
+    return ", ".join(f"`{arm}`" for arm in schedule) or "wait"
+
+
 def _atlas_table(atlas: Atlas) -> str:
-    net = atlas.net()
+    net, judged = atlas.net(), atlas.judged().mean(2)
     mean, error = net.mean(2), net.std(2) / net.shape[2] ** 0.5
-    rows = ["| context | never grown | best arm | gain | worst arm | gain |", "|" + "---|" * 6]
+    heads = ["context", "never grown", "best arm", "gain", "worst arm", "gain"]
+    heads += [] if atlas.plans is None else ["schedule"]
+    rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for place, context in enumerate(atlas.contexts):
-        best, worst = int(mean[place].argmax()), int(mean[place].argmin())
+        best, worst = int(judged[place].argmax()), int(judged[place].argmin())
         cells = [context.name, f"{float(atlas.control[place].mean()):.1f} %"]
         for arm in (best, worst):
             gain = f"{float(mean[place, arm]):+.1f} ± {float(error[place, arm]):.1f}"
             cells += [f"`{atlas.arms[arm]}`", gain]
+        if atlas.plans is not None:
+            cells.append(_schedule(atlas.schedules()[place]))
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 

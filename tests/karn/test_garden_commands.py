@@ -58,7 +58,7 @@ def test_a_small_evaluation_from_end_to_end(
     assert esper(monkeypatch, *words) == 0
     told = capsys.readouterr()
     assert "own, training contexts; rent 2" in told.out
-    assert "never: 2 of 2" in told.err
+    assert "episodes: 8 of 8" in told.err, "two controls, and two episodes of each"
     figures = json.loads((tmp_path / "f").read_text())
     assert figures["never.gain"] == pytest.approx(0.0, abs=1.0)
     assert figures["random.episodes"] == 2
@@ -81,7 +81,8 @@ def test_a_stored_atlas_is_shown(
     gain = torch.tensor([[[8.0] * 4, [2.0] * 4]], dtype=torch.float64)
     control = torch.full((1, 4), 40.0, dtype=torch.float64)
     stored = tmp_path / "stored"
-    Atlas((CONTEXT,), arms, control, gain, torch.zeros_like(gain)).save(stored)
+    nothing = torch.zeros_like(gain)
+    Atlas((CONTEXT,), arms, control, control, gain, gain, nothing).save(stored)
     words = ["atlas", "--suite", own_suite, "--show", "--out", str(stored)]
     assert esper(monkeypatch, *words, "--json", str(tmp_path / "f.json")) == 0
     told = capsys.readouterr().out

@@ -14,7 +14,7 @@ from esper.karn.progress import progress
 from esper.leyline.constants import DEFAULT_RENT
 from esper.leyline.constants import RENT_LEVELS as RENTS
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
-from esper.simic.garden import Atlas, evaluate, measure_atlas, standings
+from esper.simic.garden import Atlas, evaluate, measure_atlas, search_plans, standings
 from esper.simic.garden.atlases import shipped_atlas
 from esper.simic.garden.choosing import controller_of
 from esper.simic.garden.evaluation import Standing
@@ -51,7 +51,7 @@ def show_tasks(name: str) -> None:
 
 def _facts(atlas: Atlas) -> dict[str, tuple[str, str, str]]:
     """By context: the score of never growing, the best net gain, and the arm that has it."""
-    gains = atlas.net(DEFAULT_RENT).mean(2).amax(1).tolist()
+    gains = atlas.best_gains().tolist()
     scores = atlas.control.mean(1).tolist()
     rows = zip(atlas.contexts, scores, gains, atlas.best(), strict=True)
     return {
@@ -76,7 +76,7 @@ def run_atlas(options: commands.Atlas) -> None:
             )
         atlas = stored
     else:
-        _require_device(options.device)
+        require_device(options.device)
         if len(by_shape(suite.training)) > 1:
             raise EsperError(
                 "An atlas is of hosts of one shape",
@@ -92,12 +92,20 @@ def run_atlas(options: commands.Atlas) -> None:
                 device=options.device,
                 progress=lambda done, total: report("episodes", done, total),
             )
-        atlas.save(folder)
+            atlas.save(folder)
+            if options.schedules:
+                atlas = search_plans(
+                    atlas,
+                    rows=options.rows,
+                    device=options.device,
+                    progress=lambda done, total: report("searching, episodes", done, total),
+                )
+                atlas.save(folder)
     _print_atlas(suite, atlas)
     if not options.show:
         print(f"Stored in {folder}.")
     if options.json is not None:
-        _write_flat(options.json, _atlas_figures(atlas))
+        write_flat(options.json, _atlas_figures(atlas))
 
 
 def _atlas_figures(atlas: Atlas) -> dict[str, float]:
@@ -136,6 +144,8 @@ def _print_atlas(suite: Suite, atlas: Atlas) -> None:
         )
     console.print(summary)
     print(f"Best constant at rent {DEFAULT_RENT:g}: {atlas.best_constant()}")
+    if atlas.plans is not None:
+        print(f"Best constant schedule: {', '.join(map(str, atlas.constant()))}")
 
 
 def run_evaluation(options: commands.Evaluate) -> None:
@@ -147,7 +157,7 @@ def run_evaluation(options: commands.Evaluate) -> None:
         raise EsperError("Evaluation needs cases", given=f"--seeds {options.seeds}", valid="from 1")
     if not options.rent >= 0:
         raise EsperError("Rent is never negative", given=f"--rent {options.rent:g}", valid="from 0")
-    _require_device(options.device)
+    require_device(options.device)
     controllers = [
         load_controller(name, device=options.device)
         if Path(name).is_dir()
@@ -167,7 +177,7 @@ def run_evaluation(options: commands.Evaluate) -> None:
     lines = standings(results, options.rent)
     print_standings(f"{suite.name}, {options.group} contexts", lines, options.rent)
     if options.json is not None:
-        _write_flat(options.json, standing_figures(lines))
+        write_flat(options.json, standing_figures(lines))
 
 
 def standing_figures(lines: list[Standing]) -> dict[str, float]:
@@ -209,7 +219,7 @@ def print_standings(title: str, lines: list[Standing], rent: float) -> None:
     _console().print(table)
 
 
-def _require_device(name: str) -> None:
+def require_device(name: str) -> None:
     if name not in ("cpu", "cuda"):
         raise UnknownNameError.of("device", name, ("cpu", "cuda"))
     if name == "cuda" and not torch.cuda.is_available():
@@ -218,7 +228,7 @@ def _require_device(name: str) -> None:
         )
 
 
-def _write_flat(path: Path, figures: Mapping[str, float]) -> None:
+def write_flat(path: Path, figures: Mapping[str, float]) -> None:
     try:
         path.write_text(json.dumps(dict(figures), indent=1) + "\n", encoding="utf-8")
     except OSError as error:

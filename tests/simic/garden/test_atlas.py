@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from esper.leyline import AgreementError, Blend, EsperError
-from esper.simic.garden import Atlas, Controls, arms_of, measure_atlas
+from esper.simic.garden import Atlas, Controls, Plans, arms_of, measure_atlas, search_plans
 from esper.simic.garden.atlas import FIRST_ATLAS_SEED
 from esper.simic.garden.atlases import shipped_atlas
 from esper.simic.garden.choosing import controller_of
@@ -30,7 +31,9 @@ def made_up(gains: list[list[float]], exposure: float = 0.0) -> Atlas:
         contexts=CONTEXTS[: len(gains)],
         arms=ARMS,
         control=torch.full((len(gains), SEEDS), 50.0, dtype=torch.float64),
+        validation_control=torch.full((len(gains), SEEDS), 40.0, dtype=torch.float64),
         gain=gain,
+        validation=gain.clone(),
         exposure=torch.full_like(gain, exposure),
     )
 
@@ -59,7 +62,12 @@ def test_rent_is_taken_off_and_can_make_waiting_best() -> None:
 
 def test_arms_are_scored_on_seeds_that_did_not_choose_them() -> None:
     noise = torch.randn(3, 3, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    atlas = replace(made_up([[0.0] * 3] * 3), gain=20 * noise, exposure=torch.zeros_like(noise))
+    atlas = replace(
+        made_up([[0.0] * 3] * 3),
+        gain=20 * noise,
+        validation=20 * noise,
+        exposure=torch.zeros_like(noise),
+    )
     found = atlas.summary(rent=0.0, splits=400)
     in_sample = float((atlas.net(0.0).mean(2).amax(1) / atlas.scales(0.0)).mean())
     assert found["oracle"] < 0.6 * in_sample, "luck does not repeat on other seeds"
@@ -70,7 +78,7 @@ def test_an_atlas_is_read_as_it_was_written(tmp_path: Path) -> None:
     atlas.save(tmp_path / "atlas")
     again = Atlas.load(tmp_path / "atlas")
     assert (again.contexts, again.arms) == (atlas.contexts, atlas.arms)
-    for name in ("control", "gain", "exposure"):
+    for name in ("control", "validation_control", "gain", "validation", "exposure"):
         assert torch.equal(getattr(again, name), getattr(atlas, name))
     some = again.rows([1])
     assert some.contexts == (NOISY,)
@@ -115,6 +123,36 @@ def test_a_small_atlas_agrees_with_its_controls_and_with_itself() -> None:
     torch.testing.assert_close(atlas.exposure, expected[None, :, None].expand(2, -1, 2))
     other = measure_atlas(contexts, rows=64, config=few, **settings)  # type: ignore[arg-type]
     torch.testing.assert_close(atlas.gain, other.gain, rtol=0, atol=1e-9)
+    torch.testing.assert_close(atlas.validation, other.validation, rtol=0, atol=1e-9)
+    assert not torch.equal(atlas.validation, atlas.gain)
+
+
+def test_arms_are_chosen_by_validation_data_and_told_by_test_data() -> None:
+    atlas = made_up([[10.0, 0.0, 5.0], [0.0, 20.0, 10.0]])
+    flattered = replace(atlas, gain=-atlas.gain)
+    assert flattered.best(0.0) == atlas.best(0.0)
+    assert flattered.summary(rent=0.0)["oracle"] == -atlas.summary(rent=0.0)["oracle"]
+
+
+def test_schedules_are_widened_as_long_as_another_seed_pays() -> None:
+    few = replace(DOUBLE, blueprints=("norm", "mlp"))
+    settings: dict[str, Any] = {"horizon": HORIZON, "rows": 32, "config": few}
+    single = {"epochs": (EPOCHS_ALONE,), "blends": (Blend.IMMEDIATE,)}
+    atlas = measure_atlas((PLAIN, NOISY), seeds=2, **single, **settings)
+    searched = search_plans(atlas, seeds=2, **single, **settings)
+    plans = searched.plans
+    assert plans is not None
+    assert plans.episodes > 0
+    assert searched.episodes == atlas.episodes + plans.episodes
+    for schedule, arm in zip(plans.oracle, atlas.best(), strict=True):
+        assert schedule[:1] == (() if arm is None else (arm,)), "the best single arm comes first"
+        assert len({each.slot for each in schedule}) == len(schedule)
+    assert plans.constant[0] == atlas.best_constant()
+    assert searched.schedules() == plans.oracle
+    assert searched.constant() == plans.constant
+    assert Plans.from_dict(plans.to_dict()) == plans
+    again = search_plans(atlas, seeds=2, **single, **(settings | {"rows": 7}))
+    assert again.plans == plans, "rows are only a batching knob"
 
 
 def test_impossible_atlases_are_refused_at_once() -> None:

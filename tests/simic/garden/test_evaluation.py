@@ -18,6 +18,7 @@ from esper.leyline import (
 from esper.simic.garden import EVALUATION_SEED, Controls, Result, evaluate, standings
 from esper.simic.garden.atlas import FIRST_ATLAS_SEED
 from esper.simic.garden.draws import SELECTION_SEED
+from esper.simic.studies import c1, c2_tuning
 from esper.simic.training.config import MOST_CASES
 from esper.tamiyo import FactoredRecurrentActorCritic, FeatureTable
 from esper.tamiyo.controllers import (
@@ -108,21 +109,22 @@ def test_an_evaluation_that_was_cut_off_goes_on_where_it_was(
         pass
 
     def kill(what: str, done: int, total: int) -> None:
-        if what == "random":
+        if what == "episodes" and done == 12:
             raise KilledError
 
     with pytest.raises(KilledError):
         run(controls, file=file, rows=4, progress=kill)
     whole = file.read_text()
     kept = whole.splitlines()
-    assert len(kept) == 1 + len(CONTEXTS) * SEEDS + 4
+    assert len(kept) == 1 + 12
     file.write_text(whole[:-40])  # the last line is torn
     played: list[tuple[str, int]] = []
     results = run(
         controls, file=file, rows=4, progress=lambda what, done, total: played.append((what, total))
     )
-    assert played[0] == ("random", len(CONTEXTS) * SEEDS - 3), "three whole lines were kept"
-    assert not any(what in ("never", "control") for what, _ in played)
+    assert len(results) > 12
+    assert played[0] == ("episodes", len(results) - 11), "eleven whole lines were kept"
+    assert not any(what == "control" for what, _ in played)
     assert_close(results, run(controls))
     stored = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(stored) == 1 + len(results)
@@ -209,7 +211,8 @@ def test_results_of_another_controller_under_the_same_name_are_not_taken_for_its
     assert sum(each.interventions for each in played[1]) > 0
 
 
-def test_the_seeds_of_training_atlas_selection_and_evaluation_are_apart() -> None:
-    starts = [0, FIRST_ATLAS_SEED, SELECTION_SEED, EVALUATION_SEED]
+def test_the_seeds_of_training_atlas_tuning_selection_and_evaluation_are_apart() -> None:
+    tuning = [c2_tuning.TUNING_SEED, c1.TUNING_SEED]
+    starts = [0, FIRST_ATLAS_SEED, *tuning, SELECTION_SEED, EVALUATION_SEED]
     assert sorted(starts) == starts
     assert min(later - earlier for earlier, later in pairwise(starts)) >= MOST_CASES

@@ -38,6 +38,8 @@ class Atlas:
     """cases of every context"""
     epochs: tuple[int, ...] = (4, 9, 15)
     """when to plant"""
+    schedules: bool = False
+    """also search schedules of several seeds: the oracle's, and the best constant one"""
     rows: int = 64
     """hosts that train together; a GPU is best filled with thousands"""
     device: str = "cpu"

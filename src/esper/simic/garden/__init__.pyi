@@ -12,9 +12,11 @@ from .episodes import Epoch as Epoch
 from .evaluation import Standing as Standing
 from .evaluation import evaluate as evaluate
 from .evaluation import standings as standings
+from .plans import Plans as Plans
 from .playing import Played as Played
 from .playing import play as play
 from .results import Result as Result
 from .results import ResultFile as ResultFile
+from .searching import search_plans as search_plans
 from .world import Garden as Garden
 from .world import Transition as Transition

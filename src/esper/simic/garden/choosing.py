@@ -62,6 +62,7 @@ def controller_of(name: str, suite: Suite, atlas: Atlas | None = None) -> Contro
             fix="use the suites garden or garden_mlp",
         )
     if name == "best_constant":
-        return Renamed(FixedSchedule(atlas.best_constant()), name)
-    known = {context.key: arm for context, arm in zip(atlas.contexts, atlas.best(), strict=True)}
+        return Renamed(FixedSchedule(atlas.constant()), name)
+    plans = zip(atlas.contexts, atlas.schedules(), strict=True)
+    known = {context.key: schedule for context, schedule in plans}
     return Oracle({context.name: known[context.key] for context in suite.training})

@@ -40,6 +40,15 @@ class Controls:
         unknown = {_key(case): case for case in cases if _key(case) not in self._validation}
         return list(unknown.values())
 
+    def missing_tests(self, cases: Sequence[Case]) -> list[Case]:
+        """Those whose test score is not known, each once."""
+        unknown = {_key(case): case for case in cases if _key(case) not in self._test}
+        return list(unknown.values())
+
+    def learn_test(self, key: str, seed: int, test: float) -> None:
+        """The test score of a control as it was measured before, unless it is known here."""
+        self._test.setdefault((key, seed), test)
+
     def require(self, cases: Sequence[Case]) -> None:
         """Measure what is missing."""
         for batch in self.batches(cases):
@@ -65,8 +74,12 @@ class Controls:
         wait = Actions.of(bed.population.space, len(cases))
         for _ in range(self.horizon):
             episodes.advance(wait)
-        tests = episodes.ledger.test[:, -SCORED_EPOCHS:].mean(1).tolist()
-        for case, curve, test in zip(cases, episodes.ledger.committed, tests, strict=True):
+        tests = episodes.ledger.test[:, -SCORED_EPOCHS:].mean(1)
+        self.learn(cases, episodes.ledger.committed, tests)
+
+    def learn(self, cases: Sequence[Case], curves: Tensor, tests: Tensor) -> None:
+        """Never-grown cases that were played elsewhere: validation [N, T] and test scores [N]."""
+        for case, curve, test in zip(cases, curves, tests.tolist(), strict=True):
             self._validation[_key(case)] = curve.clone()
             self._test[_key(case)] = test
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import Transitions
-from esper.leyline.signals import Signals, empty_window
+from esper.leyline.signals import FLOW_STATISTICS, Signals, empty_window
 from esper.simic.garden.measuring import Measured, measure, uncommitted
 from esper.tolaria.garden.bed import Bed, Case
 from esper.tolaria.governor import Governor, GovernorRules, Remedy, Trip
@@ -50,12 +50,14 @@ class Ledger:
         self.current = nothing.clone()  # [N, T]
         self.test = nothing.clone()  # [N, T] of the committed network; only where asked for
         self.exposure = torch.zeros(rows, dtype=torch.float64)  # share of host × share of episode
+        self.flops = torch.zeros(rows, dtype=torch.float64)  # of training, so far
         self.rolled_back = torch.zeros(rows, dtype=torch.bool)
 
     def clear(self, rows: Tensor) -> None:
         for series in (self.committed, self.current, self.test):
             series[rows] = torch.nan
         self.exposure[rows] = 0.0
+        self.flops[rows] = 0.0
         self.rolled_back[rows] = False
 
 
@@ -63,7 +65,7 @@ class Episodes:
     """Rows of a bed, driven by actions."""
 
     def __init__(self, bed: Bed, *, test: bool = False, attribute: bool = True) -> None:
-        """`test`: score the last epochs on test data; `attribute`: measure contributions."""
+        """`test`: score the last epochs on test data; `attribute`: measure what controllers see."""
         self.bed, self.test, self.attribute = bed, test, attribute
         self.population = bed.population
         self.governor = Governor(self.population, ROLLBACK_RULES)
@@ -71,6 +73,7 @@ class Episodes:
         self.running = torch.zeros(len(bed), dtype=torch.bool)
         self._window = {name: empty_window(len(bed)) for name in _SERIES}
         self._host_gradient = torch.full((len(bed),), torch.nan, dtype=torch.float64)
+        self._flow = self._no_flow(len(bed))
         self._horizon = torch.full((len(bed),), bed.horizon)
 
     def __len__(self) -> int:
@@ -89,6 +92,11 @@ class Episodes:
         for series in self._window.values():
             series[rows] = torch.nan
         self._host_gradient[rows] = torch.nan
+        self._flow[rows] = torch.nan
+
+    def _no_flow(self, rows: int) -> Tensor:
+        shape = (rows, len(self.population.specs), len(FLOW_STATISTICS))
+        return torch.full(shape, torch.nan, dtype=torch.float64)
 
     def legal(self) -> Legality:
         return self.population.legal()
@@ -107,6 +115,7 @@ class Episodes:
             **{name: series.clone() for name, series in self._window.items()},
             host_gradient=self._host_gradient.clone(),
             draws=uniform(population.seeds, "decision", life.epoch, heads),
+            flow=self._flow.clone(),
         )
 
     def advance(self, actions: Actions) -> Epoch:
@@ -117,6 +126,7 @@ class Episodes:
         self.governor.forget(self.bed.drifting())
         transitions = population.apply(actions)
         added = population.lifecycle.params.sum(dim=1)
+        self.ledger.flops += torch.where(active, self.bed.training_flops(), 0.0)
         record = self.bed.train_epoch()
         found = measure(population, attribute=self.attribute)
         trips = self.governor.leave_epoch(record, found.whole)
@@ -188,6 +198,9 @@ class Episodes:
             series[:, -1] = values
             self._window[name] = torch.where(gone, self._window[name], series)
         self._host_gradient = torch.where(failed, self._host_gradient, record.host_gradient)
+        if self.attribute:
+            flow = self.population.flow()
+            self._flow = torch.where(failed[:, None, None], self._flow, flow)
 
 
 _SERIES = ("train_loss", "validation_loss", "validation_accuracy", "committed_accuracy")

@@ -6,20 +6,21 @@ Shapes: `N` rows.
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
-from esper.leyline.errors import AgreementError, DuplicateNameError
+from esper.leyline.errors import AgreementError, DuplicateNameError, EsperError
 from esper.simic.garden.controls import Controls
 from esper.simic.garden.draws import EVALUATION_SEED
 from esper.simic.garden.episodes import Episodes
 from esper.simic.garden.playing import Played, play
 from esper.simic.garden.results import Result, ResultFile
 from esper.simic.statistics import Estimate, interquartile_mean_interval, mean_interval
-from esper.tamiyo.controllers import Controller
+from esper.tamiyo.controllers import Controller, NeverGrow, SideBySide
 from esper.tamiyo.controllers.protocol import Checkable
 from esper.tolaria.garden.bed import EPOCHS_ALONE, Bed, Case, by_shape, catalogue_of
 from esper.tolaria.garden.contexts import Context
@@ -28,7 +29,13 @@ from esper.tolaria.tasks import GARDEN_BATCH, GARDEN_BATCHES
 
 HARM = 0.5  # points of net gain below the paired control; less is taken for noise
 
+CONTROL = NeverGrow()  # plays the controls that are not known yet, beside everything else
+
 Progress = Callable[[str, int, int], None]  # what is played, episodes done, of how many
+
+
+class EvaluationStoppedError(EsperError):
+    """There was more to play when it was told to stop."""
 
 
 def evaluate(
@@ -44,10 +51,13 @@ def evaluate(
     device: torch.device | str = "cpu",
     config: PopulationConfig | None = None,
     progress: Progress = lambda what, done, total: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Result]:
     """Play `seeds` cases of every context with every controller.
 
-    With `file` results are kept there and what it already holds is not played again.
+    With `file` results are kept there and what it already holds is not played again. `stop` is
+    asked after every batch; if it says so before all is played, that is an error, and what was
+    played is in the file.
     """
     names = [controller.name for controller in controllers]
     if len(set(names)) != len(names):
@@ -73,29 +83,40 @@ def evaluate(
     if controls is None:
         controls = Controls(horizon=horizon, device=device, config=config)
     unknown = [case for case in cases if any(sought(name, case) not in done for name in names)]
-    _measure_controls(controls, unknown, progress)
+    # A control that a stored result was paired with stays the control of its case.
+    for result in done.values():
+        controls.learn_test(result.key, result.seed, result.control)
+    missing = controls.missing_tests(unknown)
     for alike in by_shape(contexts):
         keys = {context.key for context in alike}
-        episodes: Episodes | None = None
-        for controller in controllers:
-            todo = [
-                case
+        # Controls come first, so that whatever is played knows its own when it is over.
+        todo: list[tuple[Controller, Case]] = [
+            *((CONTROL, case) for case in missing if case.context.key in keys),
+            *(
+                (controller, case)
+                for controller in controllers
                 for case in cases
                 if case.context.key in keys and sought(controller.name, case) not in done
-            ]
-            if todo and episodes is None:
-                most = min(rows, len([case for case in cases if case.context.key in keys]))
-                bed = Bed(alike, most, horizon=horizon, device=device, config=config)
-                episodes = Episodes(bed, test=True)
-            for first in range(0, len(todo), rows):
-                assert episodes is not None
-                batch = todo[first : first + len(episodes)]
-                played = play(episodes, controller, batch)
-                fresh = _results(controller.name, made, batch, played, controls)
-                done |= {result.identity: result for result in fresh}
-                if stored is not None:
-                    stored.add(fresh)
-                progress(controller.name, min(first + rows, len(todo)), len(todo))
+            ),
+        ]
+        if not todo:
+            continue
+        batches = -(-len(todo) // rows)
+        even = -(-len(todo) // batches)  # a last batch of few would cost as much as a whole one
+        bed = Bed(alike, even, horizon=horizon, device=device, config=config)
+        episodes = Episodes(bed, test=True)
+        for first in range(0, len(todo), len(episodes)):
+            batch = todo[first : first + len(episodes)]
+            fresh = _played(episodes, batch, made, controls)
+            done |= {result.identity: result for result in fresh}
+            if stored is not None:
+                stored.add(fresh)
+            left = len(todo) - first - len(batch)
+            progress("episodes", len(todo) - left, len(todo))
+            if left and stop():
+                raise EvaluationStoppedError(
+                    "An evaluation was told to stop", given=f"{left} episodes left"
+                )
     return [
         # The scale is the suite's present one: it is no part of what was played.
         replace(done[sought(name, case)], scale=case.context.scale)
@@ -131,23 +152,33 @@ def _require_possible(
                 controller.require_possible(catalogue, horizon)
 
 
-def _measure_controls(controls: Controls, cases: Sequence[Case], progress: Progress) -> None:
-    missing = controls.missing(cases)
-    measured = 0
-    for batch in controls.batches(missing):
-        controls.require(batch)
-        measured += len(batch)
-        progress("control", measured, len(missing))
+def _played(
+    episodes: Episodes,
+    batch: Sequence[tuple[Controller, Case]],
+    made: Mapping[str, str],
+    controls: Controls,
+) -> list[Result]:
+    """The episodes of a batch, which comes controller by controller, all at once."""
+    runs = [(key, len(list(run))) for key, run in groupby(batch, key=lambda pair: id(pair[0]))]
+    parts = {id(controller): controller for controller, _ in batch}
+    together = SideBySide([(parts[key], count) for key, count in runs])
+    cases = [case for _, case in batch]
+    played = play(episodes, together, cases)
+    known = sum(controller is CONTROL for controller, _ in batch)
+    controls.learn(cases[:known], played.curve[:known], played.test[:known])
+    names = [controller.name for controller, _ in batch[known:]]
+    return _results(names, made, cases[known:], played.rows(slice(known, len(cases))), controls)
 
 
 def _results(
-    name: str,
+    names: Sequence[str],
     made: Mapping[str, str],
     cases: Sequence[Case],
     played: Played,
     controls: Controls,
 ) -> list[Result]:
     columns = zip(
+        names,
         cases,
         controls.test(cases).tolist(),
         played.test.tolist(),
@@ -156,6 +187,7 @@ def _results(
         played.exposure.tolist(),
         played.added.tolist(),
         played.seeds.tolist(),
+        played.flops.tolist(),
         played.interventions.tolist(),
         played.rolled_back.tolist(),
         strict=True,
@@ -175,12 +207,13 @@ def _results(
             exposure=exposure,
             added=added,
             seeds=seeds,
+            flops=flops,
             interventions=interventions,
             rolled_back=rolled_back,
         )
         for (
-            case, control, test, validation, area,
-            exposure, added, seeds, interventions, rolled_back,
+            name, case, control, test, validation, area,
+            exposure, added, seeds, flops, interventions, rolled_back,
         ) in columns
     ]  # fmt: skip
 

@@ -27,11 +27,12 @@ class Played:
     exposure: Tensor  # share of the host's parameters added × share of the episode
     added: Tensor  # parameters in fossilized seeds at the end
     seeds: Tensor  # fossilized seeds at the end
+    flops: Tensor  # of training, see tolaria/flops.py
     interventions: Tensor
     rolled_back: Tensor  # bool
 
-    def rows(self, count: int) -> "Played":
-        return Played(*(getattr(self, field.name)[:count] for field in fields(self)))
+    def rows(self, chosen: slice) -> "Played":
+        return Played(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
 def play(episodes: Episodes, controller: Controller, cases: Sequence[Case]) -> Played:
@@ -46,7 +47,7 @@ def play(episodes: Episodes, controller: Controller, cases: Sequence[Case]) -> P
         actions = controller.act(episodes.signals(), episodes.legal(), starts)
         episodes.advance(idle_where(~episodes.running, actions))
         starts = torch.zeros_like(starts)
-    return _results(episodes).rows(count)
+    return _results(episodes).rows(slice(count))
 
 
 def idle_where(idle: Tensor, actions: Actions) -> Actions:
@@ -65,6 +66,7 @@ def _results(episodes: Episodes) -> Played:
         exposure=ledger.exposure.clone(),
         added=(life.params * kept).sum(1),
         seeds=kept.sum(1),
+        flops=ledger.flops.clone(),
         interventions=life.interventions.clone(),
         rolled_back=ledger.rolled_back.clone(),
     )

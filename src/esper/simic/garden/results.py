@@ -14,7 +14,7 @@ from typing import Any
 from esper.leyline.constants import DEFAULT_RENT
 from esper.leyline.errors import DataError
 
-FORMAT = "esper results 1"
+FORMAT = "esper results 2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,7 @@ class Result:
     exposure: float  # share of the host's parameters added × share of the episode
     added: int  # parameters in fossilized seeds at the end
     seeds: int  # fossilized
+    flops: float  # of training the episode's network
     interventions: int
     rolled_back: bool
 

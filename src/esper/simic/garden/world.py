@@ -88,6 +88,10 @@ class Garden:
         return len(self.episodes)
 
     @property
+    def horizon(self) -> int:
+        return self.episodes.bed.horizon
+
+    @property
     def space(self) -> ActionSpace:
         return self.episodes.population.space
 

@@ -1,3 +1,4 @@
+from .beside import SideBySide as SideBySide
 from .learned import LearnedController as LearnedController
 from .learned import drawn as drawn
 from .places import Arm as Arm
@@ -5,6 +6,8 @@ from .proposals import Proposal as Proposal
 from .proposals import first_legal as first_legal
 from .protocol import Controller as Controller
 from .protocol import Privileged as Privileged
+from .protocol import Remembering as Remembering
+from .protocol import needs_contributions as needs_contributions
 from .racing import Race as Race
 from .racing import RaceConfig as RaceConfig
 from .registry import controller_names as controller_names

@@ -4,6 +4,7 @@ Shapes: `N` rows, `F` features, `H` heads, `A` actions of the largest head.
 """
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ class LearnedController:
     in place of signals; chance is then torch's, from `generator`.
     """
 
+    needs_contributions = True  # it was trained with them
+
     def __init__(
         self,
         network: FactoredRecurrentActorCritic,
@@ -35,8 +38,11 @@ class LearnedController:
         greedy: bool = True,
         name: str = "tamiyo",
         generator: torch.Generator | None = None,
+        blueprints: tuple[str, ...] = (),
     ) -> None:
+        """`blueprints`: those of the hosts it was trained on, if they are known."""
         self.network, self.greedy, self.name = network, greedy, name
+        self.blueprints = blueprints
         self.generator = generator
         self._hidden: Hidden | None = None
 
@@ -49,10 +55,22 @@ class LearnedController:
             found.update(tensor.cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
 
+    def memory(self) -> dict[str, Tensor]:
+        return {} if self._hidden is None else dict(zip("hc", self._hidden, strict=True))
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        device = self.network.return_scale.device
+        self._hidden = (memory["h"].to(device), memory["c"].to(device)) if memory else None
+
     def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
         """Refuse hosts with other slots or blueprints than it was trained on."""
-        trained = ("the trained controller", self.network.space)
-        require_agreement("action heads", trained, ("the host", HEADS.resolve(catalogue)))
+        space = HEADS.resolve(catalogue)
+        ours, theirs = "the trained controller", "the host"
+        slots = (ours, self.network.space.size("slot")), (theirs, space.size("slot"))
+        require_agreement("the number of slots", *slots)
+        if self.blueprints:
+            require_agreement("blueprints", (ours, self.blueprints), (theirs, catalogue.names))
+        require_agreement("action heads", (ours, self.network.space), (theirs, space))
         size = ("the host", FeatureTable.of(catalogue).size)
         require_agreement("features", ("the trained controller", self.network.state_dim), size)
 

@@ -60,12 +60,14 @@ class Arm:
         return _place(self.slot, self.blueprint, catalogue)
 
     def require_in_time(self, horizon: int) -> None:
-        latest = horizon - 1 - epochs_to_permanence(Blend.named(self.blend), self.train)
+        needed = epochs_to_permanence(Blend.named(self.blend), self.train)
+        latest = horizon - 1 - needed
         if self.epoch > latest:
             raise EsperError(
                 f"A seed planted as late as {self} cannot become permanent",
                 given=f"epoch {self.epoch} of {horizon}",
-                valid=f"epochs 0 to {latest} with this blend",
+                valid=f"epochs 0 to {latest} with this blend" if latest >= 0 else None,
+                fix=f"train for at least {self.epoch + needed + 1} epochs",
             )
 
 

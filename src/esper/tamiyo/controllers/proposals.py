@@ -103,7 +103,7 @@ def epochs_to_permanence(blend: Blend, train: int = DEFAULT_MIN_TRAINING_EPOCHS)
     return train + DEFAULT_BLEND_TEMPO - 1 + DEFAULT_MIN_HOLDING_EPOCHS
 
 
-def in_time(signals: Signals, epochs: int) -> Tensor:
+def in_time(signals: Signals, epochs: Tensor | int) -> Tensor:
     """[N] bool: could something that takes `epochs` still be permanent for the scored epochs?"""
     return signals.lifecycle.epoch + epochs <= signals.horizon - SCORED_EPOCHS
 

@@ -3,7 +3,7 @@
 Shapes: `N` environments.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -44,6 +44,19 @@ class Checkable(Protocol):
     """A controller with settings that a host or an episode can contradict."""
 
     def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None: ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A controller that remembers its rows between decisions, and can be told what it did."""
+
+    def memory(self) -> dict[str, Tensor]: ...
+    def recall(self, memory: Mapping[str, Tensor]) -> None: ...
+
+
+def needs_contributions(controller: Controller) -> bool:
+    """Does it judge seeds by what they contribute? Then it must not be used without."""
+    return bool(getattr(controller, "needs_contributions", False))
 
 
 def restarted(state: Tensor | None, fresh: Tensor, starts: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Shapes: `N` environments, `S` slots, `C` candidates.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -101,16 +102,28 @@ class Race:
     def name(self) -> str:
         return spec_of("race", self.config)
 
+    @property
+    def needs_contributions(self) -> bool:
+        return self.config.measure == "contribution"
+
+    def memory(self) -> dict[str, Tensor]:
+        return {} if self._memory is None else dict(vars(self._memory))
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        self._memory = _Memory(**memory) if memory else None
+
     def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
         config = self.config
         runners = len(self._candidates(catalogue))
         start = config.first + (0 if config.turns else config.spacing * max(runners - 1, 0))
-        if start + config.epochs > horizon - SCORED_EPOCHS:
+        latest = horizon - SCORED_EPOCHS
+        if start + config.epochs > latest:
             raise EsperError(
                 "The race does not end in time to keep its winner",
                 given=f"{runners} candidates from epoch {config.first}, measured for "
                 f"{config.epochs}: judged at {start + config.epochs}",
-                valid=f"judged by epoch {horizon - SCORED_EPOCHS} of {horizon}",
+                valid=f"judged by epoch {latest} of {horizon}" if latest > 0 else None,
+                fix=f"train for at least {start + config.epochs + SCORED_EPOCHS} epochs",
             )
 
     def _candidates(self, catalogue: BlueprintCatalogue) -> Tensor:

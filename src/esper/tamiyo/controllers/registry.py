@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import DuplicateNameError, UnknownNameError
+from esper.tamiyo.controllers.kept import ShippedSettings, shipped_controller
 from esper.tamiyo.controllers.protocol import Checkable, Controller
 from esper.tamiyo.controllers.racing import Race, RaceConfig
 from esper.tamiyo.controllers.rule import Heuristic, HeuristicConfig
@@ -76,3 +77,4 @@ register_controller("fixed", FixedSettings, lambda settings: FixedSchedule(setti
 register_controller("race", RaceConfig, Race)
 register_controller("heuristic", HeuristicConfig, Heuristic)
 register_controller("oracle", OracleSettings, read_oracle)
+register_controller("tamiyo", ShippedSettings, shipped_controller)

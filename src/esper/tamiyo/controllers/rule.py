@@ -3,6 +3,7 @@
 Shapes: `N` environments, `S` slots, `C` places.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -90,6 +91,8 @@ class Heuristic:
     the end of its trial is pruned, and that place is not tried again in the episode.
     """
 
+    needs_contributions = True
+
     def __init__(self, config: HeuristicConfig | None = None) -> None:
         self.config = config or HeuristicConfig()
         self._tried: Tensor | None = None  # [N, C] bool
@@ -97,6 +100,12 @@ class Heuristic:
     @property
     def name(self) -> str:
         return spec_of("heuristic", self.config)
+
+    def memory(self) -> dict[str, Tensor]:
+        return {} if self._tried is None else {"tried": self._tried}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        self._tried = memory.get("tried")
 
     def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
         find_places(self.config.places, catalogue)

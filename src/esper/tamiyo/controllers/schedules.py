@@ -41,7 +41,7 @@ def as_schedule(plan: Planned) -> Schedule:
     return arms
 
 
-class _Plan(NamedTuple):
+class PlanArrays(NamedTuple):
     """Schedules as arrays; padding has an epoch that never comes."""
 
     slot: Tensor  # [N, A] int64
@@ -50,15 +50,15 @@ class _Plan(NamedTuple):
     epoch: Tensor  # [N, A] int64
     train: Tensor  # [N, S] int64
 
-    def rows(self, index: Tensor) -> "_Plan":
-        return _Plan(*(array[index] for array in self))
+    def rows(self, index: Tensor) -> "PlanArrays":
+        return PlanArrays(*(array[index] for array in self))
 
 
 _NEVER = torch.iinfo(torch.int64).max
 
 
 @lru_cache(maxsize=256)
-def _plans(schedules: tuple[Schedule, ...], catalogue: BlueprintCatalogue) -> _Plan:
+def plans_of(schedules: tuple[Schedule, ...], catalogue: BlueprintCatalogue) -> PlanArrays:
     """A row for each schedule."""
     rows, arms = len(schedules), max((len(schedule) for schedule in schedules), default=0)
     numbers = torch.zeros(4, rows, arms, dtype=torch.int64)
@@ -72,10 +72,10 @@ def _plans(schedules: tuple[Schedule, ...], catalogue: BlueprintCatalogue) -> _P
             )
             train[row, slot] = arm.train
     slots, blueprints, blends, epochs = numbers.unbind(0)
-    return _Plan(slots, blueprints, blends, epochs, train)
+    return PlanArrays(slots, blueprints, blends, epochs, train)
 
 
-def _follow(plan: _Plan, signals: Signals, legality: Legality) -> Actions:
+def follow(plan: PlanArrays, signals: Signals, legality: Legality) -> Actions:
     """Plant what is due, earlier arms first; what grows is brought on as soon as legal."""
     due = signals.lifecycle.epoch[:, None] >= plan.epoch  # [N, A]
     plants = (
@@ -130,7 +130,7 @@ class _Scheduled(ABC):
         self.schedules = tuple(schedules)
 
     def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
-        _plans(self.schedules, catalogue)
+        plans_of(self.schedules, catalogue)
         for arm in (arm for schedule in self.schedules for arm in schedule):
             arm.require_in_time(horizon)
 
@@ -142,7 +142,7 @@ class _Scheduled(ABC):
         # Only those that are followed now: a table may hold schedules of other hosts.
         numbers, row = self._rows(len(signals)).unique(return_inverse=True)
         followed = tuple(self.schedules[number] for number in numbers.tolist())
-        return _follow(_plans(followed, signals.catalogue).rows(row), signals, legality)
+        return follow(plans_of(followed, signals.catalogue).rows(row), signals, legality)
 
 
 class FixedSchedule(_Scheduled):

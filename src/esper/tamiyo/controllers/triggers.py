@@ -104,10 +104,12 @@ class _Trigger(OwnSettings):
 def require_first_in_time(kind: str, first: int, needed: int, horizon: int) -> None:
     latest = horizon - 1 - needed
     if first > latest:
+        longer = f"train for at least {first + needed + 1} epochs"
         raise EsperError(
             f"The first planting of controller {kind!r} is too late to become permanent",
             given=f"epoch {first} of {horizon}",
-            valid=f"epochs 0 to {latest}",
+            valid=f"epochs 0 to {latest}" if latest >= 0 else None,
+            fix=f"{longer}, or plant earlier: {kind}:first={latest}" if latest >= 0 else longer,
         )
 
 
