@@ -94,6 +94,12 @@ def read_archive(path: str | Path, *, kind: str, version: int, device: str = "cp
         raise ArchiveError(f"{file} cannot be read", given=error) from error
 
 
+def kind_of(path: str | Path) -> str | None:
+    """What kind of archive a directory holds; None if it holds none."""
+    folder = Path(path)
+    return str(_manifest(folder)["kind"]) if (folder / MANIFEST).is_file() else None
+
+
 def _require_ours(folder: Path) -> None:
     """Refuse to write among files that are not an archive's, or onto a file."""
     found = list(folder.iterdir()) if folder.is_dir() else [folder] if folder.exists() else []

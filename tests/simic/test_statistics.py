@@ -22,6 +22,7 @@ from esper.simic.statistics import (
     performance_profile,
     probability_of_improvement,
     rank_agreement,
+    share_of_gap,
     spearman,
 )
 
@@ -346,3 +347,14 @@ def test_bad_input_is_refused() -> None:
         mean_interval(np.zeros((2, 3)), resamples=0)
     with pytest.raises(AgreementError, match="between 0 and 1"):
         mean_interval(np.zeros((2, 3)), level=95)
+
+
+def test_the_share_of_a_gap_is_where_a_controller_stands_between_two_others() -> None:
+    base = np.random.default_rng(0).normal(0.0, 1.0, size=(1, 6, 12))
+    ours = np.stack([base[0] + 3.0 + shift for shift in (-0.2, 0.0, 0.2)])
+    found = share_of_gap(ours, base, base + 4.0)
+    assert found.value == pytest.approx(0.75)
+    assert 0.699 < found.low < 0.75 < found.high < 0.801
+    assert share_of_gap(base + 4.0, base, base + 4.0) == pytest.approx((1.0, 1.0, 1.0))
+    with pytest.raises(AgreementError, match="no gap"):
+        share_of_gap(ours, base, base)

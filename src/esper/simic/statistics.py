@@ -25,6 +25,7 @@ Array = NDArray[np.float64]
 
 DEFAULT_RESAMPLES = 2000
 DEFAULT_LEVEL = 0.95
+NO_GAP = 1e-9
 
 
 class Estimate(NamedTuple):
@@ -61,7 +62,8 @@ def interquartile_mean(values: ArrayLike, axis: int = -1) -> Array:
     return np.asarray(np.moveaxis(ordered, axis, -1) @ weight)
 
 
-def _mean(values: Array) -> Array:
+def mean(values: Array) -> Array:
+    """A statistic: the mean of each row."""
     return np.asarray(values.mean(axis=-1))
 
 
@@ -89,7 +91,7 @@ def mean_interval(
     seed: int = 0,
 ) -> Estimate:
     """Mean over all cells of [R, C, E], with its interval."""
-    return interval(scores, statistic=_mean, resamples=resamples, level=level, seed=seed)
+    return interval(scores, statistic=mean, resamples=resamples, level=level, seed=seed)
 
 
 def interval(
@@ -124,6 +126,36 @@ def paired_difference(
     draws = _Draws(seed, resamples, ours.shape[1:])
     value = statistic(ours.mean(-1).reshape(1, -1)) - statistic(theirs.mean(-1).reshape(1, -1))
     return _estimate(value[0], statistic(draws.cells(ours)) - statistic(draws.cells(theirs)), level)
+
+
+def share_of_gap(
+    scores: ArrayLike,
+    baseline: ArrayLike,
+    ceiling: ArrayLike,
+    *,
+    resamples: int = DEFAULT_RESAMPLES,
+    level: float = DEFAULT_LEVEL,
+    seed: int = 0,
+) -> Estimate:
+    """How much of the way from a baseline's mean to a ceiling's is covered, on the same episodes.
+
+    0 is the baseline, 1 the ceiling, which must be higher. A resample in which it is not counts
+    as far more than all or far less than nothing.
+    """
+    ours, theirs = _pair(scores, baseline)
+    _, best = _pair(scores, ceiling)
+    draws = _Draws(seed, resamples, ours.shape[1:])
+    gap = float(best.mean() - theirs.mean())
+    if gap <= 0:
+        raise AgreementError(
+            "There is no gap to close",
+            given=f"the ceiling's mean is {best.mean():.3g}, the baseline's {theirs.mean():.3g}",
+            valid="a ceiling above the baseline",
+        )
+    low = mean(draws.cells(theirs))
+    gained, whole = mean(draws.cells(ours)) - low, mean(draws.cells(best)) - low
+    drawn = gained / np.maximum(whole, NO_GAP)
+    return _estimate((ours.mean() - theirs.mean()) / gap, drawn, level)
 
 
 def probability_of_improvement(

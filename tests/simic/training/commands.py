@@ -1,6 +1,7 @@
 """The command line in a process of its own, on a tiny run."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,12 +25,14 @@ def esper(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedPr
 
 
 def started(*words: str | Path) -> subprocess.Popen[str]:
+    """A command that Ctrl-C reaches, also where the tests themselves run in the background."""
     return subprocess.Popen(
         [sys.executable, "-m", "esper.karn.cli", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=ENVIRONMENT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

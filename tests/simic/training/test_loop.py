@@ -12,6 +12,7 @@ import torch
 from esper.archive import read_archive
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.nissa import RunReader, RunStore
+from esper.simic.agent.checkpoint import KIND, VERSION
 from esper.simic.garden import episodes as episodes_module
 from esper.simic.training import (
     RoundReport,
@@ -134,10 +135,10 @@ def test_evaluations_are_of_cases_that_training_never_draws(whole: RunFolder) ->
     assert contexts == [("all",), ("fixed",), ("xor",)]
 
 
-def test_judging_reads_no_test_data(
-    whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_judging_reads_no_test_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that a controller is judged and rewarded by, with test data made useless."""
+    seeing = tiny_run(tmp_path / "seeing", rounds=2)
+    assert train_run(seeing)
     alone = episodes_module.Episodes.advance
 
     def blinded(episodes: Any, *given: Any) -> Any:
@@ -149,8 +150,8 @@ def test_judging_reads_no_test_data(
     run = tiny_run(tmp_path / "run", rounds=2)
     assert train_run(run)
     assert SCORED_EPOCHS <= HORIZON
-    with RunReader(run.path) as reader, RunReader(whole.path) as other:
-        question = "select controller, context, round, score from evaluations where round <= 2"
+    with RunReader(run.path) as reader, RunReader(seeing.path) as other:
+        question = "select controller, context, round, score from evaluations"
         assert reader.query(question).rows == other.query(question).rows
         assert reader.query("select count(*) from evaluations where score is null").rows == [(0,)]
 
@@ -168,7 +169,7 @@ def test_the_best_agent_is_the_one_that_was_judged_best(
 
     def listen(report: RoundReport) -> None:
         best.append(report.best)
-        agent = read_archive(run.best, kind="ppo-agent", version=1)
+        agent = read_archive(run.best, kind=KIND, version=VERSION)
         weights[report.round] = agent.tensors["network.value_head.0.weight"]
 
     assert train_run(run, listener=listen)

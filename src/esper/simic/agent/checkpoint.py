@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from esper.simic.agent.ppo import PPOAgent
 
 KIND = "ppo-agent"
-VERSION = 1
+VERSION = 2
 
 _MOST = {"steps": 2**24}  # of a rollout, which no tensor tells
 _ALSO = {"target_kl": (type(None),), "compile_backend": (str,)}  # types beside the default's
@@ -74,7 +74,7 @@ def read_agent(
         _require_counts(notes)
         saved = SavedAgent(
             path=Path(path),
-            space=_space(notes.pop("space")),
+            space=ActionSpace.from_dict(notes.pop("space")),
             config=_config(notes.pop("config")),
             tensors=archive.tensors,
             **notes,
@@ -192,13 +192,3 @@ def _by_prefix(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         prefix, _, rest = name.partition(".")
         parts.setdefault(prefix, {})[rest] = tensor
     return parts
-
-
-def _space(notes: Mapping[str, Any]) -> ActionSpace:
-    """JSON has lists where a space has tuples."""
-    return ActionSpace(
-        names=tuple(notes["names"]),
-        sizes=tuple(notes["sizes"]),
-        relevance=tuple(tuple(row) for row in notes["relevance"]),
-        given=tuple(tuple(names) for names in notes["given"]),
-    )

@@ -5,10 +5,11 @@ from pathlib import Path
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.runs import BEST, CONFIG, RunError
 from esper.tamiyo.controllers import LearnedController
+from esper.tamiyo.controllers.kept import is_kept, kept_controller
 
 
 def load_controller(path: str | Path, *, device: str = "cpu") -> LearnedController:
-    """The best agent of a run, or a saved agent; it decides greedily."""
+    """The best agent of a run, a kept controller or a saved agent; it decides greedily."""
     folder = Path(path)
     if (folder / CONFIG).is_file():
         if not (folder / BEST).is_dir():
@@ -18,6 +19,10 @@ def load_controller(path: str | Path, *, device: str = "cpu") -> LearnedControll
                 fix=f"go on with: esper resume {folder}",
             )
         agent = folder / BEST
+    elif is_kept(folder):
+        controller = kept_controller(folder, f"tamiyo({folder.name})")
+        controller.network.to(device)
+        return controller
     else:
         agent = folder
     loaded = PPOAgent.load(agent, device=device)

@@ -50,6 +50,7 @@ from esper.simic.training.rounds import Clock, Listener, RoundReport, Telling
 from esper.simic.training.runs import RunFolder
 from esper.simic.training.telemetry import Reporter, layout_of
 from esper.tamiyo.controllers import LearnedController
+from esper.tamiyo.normalisation import GARDEN_FLOOR
 from esper.tolaria.garden.bed import Case
 from esper.tolaria.garden.contexts import Context
 
@@ -112,6 +113,7 @@ class Trainer:
             device=config.device,
             processes=processes,
         )
+        self.agent.network.observation_norm.floor.fill_(GARDEN_FLOOR)
         # Only what is left to grow can show its worth.
         self.agent.network.prefer("op", LifecycleOp.PRUNE, -config.patience)
         self.judge = Judge(

@@ -1,0 +1,133 @@
+"""Lessons: what a teacher would have done in states that an agent came to, and learning from it.
+
+An apprentice acts, a teacher that knows the context says what it would do in the same state, and
+the apprentice learns to foresee that from what it sees: imitation on its own states. The value
+head learns from the returns meanwhile.
+
+Shapes: `R` sequences, `T` time, `F` features, `H` heads, `A` actions of the largest head.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.errors import AgreementError
+from esper.leyline.legality import Actions, Legality
+from esper.simic.agent.ppo import PPOAgent
+from esper.tamiyo.distributions import MaskedCategorical
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """Labelled sequences, on the agent's device."""
+
+    states: Tensor  # [R, T, F]
+    labels: Tensor  # [R, T, H] int64: what the teacher would have done
+    masks: Tensor  # [R, T, H, A] bool: what each head could take on the way to that
+    returns: Tensor  # [R, T]
+    valid: Tensor  # [R, T] bool
+
+    def __post_init__(self) -> None:
+        sizes = {field.name: getattr(self, field.name).shape[:2] for field in fields(self)}
+        if len(set(sizes.values())) != 1:
+            raise AgreementError(
+                "Lessons differ in sequences or time",
+                given=", ".join(f"{name} {list(size)}" for name, size in sizes.items()),
+            )
+
+    def __len__(self) -> int:
+        return len(self.valid)
+
+    def and_(self, other: "Lessons") -> "Lessons":
+        return Lessons(
+            *(
+                torch.cat([getattr(self, field.name), getattr(other, field.name)])
+                for field in fields(self)
+            )
+        )
+
+    def rows(self, index: Tensor) -> "Lessons":
+        return Lessons(*(getattr(self, field.name)[index] for field in fields(self)))
+
+
+def resolved_masks(legality: Legality, actions: Actions) -> Tensor:
+    """[N, H, A] bool: what each head could take, given the earlier choices in `actions`."""
+    space, values = legality.space, actions.canonical().values
+    masks = torch.zeros(len(actions), len(space), max(space.sizes), dtype=torch.bool)
+    for head, (name, size) in enumerate(zip(space.names, space.sizes, strict=True)):
+        masks[:, head, :size] = legality.mask(name, values)
+    return masks
+
+
+class Notebook:
+    """What the teacher says during one rollout, step by step."""
+
+    def __init__(self) -> None:
+        self._labels: list[Tensor] = []
+        self._masks: list[Tensor] = []
+
+    def write(self, legality: Legality, actions: Actions) -> None:
+        self._labels.append(actions.canonical().values)
+        self._masks.append(resolved_masks(legality, actions))
+
+    def lessons(self, agent: PPOAgent) -> Lessons:
+        """With the states and returns of the agent's finished rollout."""
+        batch = agent.buffer.get_batched_sequences(agent.device)
+        return Lessons(
+            batch.states,
+            torch.stack(self._labels, 1).to(agent.device),
+            torch.stack(self._masks, 1).to(agent.device),
+            batch.returns,
+            batch.valid,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LessonSettings:
+    """How an apprentice learns."""
+
+    learning_rate: float = 2e-3
+    final_rate: float = 0.2  # of that, when the teacher leaves
+    passes: int = 10  # over all lessons so far, after every round
+    sequences: int = 400  # of a minibatch
+    noise: float = 0.1  # standard deviations added to what is seen, so that no case is known again
+    value_coef: float = 0.25
+
+
+def blurred(agent: PPOAgent, states: Tensor, noise: float) -> Tensor:
+    """The states with noise in units of what each feature varies by."""
+    if noise == 0.0:
+        return states
+    norm = agent.network.observation_norm
+    width = norm.variance.clamp(min=norm.floor).sqrt().to(states.dtype)
+    drawn = torch.randn(
+        states.shape, generator=agent.sampler, device=states.device, dtype=states.dtype
+    )
+    return states + noise * width * drawn
+
+
+def learn_lessons(agent: PPOAgent, lessons: Lessons, settings: LessonSettings) -> float:
+    """Make the teacher's decisions likelier; returns the mean -log-probability of the last pass."""
+    network = agent.network
+    for group in agent.optimizer.param_groups:
+        group["lr"] = settings.learning_rate
+    seen: list[Tensor] = []
+    for _ in range(settings.passes):
+        order = torch.randperm(len(lessons), generator=agent.shuffler)
+        seen = []
+        for rows in order.split(settings.sequences):
+            part = lessons.rows(rows.to(agent.device))
+            outlook = network(blurred(agent, part.states, settings.noise))
+            log_probs = MaskedCategorical(outlook.logits, part.masks, False).log_prob(part.labels)
+            steps = part.valid.sum().clamp(min=1)
+            missed = -(log_probs.sum(-1).masked_fill(~part.valid, 0.0)).sum() / steps
+            apart = (outlook.values - part.returns) / network.return_scale
+            error = apart.square().masked_fill(~part.valid, 0.0).sum() / steps
+            agent.optimizer.zero_grad()
+            (missed + settings.value_coef * error).backward()
+            nn.utils.clip_grad_norm_(network.parameters(), agent.config.max_grad_norm)
+            agent.optimizer.step()
+            seen.append(missed.detach())
+    agent.optimizer.zero_grad()
+    return float(torch.stack(seen).mean())
