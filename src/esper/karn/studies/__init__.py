@@ -1,0 +1,1 @@
+"""Reports of studies: tables, pictures and sentences, all of them made from raw results."""

@@ -1,0 +1,40 @@
+"""The published evidence follows from the raw results beside it, and is about what is shipped."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from esper.karn.studies.learning import CONSTANT, TAMIYO, TRAINING, LearningStudy
+from esper.simic.statistics import Estimate
+from esper.tamiyo.controllers.kept import shipped, shipped_controller
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def study() -> LearningStudy:
+    return LearningStudy.read(DOCS / "evidence" / "c2")
+
+
+def test_the_controller_in_the_box_is_one_of_those_that_were_measured(study: LearningStudy) -> None:
+    name = shipped().card["training"]
+    assert name in study.trainings[TAMIYO]
+    assert shipped_controller().fingerprint == study.description["made"][name]
+    assert shipped().card["contexts"] == study.groups[TRAINING]
+
+
+def test_the_published_figures_follow_from_the_raw_results(study: LearningStudy) -> None:
+    figures = json.loads((DOCS / "evidence.json").read_text(encoding="utf-8"))
+
+    def is_published(name: str, found: Estimate | None) -> None:
+        assert found is not None
+        ends = [figures[name], figures[f"{name}_lo"], figures[f"{name}_hi"]]
+        assert ends == pytest.approx(list(found), rel=1e-9)
+
+    is_published("c2_vs_best_constant", study.lead(TRAINING, CONSTANT))
+    is_published("c2_vs_best_heuristic", study.lead(TRAINING, study.best_heuristic))
+    is_published("c2_gap_closed", study.gap_closed(TRAINING))
+    is_published("c2_harmful_rate", study.harmful(TAMIYO, TRAINING))
+    for group in ("task", "host"):
+        is_published(f"c2_heldout_{group}_vs_best_constant", study.lead(group, CONSTANT))
