@@ -38,6 +38,11 @@ def runner(path: Path) -> Callable[[Any], list[Tensor]]:
     return infer
 
 
+def named(export: Export) -> str:
+    """A file's name as the export wants it."""
+    return "net.pt2" if export is export_program else "net.onnx"
+
+
 def rows(sample: Any, count: int) -> Any:
     """The sample, cut or repeated to another batch size."""
     cycle = torch.arange(count) % 4
@@ -56,8 +61,10 @@ def test_a_file_gives_the_outputs_of_the_network(name: str, export: Export, tmp_
     if (name, export) == ("dense", export_onnx) and TORCH < (2, 13):
         pytest.skip("older versions do not convert the pooling of `convpool` to ONNX")
     host, sample = HOSTS[name].build()
-    path = tmp_path / ("net.pt2" if export is export_program else "net.onnx")
-    assert export(host, sample, path) == path
+    path = tmp_path / named(export)
+    written = export(host, sample, path)
+    assert written.path == path
+    assert written.difference < 1e-5
     assert list(tmp_path.iterdir()) == [path]
     assert host.training
     saved = runner(path)
@@ -74,7 +81,7 @@ def test_a_file_gives_the_outputs_of_the_network(name: str, export: Export, tmp_
 @EXPORTS
 def test_the_batch_may_be_fixed(export: Export, tmp_path: Path) -> None:
     host, sample = HOSTS["containers"].build()
-    path = tmp_path / ("net.pt2" if export is export_program else "net.onnx")
+    path = tmp_path / named(export)
     export(host, sample[:1], path, dynamic_batch=False)
     saved = runner(path)
     assert saved(sample[:1])[0].shape == (1, 2)
@@ -105,9 +112,9 @@ def test_a_network_that_cannot_be_captured_leaves_no_file(export: Export, tmp_pa
     sample = torch.randn(4, 6)
     host = SlottedModel(Fixed(), ["layer"], sample, rules=RULES)
     with pytest.raises(ExportError, match=r"cannot capture.*dynamic_batch=False"):
-        export(host, sample, tmp_path / "net")
+        export(host, sample, tmp_path / named(export))
     assert not list(tmp_path.iterdir())
-    export(host, sample, tmp_path / "net.pt2", dynamic_batch=False)
+    export(host, sample, tmp_path / named(export), dynamic_batch=False)
 
 
 @EXPORTS
@@ -115,13 +122,42 @@ def test_a_file_that_does_not_match_is_not_left_behind(
     export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, sample = HOSTS["containers"].build()
-    path = tmp_path / "net.pt2"
-    path.write_text("an older export")
-    monkeypatch.setattr(export_files, "_tolerance", lambda _model: -1.0)  # so nothing matches
+    path = tmp_path / named(export)
+    export(host, sample, path)
+    before = path.read_bytes()
+    monkeypatch.setattr(export_files, "tolerance_of", lambda _model: -1.0)  # so nothing matches
     with pytest.raises(ExportError, match="does not give what the host gives"):
         export(host, sample, path)
     assert list(tmp_path.iterdir()) == [path]
-    assert path.read_text() == "an older export"
+    assert path.read_bytes() == before
+
+
+@EXPORTS
+def test_nothing_but_an_earlier_export_is_written_over(export: Export, tmp_path: Path) -> None:
+    host, sample = HOSTS["containers"].build()
+    export(host, sample, tmp_path / named(export))
+    export(host, sample, tmp_path / named(export))
+    (tmp_path / named(export)).unlink()
+    wrong = {
+        "notes.py": "must end in",
+        "net": "must end in",
+        f"mine/{named(export)}": "is a folder",
+        f"other/{named(export)}": "is not an earlier export",
+        f"empty/{named(export)}": "is not an earlier export",
+        f"beside/{named(export)}": "would be written over",
+    }
+    for name in wrong:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "mine" / named(export)).mkdir()
+    (tmp_path / "notes.py").write_text("mine")
+    (tmp_path / "other" / named(export)).write_text("mine")
+    (tmp_path / "empty" / named(export)).touch()
+    (tmp_path / "beside" / f"{named(export)}.data").write_text("mine")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    for name, reason in wrong.items():
+        with pytest.raises(ExportError, match=reason):
+            export(host, sample, tmp_path / name)
+    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
 
 
 def test_a_network_that_onnxruntime_cannot_run_leaves_no_file(tmp_path: Path) -> None:
@@ -154,7 +190,7 @@ def test_weights_too_large_for_one_onnx_file_go_beside_it(
 ) -> None:
     host, sample = HOSTS["containers"].build()
     monkeypatch.setattr(export_files, "SINGLE_FILE_BYTES", 0)
-    path = export_onnx(host, sample, tmp_path / "net.onnx")
+    path = export_onnx(host, sample, tmp_path / "net.onnx").path
     assert {each.name for each in tmp_path.iterdir()} == {"net.onnx", "net.onnx.data"}
     model = export_module(host, sample).eval()
     torch.testing.assert_close(runner(path)(sample)[0], model(sample), rtol=1e-5, atol=1e-5)

@@ -15,7 +15,7 @@ from tests.kasmina import zoo_sequence as sequence
 from tests.kasmina import zoo_vision as vision
 from tests.kasmina.zoo import IMAGES, TEXT, VECTORS, normal
 from tests.kasmina.zoo_forms import Encoded
-from tests.kasmina.zoo_refused import PADDING, REFUSED, Custom
+from tests.kasmina.zoo_refused import PADDING, REFUSED, Custom, Positions
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,41 @@ def test_a_doubt_is_settled_by_stating_the_layout(name: str) -> None:
     stated = Target(target.path, part=target.part, layout=STATED[name])
     [place] = probe(entry.build(), [stated], entry.sample)
     assert place.spec.layout is STATED[name]
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("shape", [(5, 5), (2, 2), (4, 6), (6, 4)])
+def test_the_axis_that_follows_the_batch_is_told_by_another_batch(
+    batch_first: bool, shape: tuple[int, int]
+) -> None:
+    """Also where batch and length are the same; the second axis if the time comes first."""
+    model, sample = Positions(batch_first), torch.zeros(shape, dtype=torch.int64)
+    [place] = probe(model, ["words"], sample)
+    assert place.spec.layout is (Layout.TOKENS if batch_first else Layout.TIME_FIRST)
+    assert place.spec.extent == (shape[1 if batch_first else 0],)
+    with pytest.raises(SlotError, match="does not return something for every sample"):
+        probe(model, ["places"], sample)
+
+
+def test_rows_of_all_samples_together_follow_the_batch() -> None:
+    class Flat(nn.Module):
+        """Patches of all images in one axis, [B * 4, C]."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.patch, self.head = nn.Linear(5, 7), nn.Linear(28, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.patch(x.reshape(-1, 5)).view(x.shape[0], 28))  # type: ignore[no-any-return]
+
+    [place] = probe(Flat(), ["patch"], normal(4, 20))
+    assert place.spec.layout is Layout.DENSE
+
+
+def test_a_model_that_takes_one_batch_size_only_is_believed() -> None:
+    model = Custom(nn.Linear(10, 8), lambda x: x.view(4, 8), nn.Linear(8, 4))
+    [place] = probe(model, ["by_hand"], VECTORS)
+    assert place.spec.channels == 8
 
 
 def test_positions_that_vary_between_calls_are_left_open() -> None:

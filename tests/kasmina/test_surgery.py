@@ -214,9 +214,11 @@ def test_a_scheduler_made_before_the_groups_is_named(
     assert len(held(optimizer)) == 1, "nothing of a refused seed stays behind"
 
 
-def test_an_optimiser_that_keeps_its_own_list_is_refused() -> None:
-    with pytest.raises(OptimizerMismatchError, match="given: LBFGS; valid: any optimiser"):
-        prepare_groups(torch.optim.LBFGS([weight()]), SCALES)
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.Muon, torch.optim.SparseAdam])
+def test_an_optimiser_that_seeds_cannot_join_is_refused(kind: type[torch.optim.Optimizer]) -> None:
+    matrix = nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(OptimizerMismatchError, match=f"given: {kind.__name__}, which .* AdamW"):
+        prepare_groups(kind([matrix]), SCALES)  # type: ignore[arg-type, call-arg]
 
 
 def test_a_parameter_cannot_be_added_twice() -> None:

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from esper.kasmina.probe import Sample, Target, call
 from esper.leyline import Layout
 from tests.kasmina import zoo_forms as forms
+from tests.kasmina import zoo_modern as modern
 from tests.kasmina import zoo_more as more
 from tests.kasmina import zoo_sequence as sequence
 from tests.kasmina import zoo_vision as vision
@@ -71,7 +72,61 @@ def tensors_in(output: object) -> list[Tensor]:
 
 IMAGES, VECTORS, TEXT = normal(4, 3, 8, 8), normal(4, 10), words(4, 7)
 
+_MODERN = [
+    Entry("vgg", modern.vgg, IMAGES, {"1": (IMAGE, 5), "5": (IMAGE, 7), "9": (DENSE, 9)}),
+    Entry("conv mixer", modern.conv_mixer, IMAGES, {"2.0": (IMAGE, 6), "3": (IMAGE, 6)}),
+    Entry("shufflenet", modern.ShuffleNet, IMAGES, {"stem": (IMAGE, 6), "units": (IMAGE, 6)}),
+    Entry(
+        "efficientnet",
+        modern.EfficientNet,
+        IMAGES,
+        {"blocks.0": (IMAGE, 5), "blocks.1.filter": (IMAGE, 10), "blocks.1.squeeze": (IMAGE, 2)},
+    ),
+    Entry("crnn", modern.Crnn, IMAGES, {"cnn": (IMAGE, 4), "rnn@0": (TOKENS, 10)}),
+    Entry("m5", modern.M5, normal(4, 1, 40), {"bn1": (SEQUENCE, 5), "conv2": (SEQUENCE, 7)}),
+    Entry(
+        "wavenet",
+        modern.WaveNet,
+        normal(4, 2, 9),
+        {"front": (SEQUENCE, 6), "layers.0@0": (SEQUENCE, 6), "layers.1@1": (SEQUENCE, 4)},
+    ),
+    Entry(
+        "llama",
+        lambda: modern.Llama(sequence.WORDS),
+        TEXT,
+        {"layers.0": (TOKENS, 8), "layers.0.attention": (TOKENS, 8), "layers.1.w1": (TOKENS, 12)},
+    ),
+    Entry(
+        "seq2seq",
+        lambda: modern.Seq2Seq(sequence.WORDS),
+        (TEXT, words(4, 5)),
+        {"encoder@0": (TOKENS, 6), "cell": (DENSE, 6)},
+    ),
+    Entry(
+        "fnet",
+        lambda: modern.FNet(sequence.WORDS),
+        TEXT,
+        {"norm1": (TOKENS, 8), "ff": (TOKENS, 8)},
+    ),
+    Entry("deep sets", modern.DeepSets, normal(4, 6, 4), {"phi": (TOKENS, 7), "rho.1": (DENSE, 6)}),
+    Entry(
+        "wide and deep",
+        modern.WideAndDeep,
+        (torch.tensor([0, 6, 3, 1]), torch.tensor([8, 2, 0, 5])),
+        {"deep.1": (DENSE, 10), "deep": (DENSE, 6), "user": (DENSE, 4)},
+    ),
+    Entry("actor critic", modern.ActorCritic, VECTORS, {"trunk.1": (DENSE, 8), "@0": (DENSE, 3)}),
+    Entry("nerf", modern.Nerf, normal(4, 3), {"early": (DENSE, 8), "late": (DENSE, 8)}),
+    Entry("tied autoencoder", modern.TiedAutoencoder, VECTORS, {"encoder": (DENSE, 6)}),
+    Entry("adapted", modern.adapted, VECTORS, {"0": (DENSE, 8), "1": (DENSE, 8)}),
+    Entry(
+        "shared layers", modern.SharedLayers, VECTORS, {"block": (DENSE, 8), "enter": (DENSE, 8)}
+    ),
+    Entry("experts", modern.Experts, VECTORS, {"enter": (DENSE, 8), "router": (DENSE, 3)}),
+]
+
 ACCEPTED = [
+    *_MODERN,
     Entry(
         "inception",
         more.Inception,

@@ -146,6 +146,22 @@ def tokens_by_hand() -> nn.Module:
     return Custom(nn.Linear(4, 6), lambda x: x.transpose(0, 1), nn.Linear(6, 2))
 
 
+class Positions(nn.Module):
+    """A vector for each position, whatever the batch is."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(30, 8), nn.Embedding(30, 8)
+        self.rnn = nn.GRU(8, 8, batch_first=batch_first)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time = 1 if self.rnn.batch_first else 0
+        where = self.places(torch.arange(x.shape[time]))  # [T, C]
+        h = self.words(x) + (where if time else where[:, None])
+        return self.head(self.rnn(h)[0].mean(time))  # type: ignore[no-any-return]
+
+
 def image_from_rows(channels: int) -> Callable[[Tensor], Tensor]:
     return lambda x: x.view(len(x), channels, 4, 4)
 
@@ -323,10 +339,18 @@ REFUSED = [
     ),
     Refused(
         "batch as long as time",
-        sequence.WordLanguageModel,
-        torch.ones(5, 5, dtype=torch.long),
-        ("encoder",),
+        # Takes no other batch, which would tell.
+        lambda: Custom(nn.Linear(4, 6), lambda x: x.view(5, 5, 6), nn.Linear(6, 2)),
+        normal(5, 5, 4),
+        ("by_hand",),
         "give a sample whose batch and length differ",
+    ),
+    Refused(
+        "positions",
+        lambda: Positions(batch_first=True),
+        TEXT,
+        ("places",),
+        "does not return something for every sample",
     ),
     Refused(
         "wrong layout stated",

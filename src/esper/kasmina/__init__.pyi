@@ -18,7 +18,9 @@ from .lifecycle import pass_time as pass_time
 from .lifecycle import remove_now as remove_now
 from .masks import explain as explain
 from .masks import legality as legality
+from .module_export import export_additions as export_additions
 from .probe import Target as Target
+from .python_export import export_python as export_python
 from .slotted import SlottedModel as SlottedModel
 from .surgery import add_parameters as add_parameters
 from .surgery import prepare_groups as prepare_groups

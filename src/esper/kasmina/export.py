@@ -188,6 +188,18 @@ def require_equal(wanted: object, given: object, tolerance: float, what: str) ->
             )
 
 
+def largest_difference(wanted: object, given: object) -> float:
+    """Of all numbers in two outputs that `require_equal` let pass."""
+    return max(
+        (
+            _difference(left, right, 0.0)[0]
+            for _, left, right in _pairs(wanted, given, "output")
+            if isinstance(left, Tensor) and isinstance(right, Tensor)
+        ),
+        default=0.0,
+    )
+
+
 def _pairs(left: Any, right: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
     """Corresponding leaves of two outputs, down to where they no longer correspond."""
     if type(left) is type(right) and not isinstance(left, Tensor):

@@ -2,12 +2,15 @@
 
 import importlib
 import inspect
+import io
 import logging
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +20,14 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from esper.kasmina.export import export_module, require_equal, run, set_evaluating
+from esper.kasmina.export import (
+    export_module,
+    largest_difference,
+    require_equal,
+    run,
+    set_evaluating,
+)
+from esper.kasmina.isolation import state_kept
 from esper.kasmina.plain import first_line
 from esper.kasmina.probe import Sample
 from esper.kasmina.slotted import SlottedModel
@@ -25,12 +35,21 @@ from esper.leyline.errors import ExportError
 
 TOLERANCE = 1e-5  # of the largest number in an output, or of 1
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+WEIGHTS_BESIDE = ".data"  # what such a second file's name ends in
 SINGLE_FILE_BYTES = 2_000_000_000  # an ONNX file holds less than 2 GiB; then weights go beside it
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where a network was written, and how far its outputs are from the host's at most."""
+
+    path: Path
+    difference: float
 
 
 def export_program(
     host: SlottedModel, sample: Sample, path: str | Path, *, dynamic_batch: bool = True
-) -> Path:
+) -> Written:
     """Write the committed network in eval mode as a `torch.export` archive (.pt2).
 
     `torch.export.load(path).module()` runs it, with no class of Esper's or yours, on the device
@@ -38,11 +57,12 @@ def export_program(
     first axis is as long as the first input's may vary there.
 
     The file is read back and compared with the network within 1e-5, also on a batch of twice the
-    size, before it gets its name.
+    size, before it gets its name; the largest difference is returned.
     """
+    _require_target(Path(path), ".pt2", rb"PK\x03\x04")
     model = export_module(host, sample)
     set_evaluating(model)
-    program = _capture(model, sample, dynamic_batch)
+    program = capture(model, sample, dynamic_batch)
 
     def load(file: Path) -> Callable[[Sample], object]:
         loaded = torch.export.load(file).module()
@@ -50,32 +70,33 @@ def export_program(
 
     with _written(Path(path)) as file:
         torch.export.save(program, file)
-        _compare(model, sample, dynamic_batch, load(file), "The saved program")
-    return Path(path)
+        difference = _compare(model, sample, dynamic_batch, load(file), "The saved program")
+    return Written(Path(path), difference)
 
 
 def export_onnx(
     host: SlottedModel, sample: Sample, path: str | Path, *, dynamic_batch: bool = True
-) -> Path:
+) -> Written:
     """Write the committed network in eval mode as an ONNX file, for any runtime that reads it.
 
     Inputs and outputs are the tensors of the sample and of the network's output, in order;
     `dynamic_batch` is as in `export_program`. Above 2 GB the weights are in a second file beside
     it. The file is run through onnxruntime on the CPU and compared within 1e-5 before it gets
-    its name.
+    its name; the largest difference is returned.
     """
     runtime = _require_packages()["onnxruntime"]
+    _require_target(Path(path), ".onnx", rb"\x08.\x12\x07pytorch")
     model = export_module(host, sample).cpu()
     set_evaluating(model)
     sample = tree_map_only(Tensor, Tensor.cpu, sample)
-    program = _capture(model, sample, dynamic_batch)
+    program = capture(model, sample, dynamic_batch)
     try:
         with _quiet():
             onnx = torch.onnx.export(program, dynamo=True, verbose=False)
     except Exception as error:  # a converter for each of hundreds of operations
         raise ExportError(
             "The network cannot be converted to ONNX",
-            given=_origin(error),
+            given=origin_of(error),
             fix="export_program has no such limit",
         ) from error
     assert onnx is not None
@@ -87,7 +108,7 @@ def export_onnx(
         names = [each.name for each in session.get_inputs()]
 
         def infer(inputs: Sample) -> object:
-            tensors = [leaf for leaf in tree_leaves(_call_of(inputs)) if isinstance(leaf, Tensor)]
+            tensors = [leaf for leaf in tree_leaves(call_of(inputs)) if isinstance(leaf, Tensor)]
             feed = {
                 name: value.detach().numpy() for name, value in zip(names, tensors, strict=True)
             }
@@ -98,8 +119,8 @@ def export_onnx(
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     with _written(Path(path)) as file:
         onnx.save(file, external_data=weights > SINGLE_FILE_BYTES)
-        _compare(model, sample, dynamic_batch, load(file), "The ONNX file", flat=True)
-    return Path(path)
+        difference = _compare(model, sample, dynamic_batch, load(file), "The ONNX file", flat=True)
+    return Written(Path(path), difference)
 
 
 def _require_packages() -> dict[str, ModuleType]:
@@ -120,21 +141,20 @@ def _require_packages() -> dict[str, ModuleType]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without torch's remarks about packages it can do without and about its own insides."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
 
 
 # --- inputs ----------------------------------------------------------------------------------
 
 
-def _call_of(sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_of(sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The sample as positional and keyword arguments."""
     if isinstance(sample, Mapping):
         return (), dict(sample)
@@ -145,7 +165,7 @@ def _call_of(sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _batch(sample: Sample) -> int:
     """The length of the first input's first axis."""
-    leaves = tree_leaves(_call_of(sample))
+    leaves = tree_leaves(call_of(sample))
     sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0]
     if not sizes or sizes[0] < 2:
         raise ExportError(
@@ -157,7 +177,7 @@ def _batch(sample: Sample) -> int:
     return int(sizes[0])
 
 
-def _doubled(sample: Sample) -> Sample:
+def doubled(sample: Sample) -> Sample:
     """The sample twice over, in one batch."""
     batch = _batch(sample)
 
@@ -172,8 +192,8 @@ def _doubled(sample: Sample) -> Sample:
 # --- writing and checking --------------------------------------------------------------------
 
 
-def _capture(model: nn.Module, sample: Sample, dynamic_batch: bool) -> ExportedProgram:
-    args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), _call_of(sample))
+def capture(model: nn.Module, sample: Sample, dynamic_batch: bool) -> ExportedProgram:
+    args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), call_of(sample))
     shapes = None
     if dynamic_batch:
         batch, size = Dim("batch"), _batch(sample)
@@ -185,30 +205,70 @@ def _capture(model: nn.Module, sample: Sample, dynamic_batch: bool) -> ExportedP
 
         shapes = tree_map(axes, dict(named))
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), state_kept(model), _quiet():
             return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # the user's code, under a tracer
         raise ExportError(
             "torch.export cannot capture the network",
-            given=_origin(error),
-            fix="dynamic_batch=False may help if the batch size is the reason"
-            if dynamic_batch
-            else None,
+            given=origin_of(error),
+            fix=_advice(origin_of(error), dynamic_batch),
         ) from error
 
 
-def _origin(error: BaseException) -> str:
+def _advice(reason: str, dynamic_batch: bool) -> str | None:
+    if "data-dependent" in reason:
+        return "where it branches on the values of a tensor, let torch.where choose"
+    if dynamic_batch:
+        return (
+            "if the batch is the reason, write x.shape[0] in place of len(x) in the model, or "
+            "keep the sample's batch size with dynamic_batch=False"
+        )
+    return None
+
+
+def origin_of(error: BaseException) -> str:
     """The error that began it: torch wraps it in others that say what to do next."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {first_line(error)}"
 
 
+def require_folder(path: Path) -> None:
+    """Raise unless there is a folder in which `path` can be written."""
+    if not path.parent.is_dir():
+        raise ExportError("There is no such folder", given=path.parent, fix="make it first")
+
+
+def _require_target(path: Path, suffix: str, beginning: bytes) -> None:
+    """Raise if `path` is no name for such a file, or has it and does not begin like one."""
+    require_folder(path)
+    if path.is_dir():
+        raise ExportError(f"{path} is a folder", fix="name a file")
+    if path.suffix != suffix:
+        raise ExportError(
+            f"The file's name must end in {suffix}",
+            given=path.name,
+            fix=f"for example {path.with_suffix(suffix)}" if path.name else None,
+        )
+    beside = path.with_name(path.name + WEIGHTS_BESIDE)
+    if path.exists() and not _begins_with(path, beginning):
+        raise ExportError(
+            f"{path} is not an earlier export", given="another file", fix="name a new file"
+        )
+    if beside.exists() and not path.exists():
+        raise ExportError(
+            f"{beside} would be written over", given="another file", fix="name a new file"
+        )
+
+
+def _begins_with(path: Path, pattern: bytes) -> bool:
+    with path.open("rb") as file:
+        return re.match(pattern, file.read(64), re.DOTALL) is not None
+
+
 @contextmanager
 def _written(path: Path) -> Iterator[Path]:
     """A file to write that becomes `path`, with any files beside it, once all went well."""
-    if not path.parent.is_dir():
-        raise ExportError("There is no such folder", given=path.parent, fix="make it first")
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         file = Path(folder) / path.name
         try:
@@ -217,7 +277,7 @@ def _written(path: Path) -> Iterator[Path]:
             raise
         except Exception as error:  # the runtimes' own errors have no common base
             raise ExportError(
-                f"{path.name!r} could not be written, read back and run", given=_origin(error)
+                f"{path.name!r} could not be written, read back and run", given=origin_of(error)
             ) from error
         for other in Path(folder).iterdir():
             if other != file:
@@ -233,16 +293,23 @@ def _compare(
     what: str,
     *,
     flat: bool = False,
-) -> None:
-    """Raise unless what was saved gives what the model gives; `flat` if it gives only tensors."""
-    for inputs in (sample, _doubled(sample)) if dynamic_batch else (sample,):
+) -> float:
+    """The largest difference between what was saved and the model, on the sample and on twice it.
+
+    Raises if it is too large; `flat` if what was saved gives only tensors.
+    """
+    largest = 0.0
+    for inputs in (sample, doubled(sample)) if dynamic_batch else (sample,):
         wanted = run(model, inputs, evaluating=True)
         if flat:
             wanted = [leaf for leaf in tree_leaves(wanted) if isinstance(leaf, Tensor)]
-        require_equal(wanted, saved(inputs), _tolerance(model), what)
+        given = saved(inputs)
+        require_equal(wanted, given, tolerance_of(model), what)
+        largest = max(largest, largest_difference(wanted, given))
+    return largest
 
 
-def _tolerance(model: nn.Module) -> float:
+def tolerance_of(model: nn.Module) -> float:
     """Half precision cannot agree to 1e-5."""
     floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
     return max([TOLERANCE, *(8 * torch.finfo(dtype).eps for dtype in floats)])

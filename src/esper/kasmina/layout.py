@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from esper.leyline.errors import SlotError
 from esper.leyline.slots import Layout
 
+Axes = frozenset[int]
+
 
 class Axis(Enum):
     """Where a module has its channels."""
@@ -67,6 +69,7 @@ _CHANNEL_COUNTS = (
     "embed_dim",
     "normalized_shape",
 )
+BATCH_AXIS = {layout: 1 if layout is Layout.TIME_FIRST else 0 for layout in Layout}
 _KEEPS_AXES = {nn.ReLU.__module__, nn.Dropout.__module__}  # the homes of activations and dropouts
 
 
@@ -86,9 +89,17 @@ def opening(where: str) -> str:
 
 
 def infer_layout(
-    where: str, output: Tensor, events: Sequence[Event], call: int, batch: int | None
+    where: str,
+    output: Tensor,
+    events: Sequence[Event],
+    call: int,
+    batch: int | None,
+    moved: Axes | None,
 ) -> Layout:
-    """The layout of `output`, which `events[call]` returned; raises when it is uncertain."""
+    """The layout of `output`, which `events[call]` returned; raises when it is uncertain.
+
+    `moved` are the axes that follow the batch, if that is known.
+    """
     shape = list(output.shape)
     if len(shape) not in (2, 3, 4):
         raise SlotError(
@@ -98,6 +109,25 @@ def infer_layout(
         )
     origins = _origins(output, events[: call + 1])
     _require_batch(where, shape, origins)
+    layout = _layout(where, shape, events, origins, batch, moved)
+    if moved is not None and BATCH_AXIS[layout] not in moved:
+        raise SlotError(
+            f"{opening(where)} does not return something for every sample: no axis that could be "
+            "the batch follows it",
+            given=f"{shape} for batches of different sizes" if not moved else shape,
+            fix="name a submodule whose output has the batch as an axis",
+        )
+    return layout
+
+
+def _layout(
+    where: str,
+    shape: list[int],
+    events: Sequence[Event],
+    origins: Sequence[Event],
+    batch: int | None,
+    moved: Axes | None,
+) -> Layout:
     if len(shape) == 2:
         return Layout.DENSE
     axis = _channel_axis(where, shape, events, origins)
@@ -106,10 +136,10 @@ def infer_layout(
     if len(shape) == 4:
         _require_image(where, shape, events)
         return Layout.IMAGE_LAST
-    return _order_of_tokens(where, shape, events, origins, batch)
+    return _order_of_tokens(where, shape, events, origins, batch, moved)
 
 
-def _first_tensor(values: object) -> Tensor | None:
+def first_tensor(values: object) -> Tensor | None:
     first = values[0] if isinstance(values, (tuple, list)) and values else values
     return first if isinstance(first, Tensor) else None
 
@@ -120,7 +150,7 @@ def _shapes(event: Event) -> Iterator[list[int]]:
     (The hidden state of a recurrent network, for one, has axes of its own.)
     """
     given = event.inputs or tuple(event.named_inputs.values())
-    for tensor in (_first_tensor(given), _first_tensor(event.output)):
+    for tensor in (first_tensor(given), first_tensor(event.output)):
         if tensor is not None:
             yield list(tensor.shape)
 
@@ -134,7 +164,7 @@ def _told_axis(event: Event) -> Axis | None:
 
     A class derived from torch's may do otherwise, so the channels must really be there.
     """
-    module, output = event.module, _first_tensor(event.output)
+    module, output = event.module, first_tensor(event.output)
     if output is None or output.dim() < 2:
         return None
     if isinstance(module, (*_SPATIAL[1], *_SPATIAL[2], *_ANY_SPATIAL)):
@@ -156,13 +186,13 @@ def _origins(output: Tensor, events: Sequence[Event]) -> list[Event]:
     tensor: Tensor | None = output
     origins: list[Event] = []
     for event in reversed(events):
-        if tensor is None or _first_tensor(event.output) is not tensor:
+        if tensor is None or first_tensor(event.output) is not tensor:
             continue
         origins.append(event)
         module = event.module
         keeps = type(module).__module__ in _KEEPS_AXES or isinstance(module, nn.Identity)
         if keeps and not isinstance(module, nn.MultiheadAttention):
-            tensor = _first_tensor(event.inputs)
+            tensor = first_tensor(event.inputs)
     return origins
 
 
@@ -234,7 +264,7 @@ def _require_image(where: str, shape: list[int], events: Sequence[Event]) -> Non
         )
 
 
-def _batch_first(module: nn.Module) -> bool | None:
+def is_batch_first(module: nn.Module) -> bool | None:
     """The module's own convention, when it has one."""
     attention = getattr(module, "self_attn", module)
     if isinstance(attention, (nn.RNNBase, nn.MultiheadAttention)):
@@ -248,15 +278,18 @@ def _order_of_tokens(
     events: Sequence[Event],
     origins: Sequence[Event],
     batch: int | None,
+    moved: Axes | None,
 ) -> Layout:
     """Batch first or time first: by a recurrent or attention module that the activations come
-    from, else by all of those that see the same two sizes, else the sample's first axis is the
-    batch."""
+    from, else by all of those that see the same two sizes, else by the axis that follows the
+    sample's batch, or is as long."""
     for event in origins:
-        own = _batch_first(event.module)
+        own = is_batch_first(event.module)
         if own is not None:
             return Layout.TOKENS if own else Layout.TIME_FIRST
     layouts = set(_votes(shape[:2], events))
+    if len(layouts) != 1 and moved is not None and len(moved & {0, 1}) == 1:
+        return Layout.TOKENS if 0 in moved else Layout.TIME_FIRST
     if not layouts and shape[0] == batch and shape[0] != shape[1]:
         return Layout.TOKENS
     if len(layouts) != 1:
@@ -272,7 +305,7 @@ def _order_of_tokens(
 def _votes(sizes: list[int], events: Sequence[Event]) -> Iterator[Layout]:
     """What recurrent and attention modules say of activations whose first two axes are `sizes`."""
     for event in events:
-        batch_first = _batch_first(event.module)
+        batch_first = is_batch_first(event.module)
         for shape in _shapes(event) if batch_first is not None else ():
             batch_then_time = shape[:2] if batch_first else shape[1::-1]
             if len(shape) == 3 and sizes == batch_then_time:

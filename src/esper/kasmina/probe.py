@@ -10,17 +10,17 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from esper.kasmina.batch_axes import axes_that_follow, batch_size
 from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.layout import Event, infer_layout, opening
+from esper.kasmina.layout import Axes, Event, infer_layout, opening
 from esper.kasmina.screening import module_at, require_slottable
 from esper.kasmina.slot import part_of
 from esper.kasmina.watching import Call, Part, Run, Sample, Watched, call, watch
-from esper.leyline.errors import SlotError, UnknownNameError
+from esper.leyline.errors import EsperError, SlotError, UnknownNameError
 from esper.leyline.slots import Layout, SlotSpec
 
-__all__ = ["Place", "Sample", "Target", "call", "find_places", "probe"]
+__all__ = ["Place", "Sample", "Sighting", "Target", "call", "find_places", "probe", "survey"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,18 @@ class Place:
     spec: SlotSpec
 
 
+@dataclass(frozen=True)
+class Sighting:
+    """What a survey says of one target: the place or why there is none, and when it is called."""
+
+    target: Target
+    place: Place | EsperError
+    calls: int = 0
+    first_event: int = -1  # orders the modules by when they are first done; -1: never called
+    output: Tensor | None = None  # of the first call; two that are the same tensor are one place
+    is_returned: bool = False  # as (part of) the model's own output
+
+
 def find_places(
     model: nn.Module, places: Sequence[Target | str] | None, sample: Sample | None
 ) -> list[Place]:
@@ -91,27 +103,88 @@ def find_places(
 
 def probe(model: nn.Module, places: Sequence[Target | str], sample: Sample) -> list[Place]:
     """Run the model on the sample and describe each place, or raise with the reason."""
-    require_slottable(model)
-    targets = [Target.parse(place) for place in places]
-    watched = [
-        Watched(module_at(model, target.path), partial(_choose_part, target)) for target in targets
-    ]
-    runs = _run(model, watched, sample)
-    batch = _batch_size(sample)
     found: list[Place] = []
-    for index, (target, place) in enumerate(zip(targets, watched, strict=True)):
+    for sighting in survey(model, [Target.parse(place) for place in places], sample):
+        if isinstance(sighting.place, EsperError):
+            raise sighting.place
+        found.append(sighting.place)
+    return found
+
+
+def survey(model: nn.Module, targets: Sequence[Target], sample: Sample) -> list[Sighting]:
+    """Run the model on the sample and say of each target what passes there or why it is refused.
+
+    Raises only if nothing can be said of any: no slot fits this model, or it fails on the sample.
+    """
+    require_slottable(model)
+    modules = [_found_or_refused(model, target) for target in targets]
+    watched = [
+        Watched(module, partial(_choose_part, target))
+        for target, module in zip(targets, modules, strict=True)
+        if isinstance(module, nn.Module)
+    ]
+    runs = _run(model, watched, sample) if watched else []
+    batch = batch_size(sample)
+    followed = {id(run): axes_that_follow(model, watched, sample, run) for run in runs}
+    taken: dict[tuple[int, Part], Target] = {}
+    numbers = iter(range(len(watched)))
+    return [
+        Sighting(target, module)
+        if isinstance(module, EsperError)
+        else _sight(model, target, runs, next(numbers), batch, followed, taken)
+        for target, module in zip(targets, modules, strict=True)
+    ]
+
+
+def _found_or_refused(model: nn.Module, target: Target) -> nn.Module | EsperError:
+    try:
+        return module_at(model, target.path)
+    except EsperError as refusal:
+        return refusal
+
+
+def _sight(
+    model: nn.Module,
+    target: Target,
+    runs: Sequence[Run],
+    index: int,
+    batch: int | None,
+    followed: Mapping[int, Sequence[list[Axes] | None]],
+    taken: dict[tuple[int, Part], Target],
+) -> Sighting:
+    """What the runs say of the watched module `index`; `taken` knows the places so far."""
+    module = module_at(model, target.path)
+    found: Place | EsperError
+    try:
         run = _run_that_teaches(target, runs, index)
         _require_no_nesting(model, target, run.events)
-        part, spec = _describe(target, run.events, run.calls[index], batch)
-        for earlier, other in zip(targets, found, strict=False):
-            if other.module is place.module and other.part == part:
-                raise SlotError(
-                    f"Slots {earlier.path!r} and {target.path!r} are the same module",
-                    given=type(place.module).__name__,
-                    fix="a shared module carries one slot; keep one of the two paths",
-                )
-        found.append(Place(place.module, part, spec))
-    return found
+        moved = followed[id(run)][index]
+        part, spec = _describe(target, run.events, run.calls[index], batch, moved)
+        _require_alone(target, module, taken.setdefault((id(module), part), target))
+        found = Place(module, part, spec)
+    except SlotError as refusal:
+        found = refusal
+    called = next((run for run in runs if run.calls[index]), None)
+    if called is None:
+        return Sighting(target, found)
+    calls = called.calls[index]
+    return Sighting(
+        target,
+        found,
+        calls=len(calls),
+        first_event=calls[0].event,
+        output=calls[0].output,
+        is_returned=any(call.output is each for call in calls for each in called.returned),
+    )
+
+
+def _require_alone(target: Target, module: nn.Module, first: Target) -> None:
+    if first is not target:
+        raise SlotError(
+            f"Slots {first.path!r} and {target.path!r} are the same module",
+            given=type(module).__name__,
+            fix="a shared module carries one slot; keep one of the two paths",
+        )
 
 
 def _run(model: nn.Module, watched: Sequence[Watched], sample: Sample) -> list[Run]:
@@ -125,8 +198,6 @@ def _run(model: nn.Module, watched: Sequence[Watched], sample: Sample) -> list[R
     for training in (False, True):
         try:
             runs.append(watch(model, watched, sample, training=training))
-        except SlotError:
-            raise
         except Exception as error:  # the user's code; the other mode may still work
             failures.append(error)
         if runs and all(runs[-1].brings_gradients(index) for index in range(len(watched))):
@@ -143,6 +214,9 @@ def _run(model: nn.Module, watched: Sequence[Watched], sample: Sample) -> list[R
 
 def _run_that_teaches(target: Target, runs: Sequence[Run], index: int) -> Run:
     """The run in which a seed at this place would have received gradient."""
+    for run in runs:
+        if index in run.refused:
+            raise run.refused[index]
     calls = [call for run in runs for call in run.calls[index]]
     if not calls:
         raise SlotError(
@@ -167,15 +241,20 @@ def _run_that_teaches(target: Target, runs: Sequence[Run], index: int) -> Run:
 
 
 def _describe(
-    target: Target, events: Sequence[Event], calls: Sequence[Call], batch: int | None
+    target: Target,
+    events: Sequence[Event],
+    calls: Sequence[Call],
+    batch: int | None,
+    moved: Sequence[Axes] | None,
 ) -> tuple[Part, SlotSpec]:
     where = target.where
     outputs = [call.output for call in calls]
     if len({(call.part, call.output.dim()) for call in calls}) > 1:
         _refuse_different(where, "shapes", outputs)
+    followed: Sequence[Axes | None] = moved or [None] * len(calls)
     layouts = {
-        target.layout or infer_layout(where, call.output, events, call.event, batch)
-        for call in calls
+        target.layout or infer_layout(where, call.output, events, call.event, batch, axes)
+        for call, axes in zip(calls, followed, strict=True)
     }
     if len(layouts) > 1:
         _refuse_different(where, "layouts", outputs)
@@ -286,10 +365,3 @@ def _spec_of(name: str, layout: Layout, output: Tensor) -> SlotSpec:
         raise SlotError(f"Slot {name!r} is not laid out as {layout.value}", given=shape)
     extent = tuple(size for axis, size in enumerate(shape) if axis not in (batch, channel))
     return SlotSpec(name=name, layout=layout, channels=shape[channel], extent=extent)
-
-
-def _batch_size(sample: Sample) -> int | None:
-    """The first axis of the first tensor in the sample."""
-    values = dict(sample) if isinstance(sample, Mapping) else sample
-    tensors = (value for value in tree_leaves(values) if isinstance(value, Tensor))
-    return next((tensor.shape[0] for tensor in tensors if tensor.dim() > 0), None)

@@ -15,7 +15,7 @@ from esper.kasmina.gates import UNLIMITED, GateRules, Situation
 from esper.kasmina.isolation import Isolation, only_learning, state_kept
 from esper.kasmina.lifecycle import decide, pass_time, remove_now
 from esper.kasmina.masks import explain, legality
-from esper.kasmina.probe import Sample, Target, find_places
+from esper.kasmina.probe import Place, Sample, Target, find_places
 from esper.kasmina.seed import Seed, build_seed
 from esper.kasmina.slot import Mode, Slot, set_tap
 from esper.kasmina.surgery import (
@@ -173,6 +173,11 @@ class SlottedModel(nn.Module):
                 slot.mode = Mode.OFF if slot.alpha == 0.0 or slot.seed is None else Mode.ON
             set_tap(place.module, slot, place.part, on=slot.mode is not Mode.OFF)
 
+    @property
+    def slot_places(self) -> Sequence[Place]:
+        """Where each slot sits in the model, in the order of the slots."""
+        return self._places
+
     def _slots(self) -> Iterator[Slot]:
         for slot in self.slots:
             assert isinstance(slot, Slot)
@@ -291,9 +296,8 @@ class SlottedModel(nn.Module):
             device=like.device,
             dtype=like.dtype,
         ).train(self.training)
-        scales = {f"slots.{index}.seed.{name}": s for name, s in learning_rate_scales(seed).items()}
         for optimizer in self._optimizers:
-            add_parameters(optimizer, _named(index, seed), scales)
+            _let_join(optimizer, index, seed)
         slot.seed, slot.fixed_extent = seed, plan.fixed_extent
 
     # --- measuring and keeping -----------------------------------------------------------
@@ -328,13 +332,19 @@ class SlottedModel(nn.Module):
         return norms
 
     def track(self, optimizer: Optimizer) -> None:
-        """Keep this optimiser's parameters equal to the model's from now on.
-
-        Call it before making a learning-rate scheduler.
-        """
+        """Keep this optimiser's parameters equal to the model's; track before making schedulers."""
+        if optimizer in self._optimizers:
+            return
         require_same_parameters(optimizer, self)
         prepare_groups(optimizer, (1.0, GATE_LEARNING_RATE_SCALE))
         self._optimizers.append(optimizer)
+
+    def _let_seeds_join(self, optimizer: Optimizer) -> None:
+        """Give the seeds that exist to an optimiser that was made from the model alone."""
+        prepare_groups(optimizer, (1.0, GATE_LEARNING_RATE_SCALE))
+        for index, slot in enumerate(self._slots()):
+            if slot.seed is not None:
+                _let_join(optimizer, index, slot.seed)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Beside the weights: lifecycle arrays, blueprint names and stream counters."""
@@ -378,6 +388,11 @@ class SlottedModel(nn.Module):
         except Exception:  # whatever it was, it is raised again below
             super().load_state_dict(before)
             raise
+
+
+def _let_join(optimizer: Optimizer, index: int, seed: Seed) -> None:
+    scales = {f"slots.{index}.seed.{name}": s for name, s in learning_rate_scales(seed).items()}
+    add_parameters(optimizer, _named(index, seed), scales)
 
 
 def _named(index: int, seed: Seed) -> dict[str, nn.Parameter]:

@@ -10,22 +10,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Muon, Optimizer, SparseAdam
 
 from esper.leyline.errors import OptimizerMismatchError
 
 SCALE_KEY = "learning_rate_scale"
+# What seeds cannot join, and why: a seed has vectors and scalars too, and its gradients are dense.
+_CLOSED: dict[type[Optimizer], str] = {
+    LBFGS: "LBFGS, which cannot take in parameters while it runs",
+    Muon: "Muon, which trains nothing but matrices",
+    SparseAdam: "SparseAdam, which takes nothing but sparse gradients",
+}
 _SHOWN = 5  # names in a message
 
 
 def prepare_groups(optimizer: Optimizer, scales: Iterable[float]) -> None:
     """Make sure there is a (possibly empty) group for each learning-rate scale."""
-    if isinstance(optimizer, LBFGS):
-        raise OptimizerMismatchError(
-            "This optimiser cannot take in parameters while it runs",
-            given="LBFGS",
-            valid="any optimiser with parameter groups, such as SGD or AdamW",
-        )
+    for kind, reason in _CLOSED.items():
+        if isinstance(optimizer, kind):
+            raise OptimizerMismatchError(
+                "Seeds cannot join this optimiser",
+                given=reason,
+                valid="any that trains parameters of every shape, such as SGD or AdamW",
+            )
     for scale in scales:
         _group_for(optimizer, scale)
 

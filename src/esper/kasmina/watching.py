@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from esper.kasmina.isolation import randomness_kept, state_kept
 from esper.kasmina.layout import Event
 from esper.kasmina.slot import part_of, replace_part
+from esper.leyline.errors import SlotError
 
 Sample = Tensor | Sequence[Any] | Mapping[str, Any]
 Part = int | str | None
@@ -26,7 +27,7 @@ class Watched:
     """A module under watch, and which part of its output is meant."""
 
     module: nn.Module
-    choose_part: Callable[[object], Part]
+    choose_part: Callable[[object], Part]  # raises if none can be meant
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,14 @@ class Run:
     events: list[Event]
     calls: list[list[Call]]  # of each watched module
     reached: set[int]  # ids of the tensors that receive gradient from the model's output
-    returns_tensors: bool
+    returned: list[Tensor]  # in the model's output
+    refused: dict[int, SlotError]  # by watched module: its output has no part that could be meant
+    training: bool
 
     def brings_gradients(self, watched: int) -> bool:
         """To a watched module's output; taken for granted when the model returns no tensors."""
         calls = self.calls[watched]
-        return any(id(c.marker) in self.reached or not self.returns_tensors for c in calls)
+        return any(id(c.marker) in self.reached or not self.returned for c in calls)
 
 
 def call(model: nn.Module, sample: Sample) -> object:
@@ -68,14 +71,25 @@ def watch(model: nn.Module, places: Sequence[Watched], sample: Sample, *, traini
     """Run the model, all of it in training or in evaluation mode."""
     events: list[Event] = []
     calls: list[list[Call]] = [[] for _ in places]
+    refused: dict[int, SlotError] = {}
+    watched: dict[int, list[int]] = {}  # by module
+    marked: dict[int, Tensor] = {}  # markers by the tensor that they were added to
+    for index, place in enumerate(places):
+        watched.setdefault(id(place.module), []).append(index)
 
     def note(
         module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object
     ) -> object:
-        for place, seen in zip(places, calls, strict=True):
-            if place.module is module:
-                seen.append(_marked(output, place.choose_part(output), event=len(events)))
-                output = replace_part(output, seen[-1].part, seen[-1].output)
+        for index in watched.get(id(module), ()):
+            try:
+                part = places[index].choose_part(output)
+            except SlotError as error:  # not raised here, where the model's code could catch it
+                refused.setdefault(index, error)
+                continue
+            seen = _marked(output, part, marked, event=len(events))
+            calls[index].append(seen)
+            if part_of(output, part) is not seen.output:
+                output = replace_part(output, part, seen.output)
         events.append(Event(module, args, output, kwargs))
         return output
 
@@ -91,7 +105,7 @@ def watch(model: nn.Module, places: Sequence[Watched], sample: Sample, *, traini
             for handle in handles:
                 handle.remove()
     tensors = list(_tensors_in(output))
-    return Run(events, calls, _leaves_behind(tensors), returns_tensors=bool(tensors))
+    return Run(events, calls, _leaves_behind(tensors), tensors, refused, training)
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -106,10 +120,15 @@ def _uncompiled() -> AbstractContextManager[object]:
     return stance
 
 
-def _marked(output: object, part: Part, *, event: int) -> Call:
+def _marked(output: object, part: Part, marked: dict[int, Tensor], *, event: int) -> Call:
+    """What a container passes on from its last child bears that child's marker already."""
     tensor: Tensor = part_of(output, part)
-    marker = torch.zeros((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
-    return Call(event, part, tensor + marker, marker, torch.is_grad_enabled())
+    marker = marked.get(id(tensor))
+    if marker is None:
+        marker = torch.zeros((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
+        tensor = tensor + marker
+        marked[id(tensor)] = marker
+    return Call(event, part, tensor, marker, torch.is_grad_enabled())
 
 
 def _tensors_in(output: object) -> Iterator[Tensor]:

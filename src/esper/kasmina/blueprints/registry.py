@@ -122,14 +122,17 @@ def build_catalogue(
     """Names and costs of everything that can be planted in these slots.
 
     Blueprints of one name in different families share an index. `allowed` narrows the list and
-    fixes its order.
+    fixes its order; it may name some that fit none of these slots.
     """
     families = list(dict.fromkeys(spec.family for spec in specs))
     known = list(dict.fromkeys(name for kind in families for name in blueprint_names(kind)))
     names = known if allowed is None else list(allowed)
-    for name in names:
-        if name not in known:
-            raise UnknownNameError.of("blueprint", name, known)
+    anywhere = {name for _, name in _REGISTRY}
+    unknown = [name for name in names if name not in anywhere]
+    if not set(names) & set(known):
+        unknown += names
+    if unknown:
+        raise UnknownNameError.of("blueprint", unknown[0], known)
     costs = tuple(
         tuple(
             cost(_REGISTRY[spec.family, name], spec)
