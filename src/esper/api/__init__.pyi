@@ -1,0 +1,15 @@
+from .budgets import Budget as Budget
+from .growing import grow as grow
+from .hosts import GrowingModel as GrowingModel
+from .hosts import wrap as wrap
+from .inspection import Inspection as Inspection
+from .inspection import inspect as inspect
+from .reports import Report as Report
+from .resuming import load_run as load_run
+from .resuming import resume as resume
+from .runs import GrownRun as GrownRun
+from .runs import read_origin as read_origin
+from .scoring import score_of_loss as score_of_loss
+from .steps import ForgottenTickWarning as ForgottenTickWarning
+from .steps import FractionWarning as FractionWarning
+from .ticking import Tick as Tick

@@ -1,0 +1,134 @@
+"""What a run learns from, however it was given: a loader, a data set, or two tensors."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+
+from esper.kasmina.isolation import randomness_kept
+from esper.leyline.errors import DataError
+from esper.leyline.streams import derive_seed
+
+Source = DataLoader[Any] | Dataset[Any] | tuple[Any, Any]
+Pair = tuple[Any, Any]  # inputs (a tensor, a tuple or a dict of them) and targets
+
+_VALID = "a DataLoader, a Dataset, or a pair of tensors (inputs, targets)"
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Pairs of inputs and targets, in an order that follows from a number."""
+
+    name: str  # train, val or test: for messages
+    loader: DataLoader[Any]
+    ours: bool  # was the loader made here?
+
+    @classmethod
+    def of(cls, name: str, source: object, batch_size: int, *, shuffle: bool) -> "Batches":
+        """Loaders are taken as they are; of data sets and tensors batches are made."""
+        if isinstance(source, DataLoader):
+            return cls(name, source, ours=False)
+        if isinstance(source, (tuple, list)):
+            source = _tensors(name, source)
+        if not isinstance(source, Dataset):
+            raise DataError(f"Cannot read the {name} data", given=type(source).__name__,
+                            valid=_VALID)  # fmt: skip
+        if isinstance(source, IterableDataset):
+            return cls(name, DataLoader(source, batch_size), ours=True)
+        samples = len(source)  # type: ignore[arg-type]
+        if samples == 0:
+            raise DataError(f"The {name} data is empty", fix="give at least one sample")
+        loader = DataLoader(
+            source,
+            min(batch_size, samples),
+            shuffle=shuffle,
+            generator=torch.Generator(),
+            # Batch normalisation cannot train on a last batch of one.
+            drop_last=shuffle and samples > batch_size and samples % batch_size == 1,
+        )
+        return cls(name, loader, ours=True)
+
+    def __call__(self, stream: int, device: torch.device) -> Iterator[Pair]:
+        """One pass in the order of `stream`; call it where random states may change."""
+        if self.loader.generator is not None:
+            self.loader.generator.manual_seed(stream)
+        for sampler in _samplers(self.loader):
+            for generator in vars(sampler).values():
+                if isinstance(generator, torch.Generator):
+                    generator.manual_seed(stream)
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(stream % 2**31)
+        empty = True
+        for batch in self.loader:
+            empty = False
+            yield tree_map_only(Tensor, lambda each: each.to(device), self._pair(batch))
+        if empty:
+            raise DataError(f"The {self.name} data is empty", fix="give at least one batch")
+
+    def first(self, seed: int, device: torch.device) -> Pair:
+        """A batch to look at; random states are left as they were."""
+        with randomness_kept(stream=derive_seed(seed, "first", self.name)):
+            return next(self(derive_seed(seed, "first", self.name), device))
+
+    def fingerprint(self, seed: int) -> dict[str, Any]:
+        """What tells these data from others, without reading all of them."""
+        found = hashlib.blake2b(digest_size=8)
+        for leaf in tree_leaves(self.first(seed, torch.device("cpu"))):
+            if isinstance(leaf, Tensor):
+                found.update(f"{leaf.dtype} {list(leaf.shape)}".encode())
+                found.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        try:
+            batches: int | None = len(self.loader)
+        except TypeError:  # a stream of unknown length
+            batches = None
+        return {"batches": batches, "first": found.hexdigest()}
+
+    def _pair(self, batch: object) -> Pair:
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+            raise DataError(
+                f"The {self.name} data does not hold pairs",
+                given=f"{type(batch).__name__}{size}",
+                valid="(inputs, targets)",
+                fix="give the loader a collate_fn that returns that pair",
+            )
+        inputs, targets = batch
+        return (tuple(inputs) if isinstance(inputs, list) else inputs), targets
+
+
+def _samplers(loader: DataLoader[Any]) -> list[Sampler[Any]]:
+    """All that have a say in the order: samplers of batches hold samplers in turn."""
+    found: list[Sampler[Any]] = []
+    waiting = [loader.sampler, loader.batch_sampler]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Sampler) and each not in found:
+            found.append(each)
+            waiting += vars(each).values()
+    return found
+
+
+def _tensors(name: str, pair: tuple[Any, ...] | list[Any]) -> TensorDataset:
+    if len(pair) != 2:
+        raise DataError(f"Cannot read the {name} data", given=f"{type(pair).__name__} of "
+                        f"{len(pair)}", valid=_VALID)  # fmt: skip
+    parts = [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in pair]
+    for part in parts:
+        if not isinstance(part, Tensor):
+            raise DataError(
+                f"Cannot read the {name} data",
+                given=f"a {type(part).__name__} in the pair",
+                valid=_VALID,
+            )
+    if len(parts[0]) != len(parts[1]):
+        raise DataError(
+            f"The {name} data has not one target for each input",
+            given=f"{len(parts[0])} inputs, {len(parts[1])} targets",
+        )
+    return TensorDataset(*parts)

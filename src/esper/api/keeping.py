@@ -1,0 +1,259 @@
+"""A growing host as tensors and notes: weights, seeds, optimisers, memory. Nothing is pickled."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from esper.archive import Archive, ArchiveError, read_archive, write_archive
+from esper.leyline.errors import EsperError, OptimizerMismatchError
+from esper.tamiyo.controllers.protocol import Remembering
+
+if TYPE_CHECKING:
+    from esper.api.hosts import GrowingModel
+
+KIND, VERSION = "growing-host", 1
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class KeepingError(EsperError):
+    """Something that cannot be saved, or that does not fit what was saved."""
+
+
+def save_host(host: "GrowingModel", path: str | Path) -> Path:
+    tensors, notes = pack(host)
+    return write_archive(path, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
+
+
+def load_host(host: "GrowingModel", path: str | Path) -> None:
+    unpack(host, read_archive(path, kind=KIND, version=VERSION))
+
+
+def pack(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """All that training goes on from."""
+    tensors: dict[str, Tensor] = {}
+    for name, value in host.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise KeepingError(
+                "The model keeps something in its state that is not a tensor",
+                given=f"{name}: {type(value).__name__}",
+                fix="return tensors from get_extra_state",
+            )
+        tensors[f"host.{name}"] = value
+    tensors |= {f"buffer.{name}": each for name, each in _passing_buffers(host).items()}
+    tensors |= {f"memory.{name}": each for name, each in host.memory.tensors().items()}
+    controller, state = host.memory.controller, host.memory.pending
+    if controller is not None:
+        remembered = controller.memory() if isinstance(controller, Remembering) else {}
+        state = controller.name, remembered
+    if state is not None:
+        tensors |= {f"controller.{name}": each for name, each in state[1].items()}
+    optimizers = []
+    for index, optimizer in enumerate(host._optimizers):
+        found, kept = _pack_optimizer(optimizer)
+        tensors |= {f"optimizer.{index}.{name}": each for name, each in found.items()}
+        optimizers.append(kept)
+    notes = {
+        "slots": [spec.name for spec in host.specs],
+        "added": host.added,
+        "frozen": [name for name, p in host.named_parameters() if not p.requires_grad],
+        "memory": host.memory.notes(),
+        "controller": None if state is None else state[0],
+        "optimizers": optimizers,
+        "steps": [host.watch.steps, host.watch.longest],
+    }
+    return tensors, notes
+
+
+def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> None:
+    """Take over what was packed; the optimisers' part only to go on training."""
+    notes, parts = archive.notes, _by_prefix(archive.tensors)
+    try:
+        _require_same("slots", list(notes["slots"]), [spec.name for spec in host.specs])
+        optimizers = notes["optimizers"] if training else []
+        kinds = [str(kept["kind"]) for kept in optimizers]
+        present = [type(each).__name__ for each in host._optimizers] if training else []
+        _require_same("optimisers", kinds, present)
+        _require_room(host, int(notes["added"]))
+        buffers = parts.get("buffer", {})
+        _require_places(host, buffers)
+        _load_weights(host, parts.get("host", {}))
+        _load_buffers(host, buffers)
+        frozen = frozenset(notes["frozen"])
+        for name, parameter in host.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        for index, (optimizer, kept) in enumerate(zip(host._optimizers, optimizers, strict=False)):
+            start = f"{index}."
+            found = {
+                name.removeprefix(start): tensor
+                for name, tensor in parts.get("optimizer", {}).items()
+                if name.startswith(start)
+            }
+            _unpack_optimizer(optimizer, found, kept)
+        host.memory.restore(parts["memory"], notes["memory"])
+        name = notes["controller"]
+        host.memory.controller = None
+        host.memory.pending = None if name is None else (name, parts.get("controller", {}))
+        host.watch.go_on(*notes["steps"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise ArchiveError(
+            "What was saved does not describe a growing host",
+            given=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+def _require_same(what: str, saved: object, present: object) -> None:
+    if saved != present:
+        raise KeepingError(
+            f"What was saved has other {what}",
+            given=f"saved {saved}, here {present}",
+            fix=f"make the model and its optimiser with the same {what} first",
+        )
+
+
+def _load_weights(host: "GrowingModel", state: Mapping[str, Tensor]) -> None:
+    try:
+        host.load_state_dict(dict(state))
+    except RuntimeError as error:  # torch's: names or shapes differ
+        lines = [line.strip() for line in str(error).splitlines()[1:3]]
+        raise KeepingError(
+            "What was saved is of another model",
+            given=" ".join(lines) or str(error),
+            fix="build the model as it was built for the run",
+        ) from error
+
+
+def _require_room(host: "GrowingModel", added: int) -> None:
+    if host.room is not None and added > host.room:
+        raise KeepingError(
+            "What was saved has grown beyond the budget of this host",
+            given=f"{added:,} parameters in seeds, allowed {host.room:,}",
+            fix="wrap the model with the budget that it was saved with",
+        )
+
+
+# --- buffers that are not part of a module's state ----------------------------------------
+
+
+def _passing_buffers(host: "GrowingModel") -> dict[str, Tensor]:
+    """Those that modules keep out of their state; a model may change them all the same."""
+    return {
+        f"{path}.{name}" if path else name: buffer
+        for path, module in host.named_modules()
+        for name, buffer in module._buffers.items()
+        if name in module._non_persistent_buffers_set and buffer is not None
+    }
+
+
+def _require_places(host: "GrowingModel", saved: Iterable[str]) -> None:
+    """Seeds are built anew from their blueprints; the model must have what was saved of it."""
+    here = {
+        f"{path}.{name}"
+        for path, module in host.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+    missing = [name for name in saved if name.startswith("model.") and name not in here]
+    if missing:
+        raise KeepingError(
+            "What was saved is of another model",
+            given=f"it has no buffer {', '.join(sorted(missing)[:3])}",
+            fix="build the model as it was built for the run",
+        )
+
+
+def _load_buffers(host: "GrowingModel", saved: Mapping[str, Tensor]) -> None:
+    for name in _passing_buffers(host).keys() - saved.keys():  # was None when it was saved
+        path, _, last = name.rpartition(".")
+        host.get_submodule(path)._buffers[last] = None
+    device = next(host.parameters()).device
+    for name, value in saved.items():
+        path, _, last = name.rpartition(".")
+        buffers = host.get_submodule(path)._buffers
+        before = buffers[last]
+        if before is not None and before.shape == value.shape and before.dtype == value.dtype:
+            before.data.copy_(value)  # others may look at it too
+        else:  # the model makes it anew, in a size that follows from its inputs
+            buffers[last] = value.to(device if before is None else before.device, copy=True)
+
+
+# --- optimisers ----------------------------------------------------------------------------
+
+
+def _pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State goes by position, which follows from what has grown."""
+    whole = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, Any] = {}
+    for index, state in whole["state"].items():
+        for name, value in state.items():
+            _keep(f"state.{index}.{name}", value, tensors, scalars)
+    for index, group in enumerate(whole["param_groups"]):
+        for name, value in group.items():
+            if name not in ("params", "param_names"):
+                _keep(f"group.{index}.{name}", value, tensors, scalars)
+    sizes = [len(group["params"]) for group in whole["param_groups"]]
+    return tensors, {"kind": type(optimizer).__name__, "sizes": sizes, "scalars": scalars}
+
+
+def _keep(name: str, value: Any, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
+    if isinstance(value, Tensor):
+        tensors[name] = value
+    elif isinstance(value, _PLAIN) or (
+        isinstance(value, (tuple, list)) and all(isinstance(each, _PLAIN) for each in value)
+    ):
+        scalars[name] = list(value) if isinstance(value, tuple) else value
+    else:
+        raise KeepingError(
+            "The optimiser keeps something that cannot be saved",
+            given=f"{name}: {type(value).__name__}",
+            valid="tensors and numbers",
+        )
+
+
+def _unpack_optimizer(
+    optimizer: Optimizer, tensors: Mapping[str, Tensor], kept: Mapping[str, Any]
+) -> None:
+    groups = optimizer.param_groups
+    sizes = [len(group["params"]) for group in groups]
+    if sizes != kept["sizes"]:
+        raise OptimizerMismatchError(
+            "The saved optimiser has other parameter groups",
+            given=f"saved groups of {kept['sizes']}, here {sizes}",
+            fix="make the optimiser with the same groups",
+        )
+    state: dict[int, dict[str, Any]] = {}
+    for place, value in (*kept["scalars"].items(), *tensors.items()):
+        part, index, name = place.split(".", 2)
+        if part == "state":
+            state.setdefault(int(index), {})[name] = value
+        else:
+            before = groups[int(index)].get(name)
+            given = value.clone() if isinstance(value, Tensor) else value
+            groups[int(index)][name] = tuple(given) if isinstance(before, tuple) else given
+    owners = [(parameter, group) for group in groups for parameter in group["params"]]
+    # Not by load_state_dict, which casts moments to the parameters' precision.
+    optimizer.state.clear()
+    for number in sorted(state):
+        parameter, group = owners[number]
+        optimizer.state[parameter] = {
+            name: _placed(name, value, parameter, group) for name, value in state[number].items()
+        }
+
+
+def _placed(name: str, value: Any, parameter: Tensor, group: Mapping[str, Any]) -> Any:
+    """On its parameter's device; step counters stay on the CPU unless the kernel wants them."""
+    if not isinstance(value, Tensor):
+        return value
+    with_kernel = bool(group.get("capturable") or group.get("fused"))
+    stays = name == "step" and not with_kernel
+    return value.clone() if stays else value.to(parameter.device, copy=True)
+
+
+def _by_prefix(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        prefix, _, rest = name.partition(".")
+        parts.setdefault(prefix, {})[rest] = tensor
+    return parts

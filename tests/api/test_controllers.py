@@ -1,0 +1,121 @@
+"""Trained controllers on models of one's own: they fit and remember, or are refused."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import esper
+from esper.api import wrap
+from esper.kasmina import build_host
+from esper.leyline.errors import EsperError
+from esper.simic.agent.ppo import PPOAgent
+from esper.tamiyo.features import FeatureTable
+from tests.api.tables import (
+    TRAIN,
+    VAL,
+    accuracy,
+    mlp,
+    require_same,
+    states,
+    train_epoch,
+    wrapped,
+)
+
+SETTINGS: dict[str, Any] = {
+    "loss": "cross_entropy",
+    "budget": esper.Budget("+500%", epochs=10),
+    "slots": ["2", "5"],
+    "batch_size": 16,
+}
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Path:
+    """An agent for two dense slots that likes to do things."""
+    host = wrapped()
+    trained = PPOAgent.build(host.space, FeatureTable.of(host.catalogue).size, 1, seed=3)
+    for op in (1, 2, 3):
+        trained.network.prefer("op", op, 1.0)
+    return trained.save(tmp_path / "agent")
+
+
+def test_a_trained_controller_grows_and_is_remembered(agent: Path, tmp_path: Path) -> None:
+    def copy(record: dict[str, Any]) -> None:
+        if record["epoch"] == 5:
+            shutil.copytree(tmp_path / "run", tmp_path / "copy")
+
+    run = esper.grow(mlp(), TRAIN, VAL, controller=agent, out=tmp_path / "run", on_epoch=copy,
+                     **SETTINGS)  # fmt: skip
+    assert any(record["decision"].startswith("plant") for record in run.history)
+    again = esper.resume(tmp_path / "copy", mlp(7), TRAIN, VAL)
+    assert again.history == run.history
+    require_same(states(run.host), states(again.host))
+    memory = run.host.memory.controller.memory()  # type: ignore[union-attr]
+    require_same(memory, again.host.memory.controller.memory())  # type: ignore[union-attr]
+    assert memory["h"].any()
+
+
+def test_a_run_goes_on_with_the_controller_that_it_began_with(agent: Path, tmp_path: Path) -> None:
+    def interrupt(record: dict[str, Any]) -> None:
+        if record["epoch"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        esper.grow(mlp(), TRAIN, VAL, controller=agent, out=tmp_path / "run", on_epoch=interrupt,
+                   **SETTINGS)  # fmt: skip
+    with pytest.raises(EsperError, match="led by another controller"):
+        esper.resume(tmp_path / "run", mlp(), TRAIN, VAL, controller="heuristic")
+    shutil.rmtree(agent)
+    host = wrapped()
+    PPOAgent.build(host.space, FeatureTable.of(host.catalogue).size, 1, seed=4).save(agent)
+    with pytest.raises(EsperError, match="led by another controller"):
+        esper.resume(tmp_path / "run", mlp(), TRAIN, VAL)
+
+
+def test_it_is_refused_for_hosts_that_it_does_not_know(agent: Path) -> None:
+    with pytest.raises(
+        EsperError, match=r"trained for other hosts; given: 1 slots .* valid: 2 slo"
+    ):
+        esper.grow(mlp(), TRAIN, VAL, controller=agent, **{**SETTINGS, "slots": ["2"]})
+    images = wrap(build_host("conv2d"), torch.randn(2, 3, 32, 32), budget=esper.Budget(epochs=9))
+    with pytest.raises(EsperError, match="norm, gate, lowrank, mlp, wide, convpool"):
+        images.require_controller(agent)
+
+
+def test_it_has_to_know_how_long_it_goes_on(agent: Path) -> None:
+    host = wrapped()
+    optimizer = host.optimizer(torch.optim.SGD, lr=0.1)
+    train_epoch(host, optimizer)
+    with pytest.raises(EsperError, match=r"Budget\(params='\+15%', epochs=20\)"):
+        host.tick(agent, train_loss=1.0, evaluate=accuracy)
+
+
+def test_it_needs_contributions(agent: Path) -> None:
+    host = wrapped(budget=esper.Budget(epochs=9))
+    optimizer = host.optimizer(torch.optim.SGD, lr=0.1)
+    train_epoch(host, optimizer)
+    with pytest.raises(EsperError, match="pass evaluate="):
+        host.tick(agent, train_loss=1.0, val_score=50.0)
+
+
+def test_the_one_in_the_box_decides_for_hosts_like_those_it_was_trained_on() -> None:
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(48, 40), torch.randint(10, (48,))
+    data = (inputs, labels)
+    host = build_host("conv1d")
+    slots = [spec.name for spec in host.slot_specs()]
+    assert len(slots) == 3
+    run = esper.grow(
+        host, data, data, loss="cross_entropy", budget=esper.Budget("+200%", epochs=6),
+        controller="tamiyo", batch_size=24, slots=["segments.0", "segments.1", "segments.2"],
+    )  # fmt: skip
+    assert run.report().controller == "tamiyo"
+    assert len(run.history) == 6
+
+
+def test_the_one_in_the_box_says_for_which_hosts_it_was_trained() -> None:
+    with pytest.raises(EsperError, match=r"trained for other hosts; .* valid: 3 slots with"):
+        wrapped(budget=esper.Budget(epochs=9)).require_controller("tamiyo")

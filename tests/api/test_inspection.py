@@ -1,0 +1,234 @@
+"""What inspect shows, and which places `slots="auto"` takes."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.kasmina import build_host
+from esper.leyline.errors import EsperError
+from esper.leyline.ops import LifecycleOp
+from tests.api.tables import INPUTS, mlp
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.act(self.conv(x))  # type: ignore[no-any-return]
+
+
+class Residual(nn.Module):
+    def __init__(self, blocks: int = 5) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.blocks = nn.Sequential(*(Block(4) for _ in range(blocks)))
+        self.head = nn.Linear(4, 3)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Shared(nn.Module):
+    """One layer that runs twice, a skip, and a detached side branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(6, 8)
+        self.again = nn.Linear(8, 8)
+        self.act = nn.GELU()
+        self.side = nn.Linear(8, 8)
+        self.leave = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act(self.enter(x))
+        h = h + self.again(self.again(h)) + self.side(h).detach()
+        return self.leave(h)  # type: ignore[no-any-return]
+
+
+IMAGES = torch.randn(2, 1, 6, 6)
+
+
+def test_every_place_says_what_fits_and_what_it_adds() -> None:
+    found = esper.inspect(mlp(), INPUTS[:4])
+    by_path = {place.path: place for place in found.places}
+    assert list(by_path) == ["0", "1", "2", "3", "4", "5", "6"]  # in the order of the calls
+    assert by_path["2"].layout == "dense [B, 8]"
+    assert by_path["2"].kind == "ReLU"
+    for path, options in ((place.path, place.options) for place in found.places):
+        host = esper.wrap(mlp(), INPUTS[:4], slots=[path])
+        assert dict(zip(host.catalogue.names, host.catalogue.costs[0], strict=True)) == options
+        host.germinate(path, "mlp", "immediate")
+        assert sum(p.numel() for p in host.slots.parameters()) == options["mlp"]
+
+
+def test_refusals_say_why() -> None:
+    found = esper.inspect(Shared(), torch.randn(2, 6))
+    assert [refusal.path for refusal in found.refusals] == ["side"]
+    assert "would never learn" in found.refusals[0].reason
+    (refusal,) = esper.inspect(Residual(), IMAGES).refusals
+    assert refusal.path == "unused"
+    assert "does not call it" in refusal.reason
+
+
+def test_a_budget_leaves_out_what_it_has_no_room_for() -> None:
+    found = esper.inspect(mlp(), INPUTS[:4], budget=60)
+    assert found.room == 60
+    assert all(max(place.options.values()) <= 60 for place in found.places)
+    nothing = esper.inspect(mlp(), INPUTS[:4], budget=1)
+    assert (nothing.places, nothing.chosen) == ((), ())
+    assert "the budget allows 1" in nothing.refusals[0].reason
+
+
+def test_the_table_shows_places_choices_and_refusals() -> None:
+    text = str(esper.inspect(Residual(), IMAGES, budget="+50%"))
+    assert text.startswith("Residual: ")
+    assert any(line.startswith("*  blocks.0 ") for line in text.splitlines())
+    assert "image [B, 4, 6, 6]" in text
+    assert "refused" in text
+    assert "unused" in text
+
+
+def test_auto_takes_the_first_the_middle_and_the_last_block() -> None:
+    chosen = esper.inspect(Residual(), IMAGES).chosen
+    assert chosen == ("blocks.0", "blocks.2", "blocks.4")
+    assert esper.wrap(Residual(), IMAGES).catalogue.slots.names == chosen
+
+
+def test_auto_takes_activations_where_there_are_no_blocks() -> None:
+    assert esper.wrap(mlp(), INPUTS[:4]).catalogue.slots.names == ("2", "5")
+
+
+def test_auto_takes_no_module_that_runs_twice_and_no_output() -> None:
+    assert esper.inspect(Shared(), torch.randn(2, 6)).chosen == ("act",)
+    linear = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+    assert esper.inspect(linear, INPUTS[:4]).chosen == ("0",)
+
+
+def test_auto_takes_the_slots_that_a_host_of_espers_announces() -> None:
+    host = build_host("conv1d")
+    assert esper.inspect(host, torch.randn(2, 1, 40)).chosen == ("early", "mid", "late")
+    assert esper.wrap(host, torch.randn(2, 1, 40)).catalogue.slots.names == ("early", "mid", "late")
+
+
+def test_inspection_leaves_the_model_and_the_random_numbers_alone() -> None:
+    model = mlp().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    esper.inspect(model, INPUTS[:4])
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.training
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+class Painter(nn.Module):
+    """Images are all that it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.act = nn.Linear(6, 8), nn.ReLU()
+        self.paint = nn.Conv2d(2, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.paint(self.act(self.enter(x)).view(-1, 2, 2, 2))  # type: ignore[no-any-return]
+
+
+class Twice(nn.Module):
+    """Its only part runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.layer(torch.tanh(self.layer(x)))  # type: ignore[no-any-return]
+
+
+NOWHERE: dict[str, tuple[nn.Module, Tensor, str]] = {
+    "one layer": (nn.Linear(6, 3), INPUTS[:4], "The model itself gives what the model returns"),
+    "one layer inside": (
+        nn.Sequential(nn.Linear(6, 3)),
+        INPUTS[:4],
+        "given: Sequential; Submodule '0' gives what the model returns; ",
+    ),
+    "one layer twice": (Twice(), INPUTS[:4], "Submodule 'layer' runs more than once in a pass; "),
+    "activations of five axes": (
+        nn.Sequential(nn.Conv3d(1, 2, 1), nn.ReLU(), nn.Conv3d(2, 2, 1)),
+        torch.randn(2, 1, 3, 3, 3),
+        r"Submodule '0' returns activations of 5 axes \(and 2 more like it\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOWHERE)
+def test_a_model_that_can_grow_nowhere_is_told_why(case: str) -> None:
+    model, sample, reason = NOWHERE[case]
+    with pytest.raises(EsperError, match=rf"No place was found .*{reason}.*slots=\["):
+        esper.wrap(model, sample)
+    assert esper.inspect(model, sample).chosen == ()
+
+
+class Gpt(nn.Module):
+    """Its positional embedding returns [T, C]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(9, 6), nn.Embedding(9, 6)
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)))
+        self.head = nn.Linear(6, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x) + self.places(torch.arange(x.shape[1]))
+        return self.head(self.blocks(h))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("shape", [(7, 7), (2, 2), (7, 5), (4, 8), (1, 7)])
+def test_a_batch_as_long_as_the_text_is_told_from_it_and_positions_are_refused(
+    shape: tuple[int, int],
+) -> None:
+    found = esper.inspect(Gpt(), torch.zeros(shape, dtype=torch.int64))
+    assert found.chosen == ("blocks.0", "blocks.1", "blocks.2")
+    assert {place.layout for place in found.places} == {
+        f"tokens [B, {shape[1]}, 6]", f"tokens [B, {shape[1]}, 9]"
+    }  # fmt: skip
+    (refusal,) = found.refusals
+    assert refusal.path == "places"
+    assert "no axis that could be the batch follows it" in refusal.reason
+
+
+def test_names_of_blueprints_may_be_for_other_places_than_those_chosen() -> None:
+    host = esper.wrap(mlp(), INPUTS[:4], slots=["2"], blueprints=["conv", "mlp"])
+    assert host.catalogue.names == ("conv", "mlp")
+    assert host.explain(LifecycleOp.GERMINATE, "2", blueprint="conv")
+    host.germinate("2", "mlp")
+    with pytest.raises(EsperError, match=r"Unknown blueprint.*'conv'"):
+        esper.wrap(mlp(), INPUTS[:4], slots=["2"], blueprints=["conv"])
+    with pytest.raises(EsperError, match=r"did you mean 'mlp'"):
+        esper.wrap(mlp(), INPUTS[:4], slots=["2"], blueprints=["conv", "mpl"])
+
+
+def test_blueprints_that_fit_some_places_only_narrow_the_choice() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3)
+    )
+    for blueprint, chosen in (("conv", ("1",)), ("mlp", ("4",))):
+        found = esper.inspect(model, IMAGES, blueprints=[blueprint])
+        assert found.chosen == chosen
+        assert any("No blueprint fits" in refusal.reason for refusal in found.refusals)
+        assert esper.wrap(model, IMAGES, blueprints=[blueprint]).catalogue.slots.names == chosen
+    with pytest.raises(
+        EsperError, match=r"No blueprint fits the output of submodule 'enter' \(and"
+    ):
+        esper.wrap(Painter(), INPUTS[:4], blueprints=["conv"])
+
+
+def test_where_only_the_output_has_room_the_budget_is_the_reason() -> None:
+    model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 1))
+    assert esper.inspect(model, INPUTS[:4], budget=20).chosen == ()
+    with pytest.raises(EsperError, match="The budget has no room for any seed in these slots"):
+        esper.wrap(model, INPUTS[:4], budget=20)
