@@ -25,16 +25,21 @@ def write_json(path: Path | None, figures: Mapping[str, float]) -> None:
 
 
 def write_section(
-    name: str, device: str, command: str, header: Sequence[str], rows: Sequence[Sequence[str]]
+    name: str,
+    device: str,
+    command: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    page: Path = PAGE,
 ) -> None:
     """Put a table between the marks of its section; the page says where sections are."""
     table = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     table += ["| " + " | ".join(row) + " |" for row in rows]
     lines = [f"`{command}` on {machine(device)}", "", *table]
     mark = f"{name} {device}"
-    page = PAGE.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     section = f"<!-- {mark} -->\n" + "\n".join(lines) + f"\n<!-- end {mark} -->"
     pattern = rf"<!-- {mark} -->.*?<!-- end {mark} -->"
-    if not re.search(pattern, page, re.S):
-        raise SystemExit(f"{PAGE} has no section '<!-- {mark} -->'; add its two marks first")
-    PAGE.write_text(re.sub(pattern, lambda _: section, page, flags=re.S), encoding="utf-8")
+    if not re.search(pattern, text, re.S):
+        raise SystemExit(f"{page} has no section '<!-- {mark} -->'; add its two marks first")
+    page.write_text(re.sub(pattern, lambda _: section, text, flags=re.S), encoding="utf-8")

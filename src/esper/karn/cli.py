@@ -9,6 +9,8 @@ import tyro
 
 from esper.karn.commands.basics import Blueprints, Life, Version
 from esper.karn.commands.garden import Atlas, Evaluate, Tasks
+from esper.karn.commands.growing import Export, Grow, Inspect
+from esper.karn.commands.studies import Study
 from esper.karn.commands.training import (
     Demo,
     Doctor,
@@ -37,11 +39,15 @@ def commands(words: Sequence[str]) -> Any:
     return (
         Demo
         | training
+        | Grow
+        | Inspect
+        | Export
         | Runs
         | Show
         | Events
         | Tasks
         | Atlas
+        | Study
         | Blueprints
         | Life
         | Doctor

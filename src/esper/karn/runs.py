@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from esper.karn.growing import is_growth, line_of
 from esper.karn.training import latest_evaluations
 from esper.leyline.errors import DataError, EsperError
 from esper.nissa import RunReader, StoreError
@@ -15,19 +16,32 @@ from esper.simic.training import RunError, RunFolder
 
 def list_runs(folder: Path) -> None:
     found = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    for path in paths:
         try:
             found.append(RunFolder.open(path))
         except RunError:
             continue
-    if not found:
+    grown = [path for path in paths if is_growth(path)]
+    if not found and not grown:
         raise RunError(f"There are no runs in {folder}", fix="train one: esper train demo")
+    if found:
+        table = _table("run", "suite", "rounds", "envs", "best evaluation")
+        for run in found:
+            table.add_row(*map(escape, (str(run.path), *_line(run))))
+        Console().print(table)
+    if grown:
+        table = _table("run", "model", "epochs", "score")
+        for path in grown:
+            table.add_row(*map(escape, (str(path), *line_of(path))))
+        Console().print(table)
+
+
+def _table(*headings: str) -> Table:
     table = Table(box=box.SIMPLE)
-    for heading in ("run", "suite", "rounds", "envs", "best evaluation"):
-        table.add_column(heading, overflow="fold", no_wrap=heading not in ("run", "suite"))
-    for run in found:
-        table.add_row(*map(escape, (str(run.path), *_line(run))))
-    Console().print(table)
+    for heading in headings:
+        table.add_column(heading, overflow="fold", no_wrap=heading not in ("run", "suite", "model"))
+    return table
 
 
 def _line(run: RunFolder) -> tuple[str, ...]:

@@ -98,17 +98,27 @@ class Demo:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """Go on with a run that was stopped, killed or given more rounds."""
+    """Go on with a run of esper train or esper grow that was stopped or killed, or of esper train
+    that was given more rounds."""
 
     path: Run
     """the directory of the run"""
     quiet: bool = False
     """say nothing but errors and how it ended"""
     json: Path | None = None
-    """write the final figures as one flat object"""
+    """of esper train: write the final figures as one flat object"""
+    model: Annotated[str | None, tyro.conf.arg(metavar="FILE.py:NAME")] = None
+    """of esper grow: where the model's code is now, if it was moved"""
+    data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
+    """of esper grow: where the data is now, if it was moved"""
 
     def run(self) -> None:
+        from esper.karn.growing import is_growth, resume_growing
         from esper.karn.training import resume_run
+
+        if is_growth(self.path):
+            resume_growing(self.path, model=self.model, data=self.data, quiet=self.quiet)
+            return
 
         resume_run(self.path, quiet=self.quiet, json=self.json)
 
@@ -128,14 +138,18 @@ class Runs:
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """Show what a run has come to: evaluations, the last update, anomalies."""
+    """Show what a run has come to: evaluations, the last update, anomalies; or what grew."""
 
     path: Run
     """the directory of the run"""
 
     def run(self) -> None:
+        from esper.karn.growing import is_growth, show_growth
         from esper.karn.runs import show_run
 
+        if is_growth(self.path):
+            show_growth(self.path)
+            return
         show_run(self.path)
 
 
@@ -158,7 +172,7 @@ class Events:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write pictures of a run and one self-contained page."""
+    """Write pictures of a run and one self-contained page; of esper grow, the report in words."""
 
     path: Run
     """the directory of the run"""
@@ -166,9 +180,13 @@ class Report:
     """where to; by default RUN/report"""
 
     def run(self) -> None:
+        from esper.karn.growing import is_growth, show_growth
         from esper.karn.report import write_report
         from esper.simic.training import RunFolder
 
+        if is_growth(self.path):
+            show_growth(self.path)
+            return
         RunFolder.open(self.path)
         print(f"Report: {write_report(self.path, self.out)}")
 

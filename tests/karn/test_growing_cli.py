@@ -1,0 +1,267 @@
+"""Growing on the command line: a run, its exports, an interruption, data, and places to grow."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from esper.karn import growing
+from esper.karn.named_data import load_data
+from tests.karn.own_files import DATA, MODEL, esper, table
+from tests.simic.training.commands import ENVIRONMENT, started
+
+EPOCHS = 8
+WORDS = ["--budget.params", "+60%", "--budget.epochs", str(EPOCHS), "--lr", "0.02"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("own")
+    (home / "net.py").write_text(MODEL, encoding="utf-8")
+    (home / "data.py").write_text(DATA, encoding="utf-8")
+    np.savez(home / "table.npz", **table())
+    return home
+
+
+def tensors_of(run: Path) -> list[str]:
+    """The checkpoint's file, whose name is the hash of all weights and optimiser states."""
+    return [file.name for file in (run / "checkpoint").glob("tensors-*")]
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    told = esper(
+        "grow", f"{folder}/net.py:Slow", "--data", folder / "table.npz", *WORDS,
+        "--out", folder / "whole", "--controller", "periodic",
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    lines = [line for line in told.stdout.splitlines() if line.startswith("epoch ")]
+    assert len(lines) == EPOCHS
+    assert all("loss " in line and "score " in line for line in lines)
+    assert "within the budget" in told.stdout
+    assert f"esper export {folder / 'whole'}" in told.stdout
+    assert "grown:" in told.stdout, "there is something to export"
+    assert (folder / "whole" / "report.txt").read_text(encoding="utf-8") in told.stdout
+    return folder / "whole"
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_ends_like_a_whole_one(
+    run: Path, folder: Path
+) -> None:
+    out = folder / "stopped"
+    process = started(
+        "grow", f"{folder}/net.py:Slow", "--data", folder / "table.npz", *WORDS,
+        "--out", out, "--controller", "periodic",
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("epoch 4/"):
+            break
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert f"Go on with: esper resume {out}" in said
+
+    told = esper("export", out)
+    assert told.returncode == 2
+    assert f"esper resume {out}" in told.stderr, "it is not finished"
+
+    told = esper("resume", out)
+    assert told.returncode == 0, told.stderr
+    assert f"epoch {EPOCHS}/{EPOCHS}" in told.stdout
+    assert "epoch 1/" not in told.stdout
+    assert tensors_of(out) == tensors_of(run)
+    assert (out / "report.txt").read_text() == (run / "report.txt").read_text()
+
+
+def test_a_finished_run_is_shown_and_not_resumed(run: Path) -> None:
+    before = tensors_of(run)
+    told = esper("resume", run)
+    assert told.returncode == 0
+    assert f"is finished: {EPOCHS} epochs" in told.stdout
+    assert tensors_of(run) == before
+    for word in ("show", "report"):
+        ran, _, report = esper(word, run).stdout.partition("\n")
+        assert ran == f"Running the code in {run.parent / 'net.py'}"
+        assert (run / "report.txt").read_text() == report
+    listed = esper("runs", run.parent).stdout.replace("\n", " ")
+    assert "net.py:Slow" in listed
+    assert f"{EPOCHS} of {EPOCHS}" in listed
+
+
+USED = """
+import sys
+sys.path[:0] = [sys.argv[1], sys.argv[2], sys.argv[3]]
+import torch
+from model import Model
+from module import load
+from net import Slow
+x = torch.linspace(-1, 1, 30).reshape(5, 6)
+written, own = Model(), load(Slow()).eval()
+with torch.no_grad():
+    assert torch.equal(written(x), own(x))
+    assert torch.equal(torch.export.load(sys.argv[4]).module()(x), own(x))
+assert own.training is False
+own.train()(x).sum().backward()
+assert all(p.grad is not None for p in own.parameters())
+assert "esper" not in sys.modules
+print("same")
+"""
+
+
+def test_all_formats_are_written_and_checked_and_run_without_esper(run: Path) -> None:
+    for name in ("module", "pt2", "onnx", "python"):
+        told = esper("export", run, "--format", name)
+        assert told.returncode == 0, told.stderr
+        ran, wrote, use = told.stdout.splitlines()
+        assert ran == f"Running the code in {run.parent / 'net.py'}"
+        difference = float(wrote.rpartition(" ")[2])
+        assert difference < 1e-5 if name == "onnx" else difference == 0.0
+        assert use.startswith("Use it: ")
+    places = [run / "python", run / "module", run.parent, run / "model.pt2"]
+    told = subprocess.run(
+        [sys.executable, "-I", "-c", USED, *map(str, places)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=ENVIRONMENT,
+    )
+    assert told.stdout == "same\n", told.stderr
+
+
+def test_a_model_that_was_moved_is_found_with_an_option(run: Path, folder: Path) -> None:
+    moved = folder / "elsewhere" / "moved.py"
+    moved.parent.mkdir()
+    moved.write_text(MODEL, encoding="utf-8")
+    out = folder / "moved.pt2"
+    told = esper("export", run, "--format", "pt2", "--out", out, "--model", f"{moved}:Slow")
+    assert told.returncode == 0, told.stderr
+    assert out.is_file()
+
+
+def test_data_and_model_may_be_functions_and_the_loss_follows_from_the_targets(
+    folder: Path,
+) -> None:
+    told = esper(
+        "grow", f"{folder}/net.py:regressor", "--data", f"{folder}/data.py:loaders",
+        "--budget.params", "none", "--budget.epochs", "1", "--controller", "never", "--quiet",
+        "--out", folder / "regression",
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines() == [
+        f"{folder / 'regression'} is finished. Write its network: "
+        f"esper export {folder / 'regression'}"
+    ]
+    report = (folder / "regression" / "report.txt").read_text(encoding="utf-8")
+    assert "score: " in report, "a score of its loss, not an accuracy"
+
+
+def test_inputs_that_are_not_tensors_alone_are_taken_from_the_data_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = folder / "scaled"
+
+    def interrupt(record: dict[str, object], epochs: int) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(growing, "_line", interrupt)
+        told = esper(
+            "grow", f"{folder}/net.py:Scaled", "--data", f"{folder}/data.py:scaled",
+            "--budget.params", "none", "--budget.epochs", "2", "--controller", "never",
+            "--out", out,
+        )  # fmt: skip
+    assert told.returncode == 130, told.stderr
+    assert not (out / "sample").exists()
+    for words in (("resume", out), ("show", out), ("export", out, "--format", "module")):
+        told = esper(*words)
+        assert told.returncode == 0, told.stderr
+        ran = f"Running the code in {folder / 'net.py'}, {folder / 'data.py'}"
+        assert told.stdout.splitlines()[0] == ran
+    assert (out / "module" / "module.py").is_file()
+
+
+def test_places_are_listed_with_what_each_would_cost(folder: Path) -> None:
+    told = esper("inspect", f"{folder}/net.py:Slow", "--data", folder / "table.npz")
+    assert told.returncode == 0, told.stderr
+    assert "Slow: 224 parameters, at most 33 more" in told.stdout
+    assert "body.0" in told.stdout
+    told = esper(
+        "inspect", f"{folder}/net.py:Slow", "--data", folder / "table.npz",
+        "--budget.params", "none",
+    )  # fmt: skip
+    assert "wide" in told.stdout, "what there was no room for"
+
+
+def test_runs_are_numbered_where_no_directory_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        told = esper(
+            "grow", f"{folder}/net.py:Slow", "--data", folder / "table.npz", "--budget.epochs", "1",
+            "--controller", "never", "--samples", "16",
+        )  # fmt: skip
+        assert told.returncode == 0, told.stderr
+        assert Path(f"runs/slow-{number}/checkpoint").is_dir()
+
+
+# --- data --------------------------------------------------------------------------------------
+
+
+def test_known_data_sets_are_found_by_name() -> None:
+    data = load_data("digits")
+    assert data.train[0].shape[1:] == (1, 8, 8)
+    assert data.test is not None
+    flat = load_data("digits", flat=True, samples=100)
+    assert flat.train[0].shape == (100, 64)
+    assert flat.val[0].shape[1:] == (64,)
+    assert torch.equal(flat.train[1], data.train[1][:100])
+
+
+def test_a_file_without_splits_is_split_at_random_and_the_same_way_every_time(
+    tmp_path: Path,
+) -> None:
+    arrays = table()
+    np.savez(tmp_path / "table.npz", **arrays)
+    first, again, other = (load_data(f"{tmp_path}/table.npz", seed=s) for s in (0, 0, 1))
+    assert torch.equal(first.val[0], again.val[0])
+    assert not torch.equal(first.val[0], other.val[0])
+    rows = {tuple(row) for split in (first.train, first.val) for row in split[0].tolist()}
+    assert rows == {tuple(row) for row in arrays["inputs"].tolist()}
+    assert len(first.val[0]) == len(arrays["inputs"]) // 5
+
+
+def test_files_keep_their_own_splits_and_numbers_get_the_types_that_models_take(
+    tmp_path: Path,
+) -> None:
+    tensors = {
+        f"{split}_{part}": values
+        for split in ("train", "val", "test")
+        for part, values in (
+            ("inputs", torch.randint(256, (4, 2, 3), dtype=torch.uint8)),
+            ("targets", torch.rand(4, dtype=torch.float64)),
+        )
+    }
+    save_file(tensors, tmp_path / "images.safetensors")
+    data = load_data(f"{tmp_path}/images.safetensors")
+    assert torch.equal(data.test[0], tensors["test_inputs"].float() / 255)
+    assert data.train[1].dtype == torch.float32
+    save_file({"inputs": torch.ones(5, 2, dtype=torch.int32), "targets": torch.ones(5).int()},
+              tmp_path / "words.safetensors")  # fmt: skip
+    words = load_data(f"{tmp_path}/words.safetensors")
+    assert words.train[0].dtype == words.train[1].dtype == torch.int64
+
+
+def test_a_run_knows_where_it_came_from(run: Path, folder: Path) -> None:
+    manifest = json.loads((run / "checkpoint" / "manifest.json").read_text(encoding="utf-8"))
+    origin = manifest["body"]["notes"]["settings"]["origin"]
+    assert origin["model"] == f"{folder / 'net.py'}:Slow"
+    assert origin["data"] == str(folder / "table.npz")
