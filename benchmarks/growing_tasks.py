@@ -168,8 +168,8 @@ TASKS = {
             slots=("layers.0", "layers.1", "layers.2"),
             controller=f"heuristic:places=layers.0/conv,{EAGER}",
             epochs=15,
-            rates=(1e-2, 3e-2, 1e-1),
-            rate=3e-2,
+            rates=(3e-2, 1e-1, 2e-1),
+            rate=1e-1,
         ),
         Task(
             name="stdlib",
