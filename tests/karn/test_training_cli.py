@@ -1,7 +1,5 @@
 """Training on the command line: runs, questions about them, and wrong words."""
 
-import contextlib
-import io
 import json
 import shutil
 import sqlite3
@@ -12,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.cli import main
 from esper.simic.training import RunFolder, read_config
+from tests.karn.own_files import esper
 from tests.simic.training.commands import ENVIRONMENT
 from tests.simic.training.commands import esper as esper_in_a_process
 from tests.simic.training.tiny import ENVS, HORIZON, ROUNDS, TINY, digest, tiny_files, tiny_run
@@ -38,20 +36,6 @@ def run(folder: Path) -> RunFolder:
     assert "Tamiyo scores" in told.stdout
     assert "round 2/2" in told.stdout
     return RunFolder.open(folder / "first")
-
-
-def esper(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command line in this process, which has imported everything already."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    before, sys.argv = sys.argv, ["esper", *map(str, words)]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main()
-    except SystemExit as ending:
-        code = ending.code if isinstance(ending.code, int) else 1
-    finally:
-        sys.argv = before
-    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def refused(words: Sequence[str | Path]) -> str:

@@ -50,6 +50,9 @@ def noisy() -> LearningStudy:
 # --- does learning pay? -----------------------------------------------------------------------
 
 
+UNTAUGHT_BUT_ONE = [f"untaught-{number}" for number in range(1, TRAININGS)]
+
+
 def test_without_noise_every_figure_is_what_was_put_in() -> None:
     figures = learning_figures(learning_study())
     expected = {
@@ -280,3 +283,20 @@ def test_wrong_folders_are_refused_with_a_reason(written: Path, tmp_path: Path) 
 def test_a_result_that_is_not_there_is_named() -> None:
     with pytest.raises(UnknownNameError, match="tamiyo-0 in nowhere"):
         learning_study().gains(TAMIYO, ["nowhere"])
+
+
+def test_one_training_of_a_rival_confirms_nothing() -> None:
+    only = [each for each in learning_results() if each.controller not in UNTAUGHT_BUT_ONE]
+    for results, state in ((learning_results(), CONFIRMED), (only, NOT_SHOWN)):
+        study = LearningStudy(results, learning_description())
+        (verdict,) = (v for v in learning_verdicts(study) if v.claim.startswith("Being taught"))
+        assert verdict.state == state
+    assert "1 training of it tells nothing" in verdict.evidence
+
+
+def test_results_that_another_controller_left_under_the_name_do_not_count() -> None:
+    others = [replace(each, made="older", test=0.0) for each in learning_results()]
+    made = {each.controller: each.made for each in learning_results()}
+    study = LearningStudy([*learning_results(), *others], learning_description() | {"made": made})
+    alone = LearningStudy(learning_results(), learning_description())
+    assert study.lead(TRAINING, "best_constant") == alone.lead(TRAINING, "best_constant")

@@ -133,6 +133,18 @@ def test_an_evaluation_that_was_cut_off_goes_on_where_it_was(
     assert not again, "nothing is left to play"
 
 
+def test_a_case_keeps_the_control_that_it_was_first_paired_with(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    first = run(Controls(horizon=HORIZON, config=DOUBLE), file=file, controllers=[NeverGrow()])
+    header, *lines = file.read_text().splitlines()
+    moved = [json.dumps(json.loads(line) | {"control": 12.5}) for line in lines]
+    file.write_text("\n".join([header, *moved]) + "\n")
+    both = [NeverGrow(), FixedSchedule(ARM)]
+    later = run(Controls(horizon=HORIZON, config=DOUBLE), file=file, controllers=both)
+    assert len(later) == 2 * len(first)
+    assert {result.control for result in later} == {12.5}
+
+
 def test_a_file_whose_first_line_was_torn_is_begun_anew(controls: Controls, tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     run(controls, file=file, controllers=[NeverGrow()])

@@ -95,6 +95,9 @@ def test_a_bandit_tells_contexts_apart_by_their_first_epochs(
     bandit, log = fit_bandit(made, rows=12)
     assert max(log.values()) == pytest.approx(10.0 / PLAIN.scale / 2, abs=0.3)
     assert len(log) == len(c2_bandit.RULES)
+    assert fit_bandit(made, rows=12)[0].fingerprint == bandit.fingerprint
+    other = fit_bandit(replace(made, validation=-gain), rows=12)[0]
+    assert other.fingerprint != bandit.fingerprint, "another fit is another controller"
     episodes = Episodes(Bed((PLAIN, NOISY), 6))
     cases = [Case(PLAIN if n % 2 else NOISY, FIRST_ATLAS_SEED + 50 + n) for n in range(6)]
     planted = _planted(bandit, episodes, cases)

@@ -19,6 +19,7 @@ from esper.karn.studies.learning import (
 )
 from esper.leyline.constants import DEFAULT_RENT, RENT_LEVELS
 from esper.simic.statistics import Estimate
+from esper.simic.studies.c2_tuning import KINDS
 
 Figures = dict[str, float]
 
@@ -40,7 +41,7 @@ def learning_figures(study: LearningStudy) -> Figures:
         "bandit": BANDIT,
         "untaught": UNTAUGHT,
         "apprentice": APPRENTICE,
-        "random": "random",
+        **{name: name for name in (*KINDS, "random")},
     }
     for group in study.groups:
         prefix = "c2_" if group == TRAINING else f"c2_heldout_{group}_"

@@ -30,7 +30,7 @@ from esper.simic.statistics import (
     probability_of_improvement,
     share_of_gap,
 )
-from esper.simic.studies.cubes import Array, Results, members, read_results
+from esper.simic.studies.cubes import Array, Results, Value, members, read_results
 from esper.simic.studies.folders import RESULTS, read_description
 
 TRAINING = "training"
@@ -131,9 +131,7 @@ class LearningStudy:
         beside: Sequence[str] = (),
     ) -> Array:
         """[R, C, E] points, of the cases that those `beside` it played too."""
-        others = [name for other in beside for name in self.names(other)]
-        names = self.names(controller)
-        return self.results.cube(names, contexts, lambda r: r.net_gain(rent), others)
+        return self._cube(controller, contexts, beside, lambda result: result.net_gain(rent))
 
     def scores(
         self,
@@ -143,9 +141,13 @@ class LearningStudy:
         beside: Sequence[str] = (),
     ) -> Array:
         """[R, C, E], likewise."""
+        return self._cube(controller, contexts, beside, lambda result: result.score(rent))
+
+    def _cube(
+        self, controller: str, contexts: Sequence[str], beside: Sequence[str], value: Value
+    ) -> Array:
         others = [name for other in beside for name in self.names(other)]
-        names = self.names(controller)
-        return self.results.cube(names, contexts, lambda r: r.score(rent), others)
+        return self.results.cube(self.names(controller), contexts, value, others)
 
     def lead(
         self, group: str, over: str, rent: float = DEFAULT_RENT, *, who: str = TAMIYO

@@ -139,11 +139,11 @@ def _cautious(verdicts: list[Verdict], count: int, what: str) -> list[Verdict]:
 def _beside(study: LearningStudy, rival: str, claim: str) -> Verdict:
     """Is Tamiyo above another learner? Says how much each had to learn from."""
     verdict = above(claim, study.lead(TRAINING, rival))
+    if rival in study.trainings:
+        verdict = _cautious([verdict], len(study.trainings[rival]), "training of it")[0]
     ours, theirs = study.spent(TAMIYO), study.spent(rival)
     if verdict.state == NOT_MEASURED or ours is None or theirs is None:
         return verdict
-    if rival in study.trainings:
-        verdict = _cautious([verdict], len(study.trainings[rival]), "training of it")[0]
     return replace(
         verdict,
         evidence=f"{verdict.evidence}; {ours:,.0f} episodes of training against {theirs:,.0f}",
