@@ -17,11 +17,11 @@ from _report import write_json
 from rich.console import Console
 from rich.table import Table
 
-from esper.simic.statistics import rank_agreement, spearman
-from esper.tolaria.garden import find_suite
+from esper.garden import find_suite
+from esper.garden.statistics import rank_agreement, spearman
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the scripted controllers are the tests'
-from tests.simic.garden.aligning import EXPLOITS, Aligned, align, scripts
+from tests.garden.aligning import EXPLOITS, Aligned, align, scripts
 
 
 def figures_of(found: Aligned) -> dict[str, float]:

@@ -18,11 +18,10 @@ from _report import write_json, write_section
 from rich.console import Console
 from rich.table import Table
 
+from esper.garden import Case, Controls, Garden, Listed, find_suite
+from esper.garden.bed import EPOCHS_ALONE
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
-from esper.simic.garden import Controls, Garden, Listed
 from esper.tamiyo.controllers import RandomLegal
-from esper.tolaria.garden import Case, find_suite
-from esper.tolaria.garden.bed import EPOCHS_ALONE
 from esper.tolaria.settings import EpochRecord
 
 SUITES = ("garden", "garden_mlp")

@@ -31,9 +31,9 @@ from wrapping import LIMIT, MODELS, measure
 
 import esper
 from esper.api import GrownRun
+from esper.garden.statistics import Estimate, mean, mean_interval, paired_difference
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import derive_seed
-from esper.simic.statistics import Estimate, mean, mean_interval, paired_difference
 
 BUDGET = "+15%"
 WAYS = ("never", "default", "grown", "scratch")

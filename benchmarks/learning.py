@@ -18,10 +18,10 @@ from pathlib import Path
 
 from _report import PAGE, write_json, write_section
 
+from esper.garden import Result, Standing, standings
+from esper.garden.results import parse
 from esper.karn.demo import RESULTS
 from esper.nissa import RunReader
-from esper.simic.garden import Result, Standing, standings
-from esper.simic.garden.results import parse
 
 HEADER = ("seed", "Tamiyo, points", "random", "tuned rule", "best constant", "harmful", "learned")
 PICTURE = PAGE.parent / "learning.png"

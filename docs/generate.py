@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+from esper.garden import Atlas, find_suite, suite_names
+from esper.garden.atlas import ATLAS_EPOCHS, WAIT_MARGIN
+from esper.garden.atlases import shipped_atlas
 from esper.kasmina.blueprints import build_catalogue, find_blueprint
 from esper.kasmina.gates import GATES
 from esper.kasmina.hosts import HOSTS, build_host
@@ -14,12 +17,8 @@ from esper.leyline import (
     LifecycleOp,
     SeedStage,
 )
-from esper.simic.garden import Atlas
-from esper.simic.garden.atlas import ATLAS_EPOCHS, WAIT_MARGIN
-from esper.simic.garden.atlases import shipped_atlas
 from esper.tamiyo.controllers import Schedule
 from esper.tamiyo.features import GLOBAL_FEATURES, FeatureTable
-from esper.tolaria.garden import find_suite, suite_names
 
 HERE = Path(__file__).parent
 S = SeedStage

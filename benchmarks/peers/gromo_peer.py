@@ -5,7 +5,7 @@
 It needs packages that Esper does not, so it gets an environment of its own in the folder you name,
 made on first use (`--with` adds a requirement, such as a build of torch for the CPU). The splits
 are written to a file that the environment reads; `gromo_worker.py` trains there. Left
-in the folder of `esper study c1`, the results become part of its report.
+in the folder of `python -m studies c1`, the results become part of its report.
 
 Same epochs, batches and splits as the study's; learning rates from the same grid, chosen by
 validation scores on other seeds; parameters up to those of the network that Esper grew.
@@ -20,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
+from esper.garden.bed import catalogue_of
+from esper.garden.case_sampling import EVALUATION_SEED
+from esper.garden.contexts import Context
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.ops import Blend
-from esper.simic.garden.draws import EVALUATION_SEED
-from esper.simic.studies.c1 import RATES, TUNING_SEED, growth_of
-from esper.tolaria.garden.bed import catalogue_of
-from esper.tolaria.garden.contexts import Context
 from esper.tolaria.tasks import GARDEN_BATCH, GARDEN_BATCHES
+from studies.growth_pays import RATES, TUNING_SEED, growth_of
 
 GROMO = "gromo==0.1.0"
 SUITE, CONTEXT = "garden_mlp", "mnist1d-4000"

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from esper.garden import Atlas, Context, Source, Suite, save_suite
 from esper.karn.cli import main
-from esper.simic.garden import Atlas
 from esper.tamiyo.controllers import Arm
-from esper.tolaria.garden import Context, Source, Suite, save_suite
 
 CONTEXT = Context(
     name="few", family="mnist1d", source=Source(family="mnist1d", samples=200), host="mlp"
@@ -19,7 +18,7 @@ CONTEXT = Context(
 @pytest.fixture
 def own_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A suite of one context, with short epochs."""
-    monkeypatch.setattr("esper.tolaria.garden.bed.GARDEN_BATCHES", 2)
+    monkeypatch.setattr("esper.garden.bed.GARDEN_BATCHES", 2)
     monkeypatch.setenv("COLUMNS", "200")
     path = tmp_path / "own.toml"
     save_suite(Suite(name="own", training=(CONTEXT,)), path)

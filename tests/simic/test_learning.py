@@ -164,7 +164,7 @@ def test_credit_only_where_a_head_mattered_learns_arguments_much_faster() -> Non
 @pytest.mark.parametrize("seed", range(2))
 def test_a_pole_is_balanced_without_seeing_velocities(seed: int) -> None:
     gymnasium = pytest.importorskip("gymnasium")
-    from esper.simic.gym import make_gym
+    from esper.simic.gym_worlds import make_gym
 
     def hide_velocities(env):
         low, high = (

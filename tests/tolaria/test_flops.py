@@ -3,15 +3,14 @@
 import pytest
 import torch
 
+from esper.garden import Bed, evaluate, find_suite
 from esper.kasmina.isolation import Isolation
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.ops import Blend
 from esper.leyline.stages import SeedStage
-from esper.simic.garden import evaluate
 from esper.tamiyo.controllers import Arm, FixedSchedule, NeverGrow
 from esper.tolaria.flops import FlopTable, count_flops
-from esper.tolaria.garden import Bed, find_suite
-from tests.simic.garden.plots import CONTEXTS, DOUBLE, HORIZON
+from tests.garden.plots import CONTEXTS, DOUBLE, HORIZON
 
 BATCHES = 2
 
@@ -25,7 +24,7 @@ CONVPOOL_EARLY = 2 * (40 * 16 * 1 * 5 + 16 * 40)
 
 @pytest.fixture(autouse=True)
 def _short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.tolaria.garden.bed.GARDEN_BATCHES", BATCHES)
+    monkeypatch.setattr("esper.garden.bed.GARDEN_BATCHES", BATCHES)
 
 
 def bed_of(suite: str) -> Bed:

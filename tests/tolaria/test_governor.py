@@ -11,7 +11,7 @@ from esper.tolaria.extraction import extract
 from esper.tolaria.governor import Cause, Governor, GovernorRules, Remedy
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
-from esper.tolaria.rows import reset_rows
+from esper.tolaria.snapshots import reset_rows
 from tests.tolaria.test_population import own_draws
 from tests.tolaria.twins import HOSTS, draw_actions, make_population
 

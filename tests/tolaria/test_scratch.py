@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+from esper.garden import Bed, Case, find_suite
 from esper.leyline import AgreementError
 from esper.leyline.ops import Blend
 from esper.leyline.stages import SeedStage
 from esper.tolaria import extract
-from esper.tolaria.garden import Bed, Case, find_suite
 from esper.tolaria.plan import HOST
 from esper.tolaria.scratch import Part, Start, plant_grown
 
@@ -20,7 +20,7 @@ ROWS = torch.arange(3)
 
 @pytest.fixture(autouse=True)
 def _short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.tolaria.garden.bed.GARDEN_BATCHES", 2)
+    monkeypatch.setattr("esper.garden.bed.GARDEN_BATCHES", 2)
 
 
 def bed_with(start: Start | None, *names: str, blend: Blend = Blend.IMMEDIATE) -> Bed:

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper.garden import Lesion, lesion_mask
 from esper.leyline import AgreementError, DataError
 from esper.tolaria.extraction import extract
-from esper.tolaria.garden import Lesion, lesion_mask
 from esper.tolaria.governor import Governor
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
-from esper.tolaria.rows import (
+from esper.tolaria.snapshots import (
     load_population,
     population_state,
     put_rows,

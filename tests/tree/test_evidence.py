@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.studies.learning import CONSTANT, TAMIYO, TRAINING, LearningStudy
-from esper.simic.statistics import Estimate
-from esper.tamiyo.controllers.kept import shipped, shipped_controller
+from esper.garden.statistics import Estimate
+from esper.tamiyo.controllers.pretrained import shipped, shipped_controller
+from studies.report.learning import CONSTANT, TAMIYO, TRAINING, LearningStudy
 
 DOCS = Path(__file__).parents[2] / "docs"
 

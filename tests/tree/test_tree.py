@@ -11,13 +11,13 @@ from tests.tree import review
 
 ROOT = Path(__file__).parents[2]
 
-LINE_LIMIT = 400
+LINE_LIMIT = 600
 # Files that may be longer, each with its own limit: "src/esper/…/file.py": 450.
 LONGER_FILES: dict[str, int] = {}
 
 
 def python_files() -> list[Path]:
-    folders = [ROOT / name for name in ("src", "tests", "benchmarks", "docs")]
+    folders = [ROOT / name for name in ("src", "studies", "tests", "benchmarks", "docs")]
     return sorted(path for folder in folders for path in folder.rglob("*.py"))
 
 

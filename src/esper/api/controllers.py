@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from esper.garden.bed import catalogue_of
 from esper.kasmina.blueprints import blueprint_names
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import AgreementError, EsperError, UnknownNameError
@@ -16,7 +17,6 @@ from esper.tamiyo.controllers.protocol import (
     Privileged,
     needs_contributions,
 )
-from esper.tolaria.garden.bed import catalogue_of
 
 __all__ = ["ENDLESS", "ControllerError", "needs_contributions", "require_fitting", "resolve"]
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.api.budgets import Budget, BudgetError, BudgetLike
+from esper.api.distributed import require_averaged
+from esper.api.host_state import load_host, save_host
 from esper.api.inspection import offers, require_module, within
-from esper.api.keeping import load_host, save_host
-from esper.api.memory import GrowthMemory
-from esper.api.ranks import require_averaged
+from esper.api.signal_window import GrowthMemory
 from esper.api.sites import Refusals, auto_places, no_place
 from esper.api.steps import StepWatch
 from esper.api.ticking import Evaluate, Tick, choose_controller, tick

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.api.host_state import pack, unpack
 from esper.api.hosts import GrowingModel
-from esper.api.keeping import pack, unpack
 from esper.api.reports import Report, report_on
 from esper.archive import Archive, read_archive, write_archive
 from esper.kasmina.plain import first_line

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.api.controllers import ENDLESS, needs_contributions, require_fitting, resolve
+from esper.api.distributed import agreed, shared
 from esper.api.flowing import slot_flow
-from esper.api.memory import flag
-from esper.api.ranks import agreed, shared
+from esper.api.signal_window import flag
 from esper.api.steps import FractionWarning
 from esper.kasmina.isolation import Isolation, randomness_kept, state_kept
 from esper.kasmina.surgery import require_same_parameters

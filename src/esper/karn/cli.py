@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tyro
@@ -10,7 +10,6 @@ import tyro
 from esper.karn.commands.basics import Blueprints, Life, Version
 from esper.karn.commands.garden import Atlas, Evaluate, Tasks
 from esper.karn.commands.growing import Export, Grow, Inspect
-from esper.karn.commands.studies import Study
 from esper.karn.commands.training import (
     Demo,
     Doctor,
@@ -25,12 +24,11 @@ from esper.leyline.errors import EsperError
 
 
 def main() -> None:
-    """Run a command; errors made for people are one sentence on stderr."""
-    try:
-        _run()
-    except BrokenPipeError:  # whoever read the output has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
+    """The `esper` command."""
+    words = sys.argv[1:]
+    run_command(
+        "esper", "Esper trains neural networks that grow while they train.", words, commands
+    )
 
 
 def commands(words: Sequence[str]) -> Any:
@@ -47,7 +45,6 @@ def commands(words: Sequence[str]) -> Any:
         | Events
         | Tasks
         | Atlas
-        | Study
         | Blueprints
         | Life
         | Doctor
@@ -55,16 +52,18 @@ def commands(words: Sequence[str]) -> Any:
     )
 
 
-def _run() -> None:
+def run_command(
+    program: str, description: str, words: Sequence[str], known: Callable[[Sequence[str]], Any]
+) -> None:
+    """Run what the words ask for; errors made for people are one sentence on stderr."""
     # Before torch is imported: small operations are many times slower with more threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
-        words = sys.argv[1:]
         command = tyro.cli(
-            commands(words),
+            known(words),
             args=words,
-            prog="esper",
-            description="Esper trains neural networks that grow while they train.",
+            prog=program,
+            description=description,
             config=(tyro.conf.CascadeSubcommandArgs,),
         )
         command.run()
@@ -73,6 +72,9 @@ def _run() -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BrokenPipeError:  # whoever read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

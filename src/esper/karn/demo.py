@@ -5,16 +5,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from esper.garden import evaluate, find_suite, standings
+from esper.garden.controller_choice import controller_of
+from esper.garden.evaluation import Standing
 from esper.karn.commands.training import Demo
 from esper.karn.garden import print_standings, standing_figures
 from esper.karn.progress import progress
 from esper.karn.report import write_report
 from esper.karn.training import figures_of, start_run
-from esper.simic.garden import evaluate, standings
-from esper.simic.garden.choosing import controller_of
-from esper.simic.garden.evaluation import Standing
 from esper.simic.training import PRESETS, load_controller
-from esper.tolaria.garden import find_suite
 
 COMPARED = ("random", "heuristic", "best_constant")
 RESULTS = "results.jsonl"

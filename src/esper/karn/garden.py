@@ -9,17 +9,25 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from esper.garden import (
+    Atlas,
+    Suite,
+    by_shape,
+    evaluate,
+    find_suite,
+    measure_atlas,
+    search_plans,
+    standings,
+)
+from esper.garden.atlases import shipped_atlas
+from esper.garden.controller_choice import controller_of
+from esper.garden.evaluation import Standing
 from esper.karn.commands import garden as commands
 from esper.karn.progress import progress
 from esper.leyline.constants import DEFAULT_RENT
 from esper.leyline.constants import RENT_LEVELS as RENTS
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
-from esper.simic.garden import Atlas, evaluate, measure_atlas, search_plans, standings
-from esper.simic.garden.atlases import shipped_atlas
-from esper.simic.garden.choosing import controller_of
-from esper.simic.garden.evaluation import Standing
 from esper.simic.training.agents import load_controller
-from esper.tolaria.garden import Suite, by_shape, find_suite
 
 WIDTH = 110
 

@@ -15,12 +15,13 @@ from rich.live import Live
 from rich.table import Table
 
 from esper import __version__
+from esper.garden import find_suite
+from esper.garden.controller_choice import controller_of
 from esper.karn.commands.training import RUNS
 from esper.karn.progress import progress
 from esper.leyline.errors import DataError
 from esper.leyline.stages import SeedStage
 from esper.nissa import RunReader
-from esper.simic.garden.choosing import controller_of
 from esper.simic.training import (
     RoundReport,
     RunError,
@@ -30,7 +31,6 @@ from esper.simic.training import (
     train_run,
 )
 from esper.simic.training.launch import require_device
-from esper.tolaria.garden import find_suite
 
 SHOWN_STAGES = (
     SeedStage.DORMANT,

@@ -83,3 +83,19 @@ class PPOUpdateMetrics(TypedDict):
     stopped_by_kl: bool
     peak_memory_bytes: int
     heads: Mapping[str, HeadUpdateMetrics]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a decision in every environment.
+
+    Where an episode ended, `observations` already shows the next one's first state, and
+    `final_observations` the true last state of the one that ended.
+    """
+
+    observations: Tensor  # [E, F]
+    rewards: Tensor  # [E]
+    terminals: Tensor  # [E] bool: over, nothing follows
+    truncations: Tensor  # [E] bool: cut from outside, it would have gone on
+    final_observations: Tensor | None = None  # [E, F], needed where something was truncated
+    active: Tensor | None = None  # [E] bool; the others idle, and nothing is learned from them

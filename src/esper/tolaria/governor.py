@@ -20,8 +20,8 @@ from esper.leyline.lifecycle import Transitions
 from esper.leyline.stages import LIVING_STAGES, SeedStage
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
-from esper.tolaria.rows import Snapshot, freeze_rows, put_rows, take_snapshot
 from esper.tolaria.settings import EpochRecord, Scores
+from esper.tolaria.snapshots import Snapshot, freeze_rows, put_rows, take_snapshot
 
 
 class Cause(StrEnum):

@@ -28,9 +28,9 @@ from esper.leyline.ops import Blend, LifecycleOp
 from esper.leyline.slots import require_agreement
 from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
+from esper.tolaria.cuda_graphs import GraphRunner
 from esper.tolaria.engine import Engine, is_own, losses_of, templates_of
 from esper.tolaria.feed import SPLITS, Feed
-from esper.tolaria.graphed import GraphRunner
 from esper.tolaria.plan import (
     HOST,
     Plan,

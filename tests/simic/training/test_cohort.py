@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from esper.garden import Draw
 from esper.leyline import AgreementError, LifecycleOp
-from esper.simic.agent.lessons import Lessons, LessonSettings, learn_lessons, resolved_masks
+from esper.simic.agent.imitation import Lessons, LessonSettings, learn_lessons, resolved_masks
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.settings import PPOConfig
-from esper.simic.garden import Draw
 from esper.simic.training.cohort import Cohort, CohortSettings, MemberSettings, time_only
 from esper.tamiyo.controllers import Arm, Oracle, RandomLegal, SideBySide
 from esper.tamiyo.controllers.teacher import Teacher
-from tests.simic.garden.plots import CONTEXTS, make_garden, walk
+from tests.garden.plots import CONTEXTS, make_garden, walk
 
 ARM = Arm(slot="early", blueprint="convpool", blend="immediate", epoch=4)
 TABLE = {"plain": (ARM,), "noisy": (), "lesion": (ARM,), "drift": ()}

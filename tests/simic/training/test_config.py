@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.garden import find_suite
+from esper.garden.reward_settings import MODES, RewardConfig
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.simic.agent import PPOConfig
-from esper.simic.reward_settings import MODES, RewardConfig
 from esper.simic.training import (
     PRESETS,
     EvaluationConfig,
@@ -21,7 +22,6 @@ from esper.simic.training import (
     to_toml,
 )
 from esper.tamiyo.controllers import make_controller
-from esper.tolaria.garden import find_suite
 
 
 def read(text: str, folder: Path, base: TrainConfig | None = None) -> TrainConfig:

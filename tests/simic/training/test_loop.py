@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from esper.archive import read_archive
+from esper.garden import episodes as episodes_module
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.nissa import RunReader, RunStore
 from esper.simic.agent.checkpoint import KIND, VERSION
-from esper.simic.garden import episodes as episodes_module
 from esper.simic.training import (
     RoundReport,
     RunError,
@@ -23,7 +23,7 @@ from esper.simic.training import (
     to_toml,
     train_run,
 )
-from esper.simic.training.judging import Judge
+from esper.simic.training.selection import Judge
 from tests.simic.training.tiny import (
     ENVS,
     FACTS,

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from esper.archive import MANIFEST
+from esper.garden import Context, Source, Suite, save_suite
 from esper.nissa import RunReader
 from esper.simic.agent import PPOConfig
 from esper.simic.training import EvaluationConfig, RunFolder, TrainConfig
-from esper.tolaria.garden import Context, Source, Suite, save_suite
 
 HORIZON, ENVS, ROUNDS = 6, 4, 4
 SUITE = Suite(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from esper.leyline.results import Outcome as Outcome
 from esper.tamiyo.sequences import Hidden
 
 
@@ -21,22 +22,6 @@ class Decision:
     log_probs: Tensor  # [E, H]
     values: Tensor  # [E]
     hidden: Hidden  # entering the step
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a decision in every environment.
-
-    Where an episode ended, `observations` already shows the next one's first state, and
-    `final_observations` the true last state of the one that ended.
-    """
-
-    observations: Tensor  # [E, F]
-    rewards: Tensor  # [E]
-    terminals: Tensor  # [E] bool: over, nothing follows
-    truncations: Tensor  # [E] bool: cut from outside, it would have gone on
-    final_observations: Tensor | None = None  # [E, F], needed where something was truncated
-    active: Tensor | None = None  # [E] bool; the others idle, and nothing is learned from them
 
 
 @dataclass(frozen=True)

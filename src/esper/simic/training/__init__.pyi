@@ -5,11 +5,11 @@ from .config import TrainConfig as TrainConfig
 from .config import find_preset as find_preset
 from .config import read_config as read_config
 from .config import to_toml as to_toml
-from .judging import Judge as Judge
-from .judging import Judgement as Judgement
+from .interrupts import Stopping as Stopping
 from .launch import train_run as train_run
 from .loop import Trainer as Trainer
 from .rounds import RoundReport as RoundReport
 from .runs import RunError as RunError
 from .runs import RunFolder as RunFolder
-from .stopping import Stopping as Stopping
+from .selection import Judge as Judge
+from .selection import Judgement as Judgement

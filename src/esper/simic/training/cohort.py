@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from esper.archive import read_archive, write_archive
+from esper.garden.environment import Garden, Transition
 from esper.leyline.errors import AgreementError
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.results import PPOUpdateMetrics
-from esper.simic.agent.lessons import Lessons, LessonSettings, Notebook, learn_lessons
+from esper.simic.agent.imitation import Lessons, LessonSettings, Notebook, learn_lessons
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.settings import PPOConfig
 from esper.simic.agent.types import Decision, Outcome
-from esper.simic.garden.world import Garden, Transition
 from esper.tamiyo.controllers.teacher import Teacher
 from esper.tamiyo.features import FeatureTable
 from esper.tamiyo.normalisation import GARDEN_FLOOR

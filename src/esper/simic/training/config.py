@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from esper.garden.reward_settings import RewardConfig
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.simic.agent.settings import PPOConfig
-from esper.simic.reward_settings import RewardConfig
 
 T = TypeVar("T")
 

@@ -20,10 +20,10 @@ import torch
 from esper.leyline.errors import EsperError
 from esper.simic.agent.processes import ALONE, Processes, ProcessesError
 from esper.simic.training.config import TrainConfig
+from esper.simic.training.interrupts import Stopping
 from esper.simic.training.loop import Trainer
 from esper.simic.training.rounds import Listener, Telling
 from esper.simic.training.runs import RunError, RunFolder
-from esper.simic.training.stopping import Stopping
 from esper.simic.training.worker import reason_file
 
 LOOPBACK = "lo"

@@ -13,6 +13,12 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from esper.garden.bed import Case
+from esper.garden.case_sampling import Draw
+from esper.garden.contexts import Context
+from esper.garden.controller_choice import controller_of
+from esper.garden.environment import Garden
+from esper.garden.paired_controls import Controls
 from esper.leyline.errors import AgreementError
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import SeedStage
@@ -32,12 +38,7 @@ from esper.nissa import (
 from esper.nissa.rows import DEFAULT_ROWS
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.processes import ALONE, Processes
-from esper.simic.garden.choosing import controller_of
-from esper.simic.garden.controls import Controls
-from esper.simic.garden.draws import Draw
-from esper.simic.garden.world import Garden
 from esper.simic.training.config import TrainConfig
-from esper.simic.training.judging import Judge, Judgement
 from esper.simic.training.restoring import (
     CONTROL,
     require_own,
@@ -48,11 +49,10 @@ from esper.simic.training.restoring import (
 )
 from esper.simic.training.rounds import Clock, Listener, RoundReport, Telling
 from esper.simic.training.runs import RunFolder
+from esper.simic.training.selection import Judge, Judgement
 from esper.simic.training.telemetry import Reporter, layout_of
 from esper.tamiyo.controllers import LearnedController
 from esper.tamiyo.normalisation import GARDEN_FLOOR
-from esper.tolaria.garden.bed import Case
-from esper.tolaria.garden.contexts import Context
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.leyline.results import PPOUpdateMetrics
 from esper.nissa import AnomalyFound
-from esper.simic.training.judging import Judgement
+from esper.simic.training.selection import Judgement
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from typing import Any
 from torch import Tensor
 
 from esper.archive import MANIFEST, Archive, ArchiveError, read_archive, write_archive
+from esper.garden.builtin_suites import find_suite
+from esper.garden.suites import Suite
 from esper.leyline.errors import EsperError
 from esper.simic.training.config import TrainConfig, read_config, to_toml
-from esper.tolaria.garden.builtin import find_suite
-from esper.tolaria.garden.suites import Suite
 
 CONFIG, FACTS, LOCK, BEST, CHECKPOINTS = "config.toml", "run.json", "lock", "best", "checkpoints"
 STATE = "state"

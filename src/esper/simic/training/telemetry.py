@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.garden.environment import Garden, Transition
+from esper.garden.paired_controls import Controls
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.lifecycle import NOTHING
 from esper.leyline.stages import SeedStage
@@ -21,8 +23,6 @@ from esper.nissa import (
     Stepped,
 )
 from esper.simic.agent.types import Decision
-from esper.simic.garden.controls import Controls
-from esper.simic.garden.world import Garden, Transition
 from esper.tamiyo.distributions import MaskedCategorical
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 

@@ -1,4 +1,5 @@
-from .beside import SideBySide as SideBySide
+from .heuristic import Heuristic as Heuristic
+from .heuristic import HeuristicConfig as HeuristicConfig
 from .learned import LearnedController as LearnedController
 from .learned import drawn as drawn
 from .places import Arm as Arm
@@ -13,12 +14,11 @@ from .racing import RaceConfig as RaceConfig
 from .registry import controller_names as controller_names
 from .registry import make_controller as make_controller
 from .registry import register_controller as register_controller
-from .rule import Heuristic as Heuristic
-from .rule import HeuristicConfig as HeuristicConfig
 from .schedules import FixedSchedule as FixedSchedule
 from .schedules import Oracle as Oracle
 from .schedules import RowSchedule as RowSchedule
 from .schedules import Schedule as Schedule
+from .side_by_side import SideBySide as SideBySide
 from .simple import NeverGrow as NeverGrow
 from .simple import RandomLegal as RandomLegal
 from .triggers import Gap as Gap

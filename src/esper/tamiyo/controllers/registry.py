@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import DuplicateNameError, UnknownNameError
-from esper.tamiyo.controllers.kept import ShippedSettings, shipped_controller
+from esper.tamiyo.controllers.heuristic import Heuristic, HeuristicConfig
+from esper.tamiyo.controllers.pretrained import ShippedSettings, shipped_controller
 from esper.tamiyo.controllers.protocol import Checkable, Controller
 from esper.tamiyo.controllers.racing import Race, RaceConfig
-from esper.tamiyo.controllers.rule import Heuristic, HeuristicConfig
 from esper.tamiyo.controllers.schedules import (
     FixedSchedule,
     FixedSettings,

@@ -1,0 +1,257 @@
+"""The atlas: what each single seed gains in each context, measured on several random seeds.
+
+An arm is (slot, blueprint, blend, epoch): plant it then, advance and fossilize it as soon as the
+gates open. The atlas knows every arm's gain over the paired control and what it pays rent for, so
+the best arms follow for any rent without another measurement. Arms are chosen by validation data;
+what they are worth is told by test data. Schedules of several seeds are searched from the best
+arms (`searching.py`) and kept with the atlas.
+
+Shapes: `C` contexts, `A` arms, `K` random seeds of a case.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from esper.archive import read_archive, write_archive
+from esper.garden.bed import Bed, Case
+from esper.garden.contexts import Context
+from esper.garden.episodes import Episodes
+from esper.garden.plans import Plans, Progress, play_plans
+from esper.garden.rewards import reward_scale
+from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
+from esper.leyline.errors import AgreementError
+from esper.leyline.ops import Blend
+from esper.tamiyo.controllers import Arm
+from esper.tamiyo.controllers.schedules import Schedule
+from esper.tolaria.settings import PopulationConfig
+
+ATLAS_EPOCHS = (4, 9, 15)
+ATLAS_SEEDS = 8
+FIRST_ATLAS_SEED = 500_000  # neither trained nor evaluated on
+SPLITS = 64  # random halves of the seeds: arms are chosen on one and scored on the other
+WAIT_MARGIN = 0.5  # points: an arm that gains less on other seeds is no reason to grow
+
+
+def arms_of(
+    catalogue: BlueprintCatalogue,
+    *,
+    epochs: Sequence[int] = ATLAS_EPOCHS,
+    blends: Sequence[Blend] = tuple(Blend),
+    budget: int | None = None,
+) -> list[Arm]:
+    """Every seed that fits, within the budget of parameters, with every blend, at every epoch."""
+    costs = catalogue.total_costs()  # [S, B, blends]
+    return [
+        Arm(slot=slot, blueprint=name, blend=blend.name.lower(), epoch=epoch)
+        for place, slot in enumerate(catalogue.slots.names)
+        for index, name in enumerate(catalogue.names)
+        if catalogue.costs[place][index] >= 0
+        for blend in blends
+        if budget is None or int(costs[place, index, blend]) <= budget
+        for epoch in epochs
+    ]
+
+
+@dataclass(frozen=True)
+class Atlas:
+    """Measured gains of arms, by context."""
+
+    contexts: tuple[Context, ...]
+    arms: tuple[Arm, ...]
+    control: Tensor  # [C, K] percent on test data, never grown
+    validation_control: Tensor  # [C, K] percent on validation data
+    gain: Tensor  # [C, A, K] points over the control, of the committed network on test data
+    validation: Tensor  # [C, A, K] the same on validation data
+    exposure: Tensor  # [C, A, K] share of the host's parameters × share of the episode
+    plans: Plans | None = None  # schedules of several seeds, where they were searched
+
+    def net(self, rent: float = DEFAULT_RENT) -> Tensor:
+        """[C, A, K] points on test data."""
+        return self.gain - rent * self.exposure
+
+    def judged(self, rent: float = DEFAULT_RENT) -> Tensor:
+        """[C, A, K] points on validation data: what arms are chosen by."""
+        return self.validation - rent * self.exposure
+
+    def scales(self, rent: float = DEFAULT_RENT) -> Tensor:
+        """[C]: the best arm's net gain, at least the smallest that counts."""
+        return reward_scale(self.judged(rent).mean(2).amax(1))
+
+    def best(self, rent: float = DEFAULT_RENT) -> list[Arm | None]:
+        """The best arm of each context, None where waiting is better."""
+        gains, places = self.judged(rent).mean(2).max(1)
+        return [
+            self.arms[place] if gain > WAIT_MARGIN else None
+            for gain, place in zip(gains.tolist(), places.tolist(), strict=True)
+        ]
+
+    def best_gains(self, rent: float = DEFAULT_RENT) -> Tensor:
+        """[C]: what the best arm of each context, chosen by validation data, gains on test data."""
+        places = self.judged(rent).mean(2).argmax(1)
+        return self.net(rent).mean(2).gather(1, places[:, None])[:, 0]
+
+    def best_constant(self, rent: float = DEFAULT_RENT) -> Arm:
+        """The arm with the best mean score over all contexts."""
+        scores = self.judged(rent).mean(2) / self.scales(rent)[:, None]
+        return self.arms[int(scores.mean(0).argmax())]
+
+    def schedules(self) -> tuple[Schedule, ...]:
+        """What the oracle follows in each context."""
+        if self.plans is not None:
+            return self.plans.oracle
+        return tuple(() if arm is None else (arm,) for arm in self.best())
+
+    def constant(self) -> Schedule:
+        """What the best constant schedule is."""
+        return (self.best_constant(),) if self.plans is None else self.plans.constant
+
+    @property
+    def digest(self) -> str:
+        """Tells atlases apart: another measurement has another one."""
+        found = hashlib.blake2b(repr((self.arms, self.plans)).encode(), digest_size=8)
+        for name in _MEASURED:
+            found.update(getattr(self, name).float().contiguous().numpy().tobytes())
+        return found.hexdigest()
+
+    @property
+    def episodes(self) -> int:
+        """How many were played for it, controls and searches included."""
+        searched = 0 if self.plans is None else self.plans.episodes
+        return self.control.numel() + self.gain.numel() + searched
+
+    def rows(self, chosen: Sequence[int]) -> "Atlas":
+        """These contexts only."""
+        index = torch.tensor(list(chosen))
+        return replace(
+            self,
+            contexts=tuple(self.contexts[each] for each in chosen),
+            control=self.control[index],
+            validation_control=self.validation_control[index],
+            gain=self.gain[index],
+            validation=self.validation[index],
+            exposure=self.exposure[index],
+            plans=None if self.plans is None else self.plans.rows(chosen),
+        )
+
+    def summary(self, rent: float = DEFAULT_RENT, *, splits: int = SPLITS) -> dict[str, float]:
+        """Oracle, best constant and random on seeds that did not choose them, as suite scores."""
+        net, judged = self.net(rent), self.judged(rent)
+        scale = self.scales(rent)[:, None, None]
+        seeds = net.shape[2]
+        if seeds < 2:
+            raise AgreementError("A split needs two seeds of every case", given=seeds)
+        chance = torch.Generator().manual_seed(0)
+        oracle, constant, chosen_gain = [], [], []
+        rows = torch.arange(len(self.contexts))
+        for _ in range(splits):
+            order = torch.randperm(seeds, generator=chance)
+            choosing, scoring = order[: seeds // 2], order[seeds // 2 :]
+            here, there = judged[:, :, choosing].mean(2), net[:, :, scoring].mean(2)
+            gains, places = here.max(1)
+            held_out = torch.where(gains > WAIT_MARGIN, there[rows, places], 0.0)
+            chosen_gain.append(held_out)
+            oracle.append((held_out / scale[:, 0, 0]).mean())
+            place = (here / scale[:, :, 0]).mean(0).argmax()
+            constant.append((there[:, place] / scale[:, 0, 0]).mean())
+        random = float((net.mean(2) / scale[:, :, 0]).mean())
+        best = float(torch.stack(oracle).mean())
+        ceiling = float(torch.stack(constant).mean())
+        waits = torch.stack(chosen_gain).mean(0) < WAIT_MARGIN
+        return {
+            "oracle": best,
+            "best_constant": ceiling,
+            "random": random,
+            "best_constant_share": ceiling / best,
+            "random_share": random / best,
+            "wait_optimal_share": float(waits.double().mean()),
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the atlas as one atomic directory."""
+        write_archive(
+            path,
+            kind=KIND,
+            version=VERSION,
+            tensors={name: getattr(self, name).float() for name in _MEASURED},
+            notes={
+                "contexts": [context.to_dict() for context in self.contexts],
+                "arms": [arm.to_dict() for arm in self.arms],
+                "plans": None if self.plans is None else self.plans.to_dict(),
+            },
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> "Atlas":
+        stored = read_archive(path, kind=KIND, version=VERSION)
+        return cls(
+            contexts=tuple(Context.from_dict(each) for each in stored.notes["contexts"]),
+            arms=tuple(Arm.from_dict(each) for each in stored.notes["arms"]),
+            plans=None if stored.notes["plans"] is None else Plans.from_dict(stored.notes["plans"]),
+            **{name: stored.tensors[name].double() for name in _MEASURED},
+        )
+
+
+KIND, VERSION = "esper atlas", 2
+_MEASURED = ("control", "validation_control", "gain", "validation", "exposure")
+
+
+def measure_atlas(
+    contexts: Sequence[Context],
+    *,
+    epochs: Sequence[int] = ATLAS_EPOCHS,
+    blends: Sequence[Blend] = tuple(Blend),
+    seeds: int = ATLAS_SEEDS,
+    rows: int = 64,
+    horizon: int = DEFAULT_EPISODE_LENGTH,
+    device: torch.device | str = "cpu",
+    config: PopulationConfig | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Atlas:
+    """Play every arm and the control in every context, many at once; hosts of one shape."""
+    if seeds < 2 or rows < 1:
+        raise AgreementError(
+            "An atlas chooses arms on one half of its seeds and scores them on the other",
+            given=f"{seeds} seeds, {rows} rows",
+            valid="at least 2 seeds and 1 row",
+        )
+    bed = Bed(contexts, rows, horizon=horizon, device=device, config=config)
+    episodes = Episodes(bed, test=True)
+    budget = int(bed.population.budget.min())
+    arms = arms_of(bed.population.catalogue, epochs=epochs, blends=blends, budget=budget)
+    for arm in arms:
+        arm.require_in_time(horizon)
+    first = bed.population.config.rules.min_host_epochs
+    if min(epochs) < first:
+        raise AgreementError(
+            "A host is alone at first, so an arm this early would be another one",
+            given=f"epoch {min(epochs)}",
+            valid=f"from epoch {first}",
+        )
+    choices: list[Schedule] = [(), *((arm,) for arm in arms)]
+    found = play_plans(
+        episodes,
+        [
+            (Case(context, FIRST_ATLAS_SEED + number), choice)
+            for number in range(seeds)
+            for choice in choices
+            for context in contexts
+        ],
+        progress,
+    )
+    shape = (seeds, len(choices), len(contexts))
+    test, validation, exposure = (values.view(shape).permute(2, 1, 0) for values in found)
+    return Atlas(
+        contexts=tuple(contexts),
+        arms=tuple(arms),
+        control=test[:, 0],
+        validation_control=validation[:, 0],
+        gain=test[:, 1:] - test[:, :1],
+        validation=validation[:, 1:] - validation[:, :1],
+        exposure=exposure[:, 1:],
+    )

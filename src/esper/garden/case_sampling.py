@@ -1,0 +1,81 @@
+"""Which case an environment gets next: from names and numbers alone, never from order or N."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from esper.garden.bed import Case
+from esper.garden.contexts import Context
+from esper.leyline.errors import AgreementError
+from esper.leyline.streams import derive_seed
+
+TRAINING_SEEDS = 32  # cases of each context that training draws from, so that controls are few
+SELECTION_SEED = 900_000  # where cases begin by which a run chooses its best controller
+EVALUATION_SEED = 1_000_000  # evaluation starts here: no case is both trained and evaluated on
+
+
+class Deal(Protocol):
+    """What gives rows their cases."""
+
+    @property
+    def contexts(self) -> Sequence[Context]:
+        """All that may come."""
+
+    def __call__(self, row: int, episode: int) -> Case: ...
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Row i plays the i-th case, again and again: for whoever compares controllers."""
+
+    cases: tuple[Case, ...]
+    contexts: tuple[Context, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = {case.context.key: case.context for case in self.cases}
+        object.__setattr__(self, "contexts", tuple(found.values()))
+
+    def __call__(self, row: int, episode: int) -> Case:
+        if row >= len(self.cases):
+            raise AgreementError(
+                "There are more rows than listed cases",
+                given=f"row {row}",
+                valid=f"at most {len(self.cases)} rows",
+            )
+        return self.cases[row]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """A finite pool of cases, dealt so that neighbouring rows have different contexts."""
+
+    contexts: tuple[Context, ...]
+    seeds: int = TRAINING_SEEDS  # cases of each context
+    first_seed: int = 0
+    seed: int = 0  # of the dealing
+
+    def __post_init__(self) -> None:
+        if not self.contexts or self.seeds < 1:
+            raise AgreementError(
+                "There is nothing to draw from",
+                given=f"{len(self.contexts)} contexts, {self.seeds} seeds of each",
+                valid="at least 1 each",
+            )
+
+    def __call__(self, row: int, episode: int) -> Case:
+        """The case of the `episode`-th episode of a row."""
+        chance = torch.Generator().manual_seed(derive_seed(self.seed, "deal", episode))
+        order = torch.randperm(len(self.contexts), generator=chance)
+        context = self.contexts[int(order[row % len(self.contexts)])]
+        number = derive_seed(self.seed, "draw", row, episode) % self.seeds
+        return Case(context, self.first_seed + number)
+
+    def pool(self) -> list[Case]:
+        """Every case that may come."""
+        return [
+            Case(context, self.first_seed + number)
+            for context in self.contexts
+            for number in range(self.seeds)
+        ]

@@ -1,0 +1,322 @@
+"""Contexts: a source of data, a host, a lesion and a change of task, as one frozen value."""
+
+import hashlib
+import inspect
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
+from typing import Any, Self
+
+import torch
+
+from esper.garden.families import FAMILIES, LENGTH, noisy_labels
+from esper.garden.lesions import Lesion, lesion_mask
+from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
+from esper.leyline.constants import MIN_REWARD_SCALE
+from esper.leyline.errors import DataError, EsperError, UnknownNameError
+from esper.leyline.streams import derive_seed
+from esper.tolaria.data.splits import Split, Splits
+from esper.tolaria.mnist1d import CLASSES
+
+VALIDATION_SAMPLES = 1000  # the same in every context, so that one population can hold them all
+TEST_SAMPLES = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where data comes from: a family with its parameters, and how much of it.
+
+    Parameters that the family has are its defaults unless given; the others stay None. Labels are
+    noisy in all three splits alike: what a controller is told and what is reported come from the
+    distribution that was trained on.
+    """
+
+    family: str
+    samples: int = 4000  # to train on
+    label_noise: float = 0.0  # share of labels drawn anew
+    seed: int = 0  # another seed has other samples in all three splits
+    translation: int | None = None  # points of the padded line, at most
+    noise: float | None = None  # beside the glyph, or around the spikes
+    amplitude: float | None = None  # spread of the glyph's height, as a fraction
+    gain: float | None = None  # spread of the logarithm of a sample's gain
+    order: int | None = None  # which permutation of the points
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise UnknownNameError.of("family of data", self.family, FAMILIES)
+        _put(self, "samples", _whole("samples of a source", self.samples, least=1))
+        _put(self, "seed", _whole("seed of a source", self.seed))
+        _put(self, "label_noise", _real("label_noise of a source", self.label_noise, most=1.0))
+        defaults = FAMILIES[self.family].defaults
+        for name in PARAMETERS:
+            value = getattr(self, name)
+            if name not in defaults:
+                if value is not None:
+                    raise UnknownNameError.of(
+                        f"parameter of the family {self.family!r}", name, defaults
+                    )
+                continue
+            value = defaults[name] if value is None else value
+            what = f"{name} of a source"
+            checked = _whole(what, value) if type(defaults[name]) is int else _real(what, value)
+            _put(self, name, checked)
+
+    def load(self) -> Splits:
+        """The data: always the same for equal sources."""
+        return Splits(
+            train=self._split("train", self.samples),
+            validation=self._split("validation", VALIDATION_SAMPLES),
+            test=self._split("test", TEST_SAMPLES),
+            classes=CLASSES,
+            origin=f"generated: {self}",
+        )
+
+    def _split(self, name: str, samples: int) -> Split:
+        family = FAMILIES[self.family]
+        seed = derive_seed(self.seed, "garden", self.family, name)
+        inputs, labels = family.generate(samples, seed, self.parameters())
+        return Split(inputs, noisy_labels(labels, self.label_noise, family.classes, seed))
+
+    def parameters(self) -> dict[str, float]:
+        """Those that the family has."""
+        return {name: getattr(self, name) for name in FAMILIES[self.family].defaults}
+
+    def __str__(self) -> str:
+        defaults = FAMILIES[self.family].defaults
+        parts = [f"{self.family} × {self.samples}"]
+        parts += [
+            f"{name} {value:g}"
+            for name, value in self.parameters().items()
+            if value != defaults[name]
+        ]
+        if self.label_noise:
+            parts.append(f"{self.label_noise:.0%} label noise")
+        if self.seed:
+            parts.append(f"seed {self.seed}")
+        return ", ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        return _present(self)
+
+    @classmethod
+    def from_dict(cls, given: object) -> Self:
+        return cls(**_keys_of(cls, "source", given))
+
+
+PARAMETERS = ("translation", "noise", "amplitude", "gain", "order")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What an episode draws: a task, the host that meets it, and what becomes of both."""
+
+    name: str  # in tables; unique within a suite
+    family: str  # for reports and for the scale, which is one number per family
+    source: Source
+    lesion: Lesion | None = None
+    drift: Source | None = None  # what the task becomes, with probability 1/2
+    drift_window: tuple[int, int] = (6, 14)  # first and last epoch at which it may
+    host: str = "conv1d"
+    host_sizes: tuple[tuple[str, int], ...] = ()
+    # Points that count as 1 in rewards and scores: the best net gain or more. Never observed.
+    scale: float = MIN_REWARD_SCALE
+
+    def __post_init__(self) -> None:
+        for what in ("name", "family"):
+            check_label(f"{what} of a context", getattr(self, what))
+        for what, kind in (("source", Source), ("lesion", Lesion), ("drift", Source)):
+            value = getattr(self, what)
+            if not isinstance(value, kind) and (value is not None or what == "source"):
+                raise _wrong_type(f"{what} of a context", value, f"a {kind.__name__}")
+        _put(self, "drift_window", self._checked_window())
+        _put(self, "scale", _real("scale of a context", self.scale))
+        if self.scale == 0:
+            raise EsperError("A context's scale cannot be zero", valid="points of accuracy > 0")
+        _put(self, "host_sizes", self._checked_sizes())
+        # Refuses a lesion that the host cannot have.
+        lesion_mask(_sketch(self.host, self.host_sizes), self.lesion)
+
+    def build_host(self) -> SegmentedHost:
+        """A new host, unharmed; its weights come from torch's current random stream."""
+        return build_host(self.host, **dict(self.host_sizes))
+
+    @property
+    def host_shape(self) -> str:
+        """Contexts with the same one can share a population."""
+        return " ".join([self.host, *(f"{name}={size}" for name, size in self.host_sizes)])
+
+    @property
+    def key(self) -> str:
+        """A short hash of everything that changes numbers: not the name, the label or the scale."""
+        record = self.to_dict()
+        for label in ("name", "family", "scale"):
+            del record[label]
+        text = json.dumps(record, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+    def drift_epoch(self, seed: int, horizon: int | None = None) -> int | None:
+        """The first epoch (counted from 0) on the other task, or None if it never comes.
+
+        `seed` is the environment's; of 2k and 2k + 1 exactly one sees the change, so that any run
+        of seeds is balanced. The epoch does not depend on `horizon`, the epochs of an episode; a
+        change that would come later does not come.
+        """
+        if self.drift is None:
+            return None
+        pair, odd = divmod(seed, 2)
+        source = torch.Generator().manual_seed(derive_seed(pair, "drift", self.key))
+        first, last = self.drift_window
+        changes = int(torch.randint(2, (), generator=source)) != odd
+        epoch = int(torch.randint(first, last + 1, (), generator=source))
+        return epoch if changes and (horizon is None or epoch < horizon) else None
+
+    def __str__(self) -> str:
+        parts = [f"{self.name}: {self.source}"]
+        if self.drift is not None:
+            first, last = self.drift_window
+            parts.append(f"half the time then {self.drift} (from epoch {first}-{last})")
+        if self.lesion is not None:
+            parts.append(f"{self.lesion}")
+        return "; ".join([*parts, self.host_shape])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for TOML and result files; what is absent is left out."""
+        record = _present(self)
+        for name in ("source", "drift"):
+            if name in record:
+                record[name] = record[name].to_dict()
+        if "lesion" in record:
+            record["lesion"] = _present(record["lesion"])
+        if self.drift is None:
+            del record["drift_window"]
+        else:
+            record["drift_window"] = list(self.drift_window)
+        record["host_sizes"] = dict(self.host_sizes)
+        if not self.host_sizes:
+            del record["host_sizes"]
+        return record
+
+    @classmethod
+    def from_dict(cls, given: object) -> Self:
+        record = _keys_of(cls, "context", given)
+        for name in ("source", "drift"):
+            if name in record:
+                record[name] = Source.from_dict(record[name])
+        if "lesion" in record:
+            record["lesion"] = Lesion(**_keys_of(Lesion, "lesion", record["lesion"]))
+        if "drift_window" in record and isinstance(record["drift_window"], list):
+            record["drift_window"] = tuple(record["drift_window"])
+        if "host_sizes" in record:
+            sizes = record["host_sizes"]
+            if not isinstance(sizes, Mapping):
+                raise _wrong_type("host_sizes of a context", sizes, "a table of names and sizes")
+            record["host_sizes"] = tuple(sizes.items())
+        return cls(**record)
+
+    def _checked_window(self) -> tuple[int, int]:
+        window = self.drift_window
+        whole = isinstance(window, tuple) and all(type(epoch) is int for epoch in window)
+        if not whole or len(window) != 2 or not 1 <= window[0] <= window[1]:
+            raise EsperError(
+                "Impossible drift_window of a context",
+                given=repr(window),
+                valid="two whole numbers, 1 <= first epoch <= last epoch",
+            )
+        return window
+
+    def _checked_sizes(self) -> tuple[tuple[str, int], ...]:
+        if self.host not in HOSTS:
+            raise UnknownNameError.of("host", self.host, HOSTS)
+        if not isinstance(self.host_sizes, tuple):
+            valid = "pairs of a name and a size, like (('channels', 6),)"
+            raise _wrong_type("host_sizes of a context", self.host_sizes, valid)
+        known = inspect.signature(HOSTS[self.host]).parameters
+        for name, size in self.host_sizes:
+            if name not in known:
+                raise UnknownNameError.of(f"size of the host {self.host!r}", name, known)
+            _whole(f"{name} of the host {self.host!r}", size, least=1)
+        return tuple(sorted(self.host_sizes))
+
+
+@lru_cache
+def _sketch(name: str, sizes: tuple[tuple[str, int], ...]) -> SegmentedHost:
+    """The host with meaningless weights, if it reads a line and has ten logits."""
+    try:
+        with torch.device("meta"):  # draws nothing from torch's random stream
+            host = build_host(name, **dict(sizes))
+        host = host.to_empty(device="cpu")
+        with torch.no_grad():
+            got = str(list(host(torch.zeros(1, LENGTH)).shape))
+    except (RuntimeError, ValueError, TypeError) as error:
+        got = str(error).splitlines()[0]
+    if got != str([1, CLASSES]):
+        raise DataError(
+            f"The host {name!r} does not fit the garden's data",
+            given=f"with sizes {dict(sizes)} it makes of one line of {LENGTH} points: {got}",
+            valid=f"[1, {CLASSES}]: ten logits, whatever the context",
+        )
+    return host
+
+
+# --- checks --------------------------------------------------------------------------------
+
+
+_LABEL = re.compile(r"[A-Za-z0-9._+-]+")
+
+
+def check_label(what: str, value: object) -> None:
+    """Refuse what would not stand in one cell of a table."""
+    if not isinstance(value, str) or not _LABEL.fullmatch(value):
+        valid = "letters, digits and . _ + -, like gain-2.0"
+        raise EsperError(f"Impossible {what}", given=repr(value), valid=valid)
+
+
+def _put(record: object, name: str, value: object) -> None:
+    object.__setattr__(record, name, value)
+
+
+def _present(record: Any) -> dict[str, Any]:
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _keys_of(kind: Any, what: str, given: object) -> dict[str, Any]:
+    """A table's keys, refused if one is unknown or missing."""
+    if not isinstance(given, Mapping):
+        raise _wrong_type(what, given, f"a table of the {what}'s settings")
+    for name in given:
+        if name not in (known := [field.name for field in fields(kind)]):
+            raise UnknownNameError.of(f"key of a {what}", name, known)
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    for name in needed:
+        if name not in given:
+            raise DataError(
+                f"A {what} lacks its {name}",
+                given=", ".join(given) or "nothing",
+                valid="at least " + ", ".join(needed),
+            )
+    return dict(given)
+
+
+def _wrong_type(what: str, given: object, valid: str) -> DataError:
+    return DataError(f"Wrong type of {what}", given=repr(given), valid=valid)
+
+
+def _whole(what: str, value: Any, least: int = 0) -> int:
+    if type(value) is not int:
+        raise _wrong_type(what, value, "a whole number")
+    if value < least:
+        raise DataError(f"Impossible {what}", given=value, valid=f"{least} or more")
+    return value
+
+
+def _real(what: str, value: Any, most: float = math.inf) -> float:
+    if type(value) not in (int, float):
+        raise _wrong_type(what, value, "a number")
+    if not 0 <= value <= most or math.isinf(value):
+        valid = "a finite number, 0 or more" if math.isinf(most) else f"0 to {most:g}"
+        raise DataError(f"Impossible {what}", given=value, valid=valid)
+    return float(value)

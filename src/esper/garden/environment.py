@@ -1,0 +1,235 @@
+"""The garden: N environments that train, decide and are rewarded, one host epoch a step.
+
+Row i plays the cases that its draw gives it, whatever N is. All rows start together and have the
+same horizon, so rollouts stay aligned with episodes; a row that was rolled back idles until then.
+With `in_place` every row starts anew as soon as its own episode is over.
+
+Shapes: `N` rows, `F` features, `H` heads, `T` epochs of an episode.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from esper.garden.bed import Bed, Case
+from esper.garden.case_sampling import Deal
+from esper.garden.episodes import Episodes, Epoch
+from esper.garden.paired_controls import Controls
+from esper.garden.playing import idle_where
+from esper.garden.reward_settings import RewardConfig
+from esper.garden.rewards import RewardState, RewardTerms, rewards
+from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
+from esper.leyline.errors import AgreementError
+from esper.leyline.heads import ActionSpace
+from esper.leyline.legality import Actions, Legality
+from esper.leyline.ops import LifecycleOp
+from esper.leyline.results import Outcome
+from esper.leyline.signals import Signals
+from esper.tamiyo.features import FeatureTable, signals_to_features
+from esper.tolaria.settings import PopulationConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transition(Outcome):
+    """What a step did, for learner, metrics and log alike."""
+
+    cases: tuple[Case, ...]  # of the rows while it was taken
+    actions: Actions  # as carried out: rows that idle wait
+    terms: RewardTerms  # sum to the rewards
+    before: RewardState  # rewards are functions of these two
+    after: RewardState
+    scale: Tensor  # [N] points that count as 1
+    epoch: Epoch
+
+
+class Garden:
+    """A vectorised world of growing hosts."""
+
+    def __init__(
+        self,
+        draw: Deal,
+        envs: int,
+        *,
+        controls: Controls | None = None,
+        reward: RewardConfig | None = None,
+        horizon: int = DEFAULT_EPISODE_LENGTH,
+        device: torch.device | str = "cpu",
+        config: PopulationConfig | None = None,
+        in_place: bool = False,
+        test: bool = False,
+    ) -> None:
+        """`test`: score the last epochs on test data too, for reports; nothing is told of it."""
+        self.draw, self.reward, self.in_place = draw, reward or RewardConfig(), in_place
+        if controls is None:  # empty ones are false, and are to be filled and shared
+            controls = Controls(horizon=horizon, device=device, config=config)
+        self.controls = controls
+        if self.controls.horizon != horizon:
+            raise AgreementError(
+                "Controls are of episodes of another length",
+                given=f"{self.controls.horizon} epochs",
+                valid=f"{horizon} epochs",
+            )
+        bed = Bed(draw.contexts, envs, horizon=horizon, device=device, config=config)
+        self.episodes = Episodes(bed, test=test)
+        self.table = FeatureTable.of(bed.population.catalogue)
+        whole = bed.population.catalogue.host_params
+        self.reward.check_budget(int(bed.population.budget.max()) / whole)
+        self._number = torch.full((envs,), -1)  # of the episode that each row is in
+        self._cases: list[Case] = []
+        self._control = torch.zeros(envs, horizon, dtype=torch.float64)
+        self._scale = torch.ones(envs, dtype=torch.float64)  # never observed
+        self._horizon = torch.full((envs,), horizon)
+        self._state = RewardState.start(bed.population.lifecycle, self._horizon)
+
+    @property
+    def envs(self) -> int:
+        return len(self.episodes)
+
+    @property
+    def horizon(self) -> int:
+        return self.episodes.bed.horizon
+
+    @property
+    def space(self) -> ActionSpace:
+        return self.episodes.population.space
+
+    @property
+    def state_dim(self) -> int:
+        return self.table.size
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """What every row is playing."""
+        return tuple(self._cases)
+
+    def reset(self, draw: Deal | None = None) -> Tensor:
+        """Start the next episode of every row; returns first observations [N, F].
+
+        Given another deal of the same contexts, its first episodes.
+        """
+        if draw is not None:
+            self.draw = draw
+            self._number.fill_(-1)
+        self._begin(torch.arange(self.envs))
+        return self.observations()
+
+    def legal(self) -> Legality:
+        return self.episodes.legal()
+
+    def signals(self) -> Signals:
+        return self.episodes.signals()
+
+    def observations(self) -> Tensor:
+        """[N, F] float32."""
+        return signals_to_features(self.signals())
+
+    def step(self, actions: Actions | Tensor) -> Transition:
+        """One decision and one epoch of every row."""
+        if isinstance(actions, Tensor):
+            actions = Actions(self.space, actions.cpu())
+        chosen = idle_where(~self.episodes.running, actions)
+        now = self.episodes.population.lifecycle.epoch.clamp(max=self._control.shape[1] - 1)
+        epoch = self.episodes.advance(chosen)
+        population, cases = self.episodes.population, self.cases
+        before = self._state
+        self._state = before.advance(
+            population.lifecycle,
+            decided=chosen["op"] != LifecycleOp.WAIT,
+            added_share=epoch.added.double() / population.catalogue.host_params,
+            committed=epoch.committed,
+            current=epoch.accuracy,
+            control=self._control.gather(1, now[:, None])[:, 0],
+            rolled_back=epoch.rolled_back,
+        )
+        after, scale = self._state, self._scale.clone()
+        terms = rewards(before, after, scale, self.reward)
+        observations = final = self.observations()
+        # A round lasts as long as an episode, also if every row was rolled back before.
+        over = epoch.ended if self.in_place else population.lifecycle.epoch >= self._horizon
+        if bool(over.any()):
+            self._begin(over.nonzero()[:, 0])
+            observations = self.observations()
+        return Transition(
+            observations=observations,
+            rewards=terms.total.float(),
+            terminals=epoch.ended,
+            truncations=torch.zeros_like(epoch.ended),
+            final_observations=final if self.in_place else None,
+            active=epoch.active,
+            cases=cases,
+            actions=chosen,
+            terms=terms,
+            before=before,
+            after=after,
+            scale=scale,
+            epoch=epoch,
+        )
+
+    def _begin(self, rows: Tensor) -> None:
+        """Start the next episode of these rows."""
+        self._number[rows] += 1
+        numbered = zip(rows.tolist(), self._number[rows].tolist(), strict=True)
+        cases = [self.draw(row, number) for row, number in numbered]
+        self.controls.require(cases)
+        self.episodes.begin(rows, cases)
+        self._cases = self._cases or list(cases)
+        for row, case in zip(rows.tolist(), cases, strict=True):
+            self._cases[row] = case
+        self._control[rows] = self.controls.validation(cases)
+        scales = [case.context.scale for case in cases]
+        self._scale[rows] = torch.tensor(scales, dtype=torch.float64)
+        life = self.episodes.population.lifecycle
+        fresh = RewardState.start(life, self._horizon)
+        self._state = _with_rows(self._state, rows, fresh)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Where every row is in its sequence of cases, and the controls that were measured.
+
+        Taken between rounds that is all there is. Controls measured again, in other company,
+        would be the same only to float tolerance.
+        """
+        if bool((self.episodes.population.lifecycle.epoch > 0).any()):
+            raise AgreementError(
+                "A garden is saved between rounds",
+                given="rows in the middle of an episode",
+                valid="after reset() or after the step that ended all episodes",
+            )
+        controls = self.controls.state_dict()
+        return {"number": self._number.clone()} | {
+            f"{_CONTROL}{name}": curve for name, curve in controls.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Go on from there; returns the observations [N, F] to go on with."""
+        if state["number"].shape != self._number.shape:
+            raise AgreementError(
+                "The saved garden has another number of rows",
+                given=state["number"].numel(),
+                valid=self.envs,
+            )
+        self.controls.load_state_dict(
+            {
+                name.removeprefix(_CONTROL): curve
+                for name, curve in state.items()
+                if name.startswith(_CONTROL)
+            }
+        )
+        self._number = state["number"] - 1
+        return self.reset()
+
+
+_CONTROL = "control."  # before the names of controls in a garden's state
+
+
+def _with_rows(state: RewardState, rows: Tensor, fresh: RewardState) -> RewardState:
+    """The state with these rows as in `fresh`."""
+    changed = {}
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, Tensor):
+            value = value.clone()
+            value[rows] = getattr(fresh, field.name)[rows]
+        changed[field.name] = value
+    return RewardState(**(changed | {"lifecycle": fresh.lifecycle}))

@@ -1,1 +1,0 @@
-"""Reports of studies: tables, pictures and sentences, all of them made from raw results."""

@@ -1,0 +1,142 @@
+"""Networks that do not grow: small hosts, and grown architectures that train from scratch.
+
+They train in the same population as everything else, on the same cases: host weights and order of
+data are those of the case. One training is scored at several marks, since the first epochs of a
+longer one are the same.
+
+Shapes: `N` rows, `T` epochs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper.garden.bed import Bed, Case, by_shape
+from esper.leyline.constants import SCORED_EPOCHS
+from esper.leyline.errors import AgreementError
+from esper.leyline.ops import Blend
+from esper.tamiyo.controllers import Arm
+from esper.tolaria.scratch import Part, Start, plant_grown
+from esper.tolaria.settings import PopulationConfig
+from esper.tolaria.snapshots import set_rates
+
+LONGER = 1.5  # times the shortest training of a batch may be the longest
+
+
+@dataclass(frozen=True)
+class FixedRun:
+    """One training of a network whose architecture stays as it is."""
+
+    case: Case
+    rate: float
+    marks: tuple[int, ...]  # epochs after which it is scored
+    arms: tuple[Arm, ...] = ()  # seeds that it has from the beginning
+    start: Start = Start.USUAL
+
+    def __post_init__(self) -> None:
+        if not self.marks or min(self.marks) < SCORED_EPOCHS:
+            raise AgreementError(
+                "A training is scored over its last epochs",
+                given=f"marks {list(self.marks)}",
+                valid=f"at least one, from {SCORED_EPOCHS} epochs",
+            )
+
+
+class Mark(NamedTuple):
+    """What a training was worth after so many epochs; means of the last few."""
+
+    epochs: int
+    test: float  # percent
+    validation: float  # percent
+    area: float  # mean validation over all epochs
+    added: int  # parameters in seeds
+    seeds: int
+    flops: float
+
+
+def train_fixed(
+    runs: Sequence[FixedRun],
+    *,
+    rows: int = 64,
+    device: torch.device | str = "cpu",
+    config: PopulationConfig | None = None,
+) -> Iterator[list[tuple[FixedRun, list[Mark]]]]:
+    """Train all, `rows` together; yields batches as they are done, shorter trainings first."""
+    for alike in by_shape([run.case.context for run in runs]):
+        keys = {context.key for context in alike}
+        mine = [run for run in runs if run.case.context.key in keys]
+        for batch in _of_like_length(mine, rows):
+            yield list(zip(batch, _train(batch, device, config), strict=True))
+
+
+def _of_like_length(runs: Sequence[FixedRun], most: int) -> Iterator[list[FixedRun]]:
+    """Batches in which none trains much longer than another: all train until the last is done."""
+    batch: list[FixedRun] = []
+    for run in sorted(runs, key=lambda run: max(run.marks)):
+        longer = batch and max(run.marks) > LONGER * max(batch[0].marks)
+        if len(batch) == most or longer:
+            yield batch
+            batch = []
+        batch.append(run)
+    if batch:
+        yield batch
+
+
+def _train(
+    runs: Sequence[FixedRun], device: torch.device | str, config: PopulationConfig | None
+) -> list[list[Mark]]:
+    last = max(max(run.marks) for run in runs)
+    contexts = {run.case.context.key: run.case.context for run in runs}
+    bed = Bed(list(contexts.values()), len(runs), horizon=last, device=device, config=config)
+    population, everyone = bed.population, torch.arange(len(runs))
+    bed.start(everyone, [run.case for run in runs])
+    rates = torch.tensor([run.rate for run in runs], dtype=torch.float64)
+    set_rates(population, everyone, rate=rates)
+    _plant(bed, runs)
+    per_epoch = bed.training_flops()
+    validation = torch.zeros(len(runs), last, dtype=torch.float64)
+    test = torch.full_like(validation, torch.nan)
+    scored = {epoch for run in runs for mark in run.marks for epoch in _last_epochs(mark)}
+    for epoch in range(last):
+        bed.train_epoch()
+        validation[:, epoch] = population.evaluate("validation").accuracy
+        if epoch in scored:
+            test[:, epoch] = population.evaluate("test").accuracy
+        population.pass_time()
+    life = population.lifecycle
+    added, seeds = life.params.sum(1).tolist(), life.occupied.sum(1).tolist()
+    return [
+        [
+            Mark(
+                epochs=mark,
+                test=_mean(test[row, mark - SCORED_EPOCHS : mark]),
+                validation=_mean(validation[row, mark - SCORED_EPOCHS : mark]),
+                area=_mean(validation[row, :mark]),
+                added=added[row],
+                seeds=seeds[row],
+                flops=float(per_epoch[row]) * mark,
+            )
+            for mark in run.marks
+        ]
+        for row, run in enumerate(runs)
+    ]
+
+
+def _plant(bed: Bed, runs: Sequence[FixedRun]) -> None:
+    """Put the seeds of each architecture into the rows that have it."""
+    catalogue = bed.population.catalogue
+    for arms, start in dict.fromkeys((run.arms, run.start) for run in runs if run.arms):
+        rows = [row for row, run in enumerate(runs) if (run.arms, run.start) == (arms, start)]
+        parts = [Part(*arm.place(catalogue), Blend.named(arm.blend)) for arm in arms]
+        plant_grown(bed.population, torch.tensor(rows), parts, start)
+
+
+def _last_epochs(mark: int) -> range:
+    return range(mark - SCORED_EPOCHS, mark)
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean())

@@ -1,0 +1,345 @@
+"""Does learning to grow pay? Tamiyo against schedules, rules, a bandit and the oracle.
+
+Stage by stage, each kept in the study's folder: rules are tuned, agents are trained side by side,
+and everything is played on cases that nothing was trained, tuned or chosen on. What the atlas knows
+is known to all: best constant and oracle are its schedules, rules plant what it recommends, the
+bandit is fitted to it, and it teaches the agents before they learn by themselves.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from esper.garden.atlas import Atlas
+from esper.garden.atlases import shipped_atlas
+from esper.garden.builtin_suites import find_suite
+from esper.garden.case_sampling import EVALUATION_SEED, Draw
+from esper.garden.controller_choice import Renamed, controller_of
+from esper.garden.environment import Garden
+from esper.garden.evaluation import EvaluationStoppedError, evaluate, fingerprint_of
+from esper.garden.paired_controls import Controls
+from esper.garden.suites import Suite
+from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
+from esper.leyline.errors import DataError, UnknownNameError
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.training.cohort import Cohort, MemberReport, MemberSettings
+from esper.tamiyo.controllers import Controller, LearnedController, make_controller
+from esper.tamiyo.controllers.pretrained import keep_controller
+from esper.tamiyo.controllers.teacher import Teacher
+from studies.bandit import fit_bandit
+from studies.folders import (
+    RESULTS,
+    Clock,
+    Tell,
+    read_description,
+    write_description,
+)
+from studies.sizes import SIZES, C2Size
+from studies.tuning import Tuned, tune
+
+TUNED_FILE, CURVES_FILE, BOUND_TO = "tuned.json", "curves.json", "bound-to.json"
+COHORT, APPRENTICES = "cohort", "apprentices"
+LAST = 3  # rounds by which the best training is chosen
+TAMIYO, BLANKED, UNTAUGHT = "tamiyo", "blanked", "untaught"
+
+
+def run_c2(
+    folder: Path,
+    size: str = "quick",
+    device: torch.device | str = "cpu",
+    *,
+    tell: Tell = lambda what, done, total: None,
+    seconds: float | None = None,
+) -> bool:
+    """Go on with the study in `folder`; False if the time was over before it was finished."""
+    if size not in SIZES:
+        raise UnknownNameError.of("size", size, SIZES)
+    study = _Study(folder, SIZES[size], device, tell, Clock(seconds))
+    return study.run()
+
+
+class _Study:
+    """The stages, in order; each finds what was done before."""
+
+    def __init__(
+        self, folder: Path, size: C2Size, device: torch.device | str, tell: Tell, clock: Clock
+    ) -> None:
+        self.folder, self.size, self.device = folder, size, torch.device(device)
+        self.tell, self.clock = tell, clock
+        self.suite: Suite = find_suite(size.suite)
+        found = shipped_atlas(self.suite)
+        if found is None:
+            raise DataError(f"Suite {self.suite.name!r} has no atlas", fix="measure one first")
+        self.atlas: Atlas = found
+        self.controls = Controls(horizon=DEFAULT_EPISODE_LENGTH, device=device)
+
+    def run(self) -> bool:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._require_own_folder()
+        tuned = self._tuned()
+        cohort = self._trained()
+        if cohort is None:
+            return False
+        controllers, searches = self._controllers(tuned, cohort)
+        known = [
+            *controllers,
+            controller_of("oracle", self.suite, self.atlas),
+            *self._apprentices(),
+        ]
+        heldout = [each for contexts in self.suite.heldout.values() for each in contexts]
+        try:
+            evaluate(known, self.suite.training, **self._evaluation())
+            evaluate(controllers, heldout, **self._evaluation())
+        except EvaluationStoppedError:
+            return False
+        self._describe(tuned, searches, known)
+        self._keep_best(cohort)
+        return True
+
+    def _require_own_folder(self) -> None:
+        """A folder belongs to one size and one atlas: what it holds is not mixed with others'."""
+        ours = json.loads(json.dumps({"size": asdict(self.size), "atlas": self.atlas.digest}))
+        if _kept(self.folder / BOUND_TO, lambda: ours) != ours:
+            raise DataError(
+                f"{self.folder} holds a study of another size or of another atlas",
+                fix="name another folder with --out",
+            )
+
+    def _evaluation(self) -> dict[str, Any]:
+        return {
+            "seeds": self.size.episodes,
+            "first_seed": EVALUATION_SEED,
+            "file": self.folder / RESULTS,
+            "controls": self.controls,
+            "rows": self.size.at_once,
+            "device": self.device,
+            "progress": self.tell,
+            "stop": lambda: self.clock.over,
+        }
+
+    def _tuned(self) -> dict[str, Tuned]:
+        """The best rule of each kind, tuned once."""
+
+        def make() -> dict[str, Any]:
+            found = tune(
+                self.atlas,
+                self.suite,
+                size=self.size.tuning,
+                rows=self.size.at_once,
+                device=self.device,
+                controls=self.controls,
+                tell=self.tell,
+            )
+            return {kind: tuned.to_dict() for kind, tuned in found.items()}
+
+        stored = _kept(self.folder / TUNED_FILE, make)
+        return {kind: Tuned(**{**each, "log": ()}) for kind, each in stored.items()}
+
+    def _members(self) -> list[MemberSettings]:
+        size = self.size
+        main = [
+            MemberSettings(name=f"{TAMIYO}-{n}", rows=size.rows, seed=n)
+            for n in range(size.trainings)
+        ]
+        blanked = [
+            MemberSettings(name=f"{BLANKED}-{n}", rows=size.other_rows, seed=100 + n, blanked=True)
+            for n in range(size.blanked)
+        ]
+        untaught = [
+            MemberSettings(
+                name=f"{UNTAUGHT}-{n}", rows=size.other_rows, seed=200 + n, apprentice=False
+            )
+            for n in range(size.untaught)
+        ]
+        return [*main, *blanked, *untaught]
+
+    def _trained(self) -> Cohort | None:
+        """All agents, trained; None if the time was over before."""
+        members = self._members()
+        draw = Draw(contexts=self.suite.training, seeds=self.size.cases)
+        rows = sum(member.rows for member in members)
+        garden = Garden(draw, rows, controls=self.controls, device=self.device)
+        teacher = teacher_of(self.atlas)
+        cohort = Cohort(garden, members, self.size.cohort, teacher=teacher, device=self.device)
+        cohort.load(self.folder / COHORT)
+        curves = _read(self.folder / CURVES_FILE) or {member.name: [] for member in members}
+        for points in curves.values():  # what a lost round had told
+            del points[cohort.round :]
+        rounds = cohort.settings.rounds
+        while not cohort.over:
+            for report in cohort.one_round():
+                curves[report.name].append(_point(report))
+            self.tell("training, rounds", cohort.round, rounds)
+            if cohort.round == cohort.settings.lesson_rounds:
+                for member in cohort.members:
+                    if member.settings.apprentice:
+                        member.agent.save(self.folder / APPRENTICES / member.name)
+            stopping = self.clock.over
+            if stopping or cohort.over or cohort.round % self.size.save_every == 0:
+                _write(self.folder / CURVES_FILE, curves)
+                cohort.save(self.folder / COHORT)
+            if stopping:
+                return None
+        return cohort
+
+    def _apprentices(self) -> list[Controller]:
+        """Tamiyo as it was when its teacher left, to see what it learned by itself."""
+        return [
+            LearnedController(
+                PPOAgent.load(
+                    self.folder / APPRENTICES / f"{TAMIYO}-{n}", device=self.device
+                ).network,
+                name=f"apprentice-{n}",
+            )
+            for n in range(self.size.trainings)
+        ]
+
+    def _controllers(
+        self, tuned: dict[str, Tuned], cohort: Cohort
+    ) -> tuple[list[Controller], dict[str, Any]]:
+        """What can be played anywhere, and how the bandit's rules did on other seeds."""
+        bandit, log = fit_bandit(self.atlas, rows=self.size.at_once, device=self.device)
+        learned = [
+            LearnedController(member.agent.network, name=member.name) for member in cohort.members
+        ]
+        return [
+            make_controller("never"),
+            make_controller("random"),
+            controller_of("best_constant", self.suite, self.atlas),
+            *(Renamed(make_controller(each.spec), kind) for kind, each in tuned.items()),
+            bandit,
+            *learned,
+        ], log
+
+    def _keep_best(self, cohort: Cohort) -> None:
+        """The training that did best on its own cases, as a controller."""
+        name = best_training(_read(self.folder / CURVES_FILE))
+        (member,) = (member for member in cohort.members if member.name == name)
+        catalogue = cohort.garden.episodes.population.catalogue
+        card = card_of(read_description(self.folder), name)
+        keep_controller(member.agent.network, self.folder / TAMIYO, catalogue, card)
+
+    def _describe(
+        self, tuned: dict[str, Tuned], bandit: dict[str, float], controllers: Sequence[Controller]
+    ) -> None:
+        atlas, size = self.atlas, self.size
+        rounds, contexts = size.cohort.rounds, len(self.suite.training)
+        # The atlas is counted for whoever is made from it or taught by it.
+        episodes = dict.fromkeys(("best_constant", "oracle", "bandit"), atlas.episodes)
+        episodes |= {kind: each.episodes + atlas.episodes for kind, each in tuned.items()}
+        for member in self._members():
+            taught = atlas.episodes if member.apprentice else 0
+            episodes[member.name] = member.rows * rounds + taught
+        groups = {"training": self.suite.training, **self.suite.heldout}
+        write_description(
+            self.folder,
+            {
+                "suite": self.suite.name,
+                "groups": {
+                    name: [each.name for each in members] for name, members in groups.items()
+                },
+                "made": {each.name: fingerprint_of(each) for each in controllers},
+                "episodes": episodes,
+                "atlas_episodes": atlas.episodes,
+                "controls": contexts * size.cases,
+                "specs": {
+                    "best_constant": [str(arm) for arm in atlas.constant()],
+                    **{kind: each.spec for kind, each in tuned.items()},
+                },
+                "best_heuristic": max(tuned, key=lambda kind: tuned[kind].score),
+                "curves": {
+                    name: [[point["episodes"], point["score"]] for point in points]
+                    for name, points in _read(self.folder / CURVES_FILE).items()
+                },
+                "searches": {"bandit": bandit, "rules": _read(self.folder / TUNED_FILE)},
+                "size": json.loads(json.dumps(asdict(size))),
+            },
+        )
+
+
+def best_training(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Tamiyo's training with the best mean score over its last rounds, on its own cases."""
+    names = [name for name in curves if name.startswith(f"{TAMIYO}-")]
+    return max(names, key=lambda name: sum(point["score"] for point in curves[name][-LAST:]))
+
+
+def card_of(study: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What a user of the controller should know: what it was trained on, and what that cost."""
+    points = study["curves"][name]
+    return {
+        "name": TAMIYO,
+        "training": name,
+        "suite": study["suite"],
+        "contexts": study["groups"]["training"],
+        "episodes": study["episodes"][name] - study["atlas_episodes"],
+        "atlas_episodes": study["atlas_episodes"],
+        "training_score": sum(score for _, score in points[-LAST:]) / LAST,
+        "limits": (
+            "Made for hosts with these slots and blueprints and for episodes of "
+            f"{DEFAULT_EPISODE_LENGTH} epochs; decides once per epoch, from validation data; "
+            "refuses other numbers of slots and other blueprints."
+        ),
+    }
+
+
+def teacher_of(atlas: Atlas) -> Teacher:
+    """The atlas's schedules; before a task changes, those of the same task that does not.
+
+    Where that task is not among the contexts the teacher waits: nothing is known to pay there.
+    """
+    known = dict(zip(atlas.contexts, atlas.schedules(), strict=True))
+    still = {(each.source, each.lesion): plan for each, plan in known.items() if each.drift is None}
+    before = {
+        each.name: still.get((each.source, each.lesion), ())
+        for each in atlas.contexts
+        if each.drift is not None
+    }
+    return Teacher({context.name: plan for context, plan in known.items()}, before)
+
+
+def _point(report: MemberReport) -> dict[str, Any]:
+    """What a learning curve is drawn from."""
+    metrics = report.metrics
+    return {
+        "round": report.round,
+        "episodes": report.episodes,
+        "score": report.score,
+        "acted": report.acted,
+        "missed": report.missed,
+        "kl": None if metrics is None else metrics["kl"],
+        "explained_variance": None if metrics is None else metrics["explained_variance"],
+    }
+
+
+def _kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is in the file, or is made now and kept there."""
+    stored = _read(path)
+    if stored:
+        return stored
+    made = make()
+    _write(path, made)
+    return made
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a file of the study holds; nothing if it is not there."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is damaged", given=str(error), fix="delete it") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} is damaged", given=type(found).__name__, fix="delete it")
+    return found
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

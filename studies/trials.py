@@ -1,0 +1,204 @@
+"""Trials: one training of a network on one case, grown or not, and its result in a file.
+
+Shapes: `N` rows.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from esper.garden.bed import Bed, Case, by_shape, catalogue_of
+from esper.garden.episodes import Episodes
+from esper.garden.paired_controls import Controls
+from esper.garden.playing import Played, play
+from esper.garden.results import Result, ResultFile
+from esper.leyline.errors import AgreementError
+from esper.tamiyo.controllers import Arm, Controller, RandomLegal, RowSchedule
+from esper.tolaria.scratch import Start
+from esper.tolaria.settings import PopulationConfig
+from esper.tolaria.snapshots import set_rates
+from studies.fixed import FixedRun, Mark, train_fixed
+from studies.folders import Clock, Tell
+
+GROW, RANDOM, FIXED = "grow", "random", "fixed"
+WAYS = (GROW, RANDOM, FIXED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is trained, in which way, how long and how fast."""
+
+    way: str = FIXED  # grow by the arms; grow at random; have the arms from the beginning
+    epochs: int
+    rate: float
+    arms: tuple[Arm, ...] = ()
+    start: Start = Start.USUAL  # of arms that are there from the beginning
+
+    def __str__(self) -> str:
+        """Everything that matters, as results keep it."""
+        words = [self.way, f"rate={self.rate:g}", f"epochs={self.epochs}"]
+        words += ["arms=" + "+".join(map(str, self.arms))] if self.arms else []
+        words += [f"start={self.start}"] if self.arms and self.way == FIXED else []
+        return " ".join(words)
+
+
+class Trial(NamedTuple):
+    """A setting on a case, under the name that tables give it."""
+
+    name: str
+    label: str  # of the context
+    case: Case
+    setting: Setting
+
+    @property
+    def identity(self) -> tuple[str, str, str, int]:
+        return self.name, str(self.setting), self.case.context.key, self.case.seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workshop:
+    """Where trials are carried out."""
+
+    rows: int
+    device: str
+    config: PopulationConfig
+    horizon: int
+    controls: Controls
+    clock: Clock
+    tell: Tell
+
+    def run(
+        self, what: str, trials: Sequence[Trial], file: ResultFile, *, last: bool = False
+    ) -> bool:
+        """Carry out what the file does not hold yet; False if the time is over after that.
+
+        Every call that finds something to do does some of it. What comes last may be finished
+        when the time is over.
+        """
+        done = {result.identity for result in file.results}
+        todo = [trial for trial in trials if trial.identity not in done]
+        finished = len(trials) - len(todo)
+        for batch in self._batches(todo):
+            self.controls.require([trial.case for trial, _ in batch])
+            file.add([self._result(trial, mark) for trial, mark in batch])
+            finished += len(batch)
+            self.tell(what, finished, len(trials))
+            if self.clock.over and not (last and finished == len(trials)):
+                return False
+        return True
+
+    def _batches(self, trials: Sequence[Trial]) -> Iterator[list[tuple[Trial, "Outcome"]]]:
+        by_way = {way: [each for each in trials if each.setting.way == way] for way in WAYS}
+        for way in (GROW, RANDOM):
+            yield from self._grown(way, by_way[way])
+        yield from self._fixed(by_way[FIXED])
+
+    def _grown(self, way: str, trials: Sequence[Trial]) -> Iterator[list[tuple[Trial, "Outcome"]]]:
+        for alike in by_shape([trial.case.context for trial in trials]):
+            keys = {context.key for context in alike}
+            mine = [trial for trial in trials if trial.case.context.key in keys]
+            contexts = list({context.key: context for context in alike}.values())
+            rows = min(self.rows, len(mine))
+            bed = Bed(contexts, rows, horizon=self.horizon, device=self.device, config=self.config)
+            episodes = Episodes(bed, test=True)
+            for first in range(0, len(mine), rows):
+                batch = mine[first : first + rows]
+                if any(trial.setting.epochs != self.horizon for trial in batch):
+                    raise AgreementError(
+                        "What grows plays whole episodes",
+                        given=f"{batch[0].setting.epochs} epochs",
+                        valid=f"{self.horizon} epochs",
+                    )
+                rates = [trial.setting.rate for trial in batch]
+                rates += [self.config.rate] * (rows - len(batch))
+                # Rates outlive the episode's start, which gives them to the newborn hosts.
+                set_rates(bed.population, torch.arange(rows), rate=torch.tensor(rates).double())
+                grower: Controller = RandomLegal()
+                if way == GROW:
+                    grower = RowSchedule([trial.setting.arms for trial in batch])
+                played = play(episodes, grower, [trial.case for trial in batch])
+                yield list(zip(batch, _outcomes(played), strict=True))
+
+    def _fixed(self, trials: Sequence[Trial]) -> Iterator[list[tuple[Trial, "Outcome"]]]:
+        """Trials that differ in nothing but their length are one training with several marks."""
+        together: dict[tuple[object, ...], list[Trial]] = {}
+        for trial in trials:
+            setting = trial.setting
+            same = (trial.case, setting.rate, setting.arms, setting.start)
+            together.setdefault(same, []).append(trial)
+        asked: dict[FixedRun, list[Trial]] = {}
+        for group in together.values():
+            setting = group[0].setting
+            marks = tuple(sorted({trial.setting.epochs for trial in group}))
+            run = FixedRun(group[0].case, setting.rate, marks, setting.arms, setting.start)
+            asked[run] = group
+        batches = train_fixed(list(asked), rows=self.rows, device=self.device, config=self.config)
+        for batch in batches:
+            found = []
+            for run, marks_of_run in batch:
+                by_epochs = {mark.epochs: mark for mark in marks_of_run}
+                for trial in asked[run]:
+                    found.append((trial, _outcome(by_epochs[trial.setting.epochs])))
+            yield found
+
+    def _result(self, trial: Trial, outcome: "Outcome") -> Result:
+        case, setting = trial.case, trial.setting
+        exposure = outcome.exposure
+        if exposure is None:  # there from the beginning to the end
+            exposure = outcome.added / catalogue_of(case.context).host_params
+        return Result(
+            controller=trial.name,
+            made=str(setting),
+            context=trial.label,
+            key=case.context.key,
+            seed=case.seed,
+            scale=case.context.scale,
+            test=outcome.test,
+            control=float(self.controls.test([case])),
+            validation=outcome.validation,
+            area=outcome.area,
+            exposure=exposure,
+            added=outcome.added,
+            seeds=outcome.seeds,
+            flops=outcome.flops,
+            interventions=outcome.interventions,
+            rolled_back=outcome.rolled_back,
+        )
+
+
+class Outcome(NamedTuple):
+    """What a result has beside its trial."""
+
+    test: float
+    validation: float
+    area: float
+    exposure: float | None  # None: the seeds were there all the time
+    added: int
+    seeds: int
+    flops: float
+    interventions: int
+    rolled_back: bool
+
+
+def _outcome(mark: Mark) -> Outcome:
+    return Outcome(
+        mark.test, mark.validation, mark.area, None, mark.added, mark.seeds, mark.flops, 0, False
+    )
+
+
+def _outcomes(played: Played) -> list[Outcome]:
+    columns = zip(
+        played.test.tolist(),
+        played.validation.tolist(),
+        played.curve.mean(1).tolist(),
+        played.exposure.tolist(),
+        played.added.tolist(),
+        played.seeds.tolist(),
+        played.flops.tolist(),
+        played.interventions.tolist(),
+        played.rolled_back.tolist(),
+        strict=True,
+    )
+    return [Outcome(*row) for row in columns]

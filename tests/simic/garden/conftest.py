@@ -1,8 +1,0 @@
-"""Short epochs, so that whole episodes are quick; nothing tested here depends on their length."""
-
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def _short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.tolaria.garden.bed.GARDEN_BATCHES", 5)

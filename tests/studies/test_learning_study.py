@@ -1,0 +1,101 @@
+"""The whole study of learning, tiny: in one go and in parts it leaves the same behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.garden import Atlas, Suite, bed
+from esper.leyline.errors import DataError
+from esper.simic.agent.settings import PPOConfig
+from esper.simic.training.cohort import CohortSettings
+from esper.tamiyo.controllers import Arm
+from esper.tamiyo.controllers.pretrained import is_kept, kept_controller
+from studies import learning_pays as c2
+from studies.folders import RESULTS, read_description
+from studies.sizes import C2Size
+from studies.tuning import TuningSize
+from tests.garden.plots import LESION, NOISY, PLAIN
+
+SUITE = Suite(name="own", training=(PLAIN, NOISY), heldout={"lesion": (LESION,)})
+PPO = PPOConfig(minibatches=2, epochs=1)
+TINY = C2Size(
+    suite="own",
+    trainings=2,
+    blanked=1,
+    untaught=1,
+    rows=4,
+    other_rows=2,
+    cohort=CohortSettings(rounds=2, lesson_rounds=1, ppo=PPO, lstm=8),
+    cases=2,
+    tuning=TuningSize(candidates=1, seeds=1, finalists=1, final_seeds=1),
+    episodes=1,
+    at_once=18,
+    save_every=1,
+)
+LEARNERS = ["tamiyo-0", "tamiyo-1", "blanked-0", "untaught-0"]
+
+
+def made_up_atlas() -> Atlas:
+    arms = tuple(
+        Arm(slot=slot, blueprint=name, epoch=4)
+        for slot, name in (("early", "convpool"), ("mid", "norm"), ("late", "norm"))
+    )
+    gain = torch.tensor([[[9.0] * 4, [2.0] * 4, [1.0] * 4], [[-2.0] * 4, [-1.0] * 4, [-3.0] * 4]])
+    control = torch.full((2, 4), 40.0, dtype=torch.float64)
+    nothing = torch.zeros_like(gain.double())
+    return Atlas(SUITE.training, arms, control, control, gain.double(), gain.double(), nothing)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bed, "GARDEN_BATCHES", 1)
+    monkeypatch.setattr(c2, "SIZES", {"tiny": TINY})
+    monkeypatch.setattr(c2, "find_suite", lambda name: SUITE)
+    monkeypatch.setattr(c2, "shipped_atlas", lambda suite: made_up_atlas())
+
+
+def left_behind(folder: Path) -> tuple[object, ...]:
+    """Everything that tables are made of."""
+    lines = (folder / RESULTS).read_text().splitlines()
+    return lines[0], sorted(lines[1:]), read_description(folder)
+
+
+def test_in_parts_and_twice_it_leaves_the_same(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert c2.run_c2(whole, "tiny")
+    stops = 0
+    while not c2.run_c2(parts, "tiny", seconds=0.0):
+        stops += 1
+        assert stops < 20, "every part must get somewhere"
+    assert stops >= 3
+    assert left_behind(parts) == left_behind(whole)
+    assert c2.run_c2(whole, "tiny", seconds=0.0), "nothing is left to do"
+
+    study = read_description(whole)
+    found = [json.loads(line) for line in (whole / RESULTS).read_text().splitlines()[1:]]
+    played = {(each["controller"], each["context"]) for each in found}
+    assert {("oracle", "plain"), ("apprentice-1", "noisy"), ("bandit", "lesion")} <= played
+    assert ("oracle", "lesion") not in played, "it does not know held-out contexts"
+    for name in LEARNERS:
+        assert len(study["curves"][name]) == 2
+        made = {each["made"] for each in found if each["controller"] == name}
+        assert made == {study["made"][name]}
+    atlas = made_up_atlas().episodes
+    assert study["episodes"]["tamiyo-0"] == 4 * 2 + atlas, "who was taught pays for the teacher"
+    assert study["episodes"]["untaught-0"] == 2 * 2
+    assert is_kept(whole / "tamiyo")
+    kept = kept_controller(whole / "tamiyo", "best")
+    best = c2.best_training({n: [{"score": s} for _, s in p] for n, p in study["curves"].items()})
+    assert kept.fingerprint == study["made"][best]
+
+
+def test_a_folder_of_another_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c2.run_c2(tmp_path / "study", "tiny", seconds=0.0)
+    other = C2Size(**{**vars(TINY), "episodes": 2})
+    monkeypatch.setattr(c2, "SIZES", {"tiny": other})
+    with pytest.raises(DataError, match="another size or of another atlas"):
+        c2.run_c2(tmp_path / "study", "tiny")
