@@ -11,6 +11,7 @@ from esper.leyline.constants import (
     DEFAULT_SHAPING_WEIGHT,
 )
 from esper.leyline.errors import AgreementError, UnknownNameError
+from esper.leyline.settings import NOT_NEGATIVE, POSITIVE, SHARE, require_settings
 
 MODES: Mapping[str, tuple[str, ...]] = {
     "shaped": ("objective", "rent", "interventions", "shaping", "rollback"),
@@ -34,21 +35,16 @@ class RewardConfig:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UnknownNameError.of("reward mode", self.mode, MODES)
-        limits = {
-            "rent": self.rent >= 0,
-            "intervention_cost": self.intervention_cost >= 0,
-            "shaping_weight": self.shaping_weight >= 0,
-            "gamma": 0 <= self.gamma <= 1,
-            "rollback_penalty": self.rollback_penalty > 0,
-        }
-        for name, holds in limits.items():
-            if not holds:
-                valid = {"gamma": "0 to 1", "rollback_penalty": "above 0"}.get(name, "from 0")
-                raise AgreementError(
-                    f"The reward's setting {name!r} is out of range",
-                    given=getattr(self, name),
-                    valid=valid,
-                )
+        require_settings(
+            self,
+            "The reward's setting",
+            error=AgreementError,
+            rent=NOT_NEGATIVE,
+            intervention_cost=NOT_NEGATIVE,
+            shaping_weight=NOT_NEGATIVE,
+            gamma=SHARE,
+            rollback_penalty=POSITIVE,
+        )
 
     def check_budget(self, largest_share: float) -> None:
         """Refuse seeds so large, as a share of the host, that a rollback could save rent."""

@@ -12,13 +12,13 @@ from torch import nn
 from esper import api
 from esper.api.batches import Batches
 from esper.api.runs import CHECKPOINT, SAMPLE, open_checkpoint
+from esper.archive.locks import LOCK
 from esper.karn.commands.growing import BudgetOptions, Grow, Inspect, RoomOptions
 from esper.karn.commands.training import RUNS
 from esper.karn.named_code import absolute, build_model, spoken
 from esper.karn.named_data import NamedData, load_data
 from esper.leyline.errors import EsperError
 from esper.simic.training import RunError
-from esper.simic.training.runs import LOCK
 
 REPORT = "report.txt"
 FAILURE = "failure.txt"

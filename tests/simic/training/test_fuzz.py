@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.archive import MANIFEST, _seal, read_archive, write_archive
+from esper.archive import read_archive, write_archive
+from esper.archive.tensors import MANIFEST, _seal
 from esper.leyline.errors import EsperError
 from esper.nissa import AnomalyDetector
 from esper.simic.agent import PPOAgent

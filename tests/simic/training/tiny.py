@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from esper.archive import MANIFEST
+from esper.archive.tensors import MANIFEST
 from esper.garden import Context, Source, Suite, save_suite
 from esper.nissa import RunReader
 from esper.simic.agent import PPOConfig

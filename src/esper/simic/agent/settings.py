@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from esper.leyline.constants import (
     DEFAULT_ADAM_EPS,
@@ -19,7 +19,18 @@ from esper.leyline.constants import (
     DEFAULT_VALUE_COEF,
     DEFAULT_VALUE_WEIGHT_DECAY,
 )
-from esper.leyline.errors import AgreementError
+from esper.leyline.errors import AgreementError, UnknownNameError
+from esper.leyline.settings import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    Range,
+    require,
+    require_settings,
+)
+
+HeadAverage = Literal["relevant", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,28 +51,32 @@ class PPOConfig:
     target_kl: float | None = DEFAULT_TARGET_KL
     epochs: int = DEFAULT_PPO_EPOCHS
     minibatches: int = DEFAULT_MINIBATCHES  # per epoch, each of whole sequences
-    head_average: Literal["relevant", "all"] = "relevant"  # steps a head's loss is averaged over
+    head_average: HeadAverage = "relevant"  # steps a head's loss is averaged over
     normalize_observations: bool = True
     bf16: bool = False  # autocast
     compile_backend: str | None = None  # of torch.compile; None runs eagerly
     strict: bool = False  # raise if stored and recomputed log-probs differ; else it is a metric
 
     def __post_init__(self) -> None:
-        limits = {
-            "gamma": 0 <= self.gamma <= 1,
-            "gae_lambda": 0 <= self.gae_lambda <= 1,
-            "clip_ratio": self.clip_ratio > 0,
-            "value_clip": self.value_clip > 0,
-            "learning_rate": self.learning_rate > 0,
-            "max_grad_norm": self.max_grad_norm > 0,
-            "target_kl": self.target_kl is None or self.target_kl > 0,
-            "epochs": self.epochs >= 1,
-            "minibatches": self.minibatches >= 1,
-            "head_average": self.head_average in ("relevant", "all"),
-            "entropy_targets": all(0 <= target <= 1 for target in self.entropy_targets.values()),
-        }
-        for name, holds in limits.items():
-            if not holds:
-                raise AgreementError(
-                    f"The learner's setting {name!r} is out of range", given=getattr(self, name)
-                )
+        require_settings(
+            self,
+            "The learner's setting",
+            error=AgreementError,
+            gamma=SHARE,
+            gae_lambda=SHARE,
+            clip_ratio=POSITIVE,
+            value_clip=POSITIVE,
+            value_coef=NOT_NEGATIVE,
+            value_weight_decay=NOT_NEGATIVE,
+            entropy_coef=Range(),
+            learning_rate=POSITIVE,
+            adam_eps=POSITIVE,
+            max_grad_norm=POSITIVE,
+            target_kl=POSITIVE.or_none,
+            epochs=COUNT,
+            minibatches=COUNT,
+        )
+        for head, target in self.entropy_targets.items():
+            require(f"The entropy target of {head!r}", target, SHARE, error=AgreementError)
+        if self.head_average not in get_args(HeadAverage):
+            raise UnknownNameError.of("head average", self.head_average, get_args(HeadAverage))

@@ -3,23 +3,17 @@
 Nested settings are tables of the file, and dotted names elsewhere.
 """
 
-import json
-import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from esper.archive.files import as_toml, read_toml
 from esper.garden.reward_settings import RewardConfig
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
+from esper.leyline.settings import COUNT, NOT_NEGATIVE, WHOLE, Range, filled, require_settings
 from esper.simic.agent.settings import PPOConfig
 
-T = TypeVar("T")
-
-NONE = "none"  # TOML has no word for it
 MOST_CASES = 100_000  # far below the seeds of atlases, selection and evaluation
-_COUNTS = ("rounds", "envs", "cases", "horizon", "processes", "lstm", "checkpoint_every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +26,9 @@ class EvaluationConfig:
     """cases of every context"""
     baselines: tuple[str, ...] = ("random", "heuristic")
     """controllers that are played once on the same cases, for comparison"""
+
+    def __post_init__(self) -> None:
+        require_settings(self, "The evaluation's setting", every=COUNT, seeds=COUNT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +70,21 @@ class TrainConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
-        least = dict.fromkeys(_COUNTS, 1) | {"watched": 0, "final_entropy": 0}
-        for name, number in least.items():
-            given = getattr(self, name)
-            if not given >= number:
-                valid = f"from {number}"
-                raise EsperError(f"{name} of a run is too small", given=given, valid=valid)
-        if not 0 < self.final_rate <= 1:
-            raise EsperError(
-                "final_rate is a share of the learning rate",
-                given=self.final_rate,
-                valid="above 0, up to 1",
-            )
-        if self.cases > MOST_CASES:
-            raise EsperError("Too many cases", given=self.cases, valid=f"up to {MOST_CASES}")
+        require_settings(
+            self,
+            "The run's setting",
+            rounds=COUNT,
+            envs=COUNT,
+            horizon=COUNT,
+            processes=COUNT,
+            lstm=COUNT,
+            cases=Range(least=1, most=MOST_CASES, whole=True),
+            checkpoint_every=COUNT,
+            watched=WHOLE,
+            patience=Range(),
+            final_entropy=NOT_NEGATIVE,
+            final_rate=Range(least=0, most=1, open_=True),
+        )
         self._check_processes()
         if self.reward.gamma != self.ppo.gamma:
             raise EsperError(
@@ -94,8 +92,6 @@ class TrainConfig:
                 given=f"reward.gamma {self.reward.gamma:g}, ppo.gamma {self.ppo.gamma:g}",
                 fix="set both to the same",
             )
-        if self.evaluation.every < 1 or self.evaluation.seeds < 1:
-            raise EsperError("Evaluation needs rounds and seeds", given=self.evaluation)
 
     def _check_processes(self) -> None:
         if self.envs % self.processes:
@@ -182,103 +178,14 @@ def find_preset(name: str) -> TrainConfig:
 
 
 def to_toml(config: TrainConfig) -> str:
-    """The settings as a file that `from_toml` reads back as they are."""
-    plain: list[str] = []
-    tables: list[str] = []
-    for name, value in asdict(config).items():
-        if isinstance(value, Mapping):
-            lines = [_line(key, inner) for key, inner in value.items()]
-            tables.append("\n".join([f"[{name}]", *lines]))
-        else:
-            plain.append(_line(name, value))
-    return "\n\n".join(["\n".join(plain), *tables]) + "\n"
-
-
-def _line(name: str, value: object) -> str:
-    return f"{name} = {_toml(value)}"
-
-
-def _toml(value: object) -> str:
-    if value is None:
-        return f'"{NONE}"'
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        # A TOML string is written like JSON's, but for one character.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, Mapping):
-        pairs = (f"{_toml(key)} = {_toml(inner)}" for key, inner in value.items())
-        return "{" + ", ".join(pairs) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(inner) for inner in value) + "]"
-    return repr(value)
+    """The settings as a file that `read_config` reads back as they are."""
+    return as_toml(asdict(config))
 
 
 def read_config(path: Path, base: TrainConfig | None = None) -> TrainConfig:
     """Settings from a TOML file; what it leaves out is as in `base`."""
+    given = read_toml(path)
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError("There is no such file of settings", given=path) from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read", given=error.strerror) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path} is not TOML", given=error) from error
-    try:
-        return _filled(base or TrainConfig(), given, "setting of a run")
+        return filled(base or TrainConfig(), given, "setting of a run")
     except EsperError as error:
         raise DataError(f"{path} cannot be used", given=error) from error
-
-
-def _filled(base: T, given: Mapping[str, Any], what: str) -> T:
-    """`base` with the given settings in place of its own; each checked for its name and type."""
-    hints = get_type_hints(type(base))
-    known = [each.name for each in fields(base)]  # type: ignore[arg-type]
-    changed: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in known:
-            raise UnknownNameError.of(what, name, known)
-        own = getattr(base, name)
-        if is_dataclass(own):
-            if not isinstance(value, Mapping):
-                raise DataError(f"{name!r} is a table of settings", given=repr(value))
-            changed[name] = _filled(own, value, f"setting of {name!r}")
-        else:
-            changed[name] = _typed(name, value, hints[name])
-    return replace(base, **changed)  # type: ignore[type-var]
-
-
-def _typed(name: str, value: object, hint: Any) -> object:
-    """The value as the setting's type; refused if it is another one's."""
-    kinds = get_args(hint) if type(None) in get_args(hint) else (hint,)
-    if type(None) in kinds and value == NONE:
-        return None
-    wanted = next(kind for kind in kinds if kind is not type(None))
-    origin = get_origin(wanted) or wanted
-    inner = get_args(wanted)
-    if origin is Literal and value in inner:
-        return value
-    if origin is tuple and isinstance(value, list):
-        return tuple(_typed(name, each, inner[0]) for each in value)
-    if origin is Mapping and isinstance(value, dict):
-        return {key: _typed(f"{name}.{key}", each, inner[1]) for key, each in value.items()}
-    if origin is float and type(value) is int:
-        return float(value)
-    if origin in (int, float, str, bool) and type(value) is origin:
-        return value
-    raise DataError(
-        f"{name!r} has the wrong type or value", given=repr(value), valid=_spoken(wanted)
-    )
-
-
-def _spoken(kind: Any) -> str:
-    """A type in the words of a file."""
-    origin, inner = get_origin(kind) or kind, get_args(kind)
-    if origin is Literal:
-        return " or ".join(map(repr, inner))
-    if origin is tuple:
-        return f"a list, each {_spoken(inner[0])}"
-    if origin is Mapping:
-        return f"a table, each {_spoken(inner[1])}"
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    return words[origin]

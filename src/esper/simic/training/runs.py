@@ -11,31 +11,36 @@ A checkpoint is written beside its place and moved there when it is whole. Its p
 of their own; it knows the hash of each, so that parts of different checkpoints cannot be mixed.
 """
 
-import fcntl
-import hashlib
 import json
-import os
 import re
 import shutil
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from esper.archive import MANIFEST, Archive, ArchiveError, read_archive, write_archive
+from esper.archive import (
+    Archive,
+    ArchiveError,
+    held,
+    read_archive,
+    seal_of,
+    sync,
+    write_archive,
+    write_whole,
+)
+from esper.archive.files import unfinished
 from esper.garden.builtin_suites import find_suite
 from esper.garden.suites import Suite
 from esper.leyline.errors import EsperError
 from esper.simic.training.config import TrainConfig, read_config, to_toml
 
-CONFIG, FACTS, LOCK, BEST, CHECKPOINTS = "config.toml", "run.json", "lock", "best", "checkpoints"
+CONFIG, FACTS, BEST, CHECKPOINTS = "config.toml", "run.json", "best", "checkpoints"
 STATE = "state"
 KIND, VERSION = "checkpoint", 1
-LOCK_SECONDS = 3.0  # that children of a killed run have to end
 KEPT = 3  # checkpoints, beside the best agent
 CHANGEABLE = ("rounds", "checkpoint_every", "watched")  # settings, while a run goes on
 
@@ -62,15 +67,16 @@ class RunFolder:
                 fix=f"name another directory, or go on with: esper resume {run.path}",
             )
         (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        _write_whole(run.path / FACTS, json.dumps(dict(facts), indent=1, sort_keys=True) + "\n")
-        _write_whole(run.path / CONFIG, to_toml(config))  # last: without it there is no run
+        write_whole(run.path / FACTS, json.dumps(dict(facts), indent=1, sort_keys=True) + "\n")
+        write_whole(run.path / CONFIG, to_toml(config))  # last: without it there is no run
         return run
 
     def _is_fresh(self) -> bool:
         """Is there nothing in the directory, or what is left of a run that was never made?"""
         if not self.path.is_dir():
             return False
-        ours = {CHECKPOINTS, FACTS, _unfinished(FACTS), _unfinished(CONFIG)}
+        halves = {unfinished(self.path / name).name for name in (FACTS, CONFIG)}
+        ours = {CHECKPOINTS, FACTS, *halves}
         return {each.name for each in self.path.iterdir()} <= ours and not self.rounds()
 
     @classmethod
@@ -111,29 +117,9 @@ class RunFolder:
     def best(self) -> Path:
         return self.path / BEST
 
-    @contextmanager
-    def locked(self) -> Iterator[int]:
-        """Hold the run; refused while another process does. Yields the lock's file descriptor.
-
-        A lock does not outlive the processes that hold it; those of a run that was killed need a
-        moment to notice, which is waited for.
-        """
-        with (self.path / LOCK).open("a+", encoding="utf-8") as stream:
-            until = time.monotonic() + LOCK_SECONDS
-            while not _locked(stream.fileno()):
-                if time.monotonic() > until:
-                    stream.seek(0)
-                    raise RunError(
-                        f"{self.path} is being trained by another process",
-                        given=f"process {stream.read().strip() or 'unknown'}",
-                        fix="wait for it or stop it",
-                    )
-                time.sleep(0.05)
-            stream.seek(0)
-            stream.truncate()
-            stream.write(f"{os.getpid()}\n")
-            stream.flush()
-            yield stream.fileno()
+    def locked(self) -> AbstractContextManager[int]:
+        """Hold the run; refused while another process does."""
+        return held(self.path, RunError)
 
     # --- checkpoints ---------------------------------------------------------------------
 
@@ -160,15 +146,15 @@ class RunFolder:
     ) -> Path:
         """Seal the parts together with this state, move them to their place, drop old ones."""
         folder = self.unfinished(round_)
-        parts = {each.name: _seal(each) for each in sorted(folder.iterdir())}
+        parts = {each.name: seal_of(each) for each in sorted(folder.iterdir())}
         sealed = {**notes, "round": round_, "parts": parts}
         write_archive(folder / STATE, kind=KIND, version=VERSION, tensors=tensors, notes=sealed)
         for each in (*folder.iterdir(), folder):
-            _sync(each)
+            sync(each)
         place = self.checkpoint(round_)
         shutil.rmtree(place, ignore_errors=True)  # of the same round, from before a resume
         folder.rename(place)
-        _sync(place.parent)
+        sync(place.parent)
         self._drop_old()
         return place
 
@@ -188,7 +174,7 @@ class RunFolder:
             raise ArchiveError(f"{folder} is of another round", given=state.notes.get("round"))
         found = {each.name for each in folder.iterdir() if each.name != STATE}
         foreign = found ^ parts.keys()
-        foreign |= {name for name in found & parts.keys() if _seal(folder / name) != parts[name]}
+        foreign |= {name for name in found & parts.keys() if seal_of(folder / name) != parts[name]}
         if foreign:
             raise ArchiveError(
                 f"{folder} lacks a part, or holds one that does not belong to it",
@@ -234,42 +220,3 @@ def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _seal(part: Path) -> str:
-    """The hash of an archive's manifest, which holds the hash of the rest."""
-    try:
-        return hashlib.sha256((part / MANIFEST).read_bytes()).hexdigest()
-    except OSError as error:
-        raise ArchiveError(f"{part} cannot be read", given=error) from error
-
-
-def _unfinished(name: str) -> str:
-    return f".{name}"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """A file that is never seen half written."""
-    temporary = path.with_name(_unfinished(path.name))
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.archive import MANIFEST, ArchiveError, read_archive, write_archive
+from esper.archive import ArchiveError, read_archive, write_archive
+from esper.archive.tensors import MANIFEST
 
 KIND, VERSION = "test", 3
 

@@ -11,7 +11,6 @@ new one, whole.
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from esper.archive.files import replace_whole
 from esper.leyline.errors import EsperError
 
 FORMAT = "esper-archive"
@@ -54,12 +54,12 @@ def write_archive(
     save_file(owned, temporary)
     digest = _digest(temporary)
     file = folder / TENSORS.replace("*", digest[:16])
-    _commit(temporary, file)
+    replace_whole(temporary, file)
 
     body = {"kind": kind, "version": version, "file": file.name, "sha256": digest, "notes": notes}
     text = json.dumps({"format": FORMAT, "seal": _seal(body), "body": body}, indent=1)
     temporary.write_text(text, encoding="utf-8")
-    _commit(temporary, folder / MANIFEST)
+    replace_whole(temporary, folder / MANIFEST)
     for old in folder.glob(TENSORS):
         if old != file:
             old.unlink()
@@ -98,6 +98,14 @@ def kind_of(path: str | Path) -> str | None:
     """What kind of archive a directory holds; None if it holds none."""
     folder = Path(path)
     return str(_manifest(folder)["kind"]) if (folder / MANIFEST).is_file() else None
+
+
+def seal_of(path: Path) -> str:
+    """The hash of an archive's manifest, which holds the hash of the rest."""
+    try:
+        return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ArchiveError(f"{path} cannot be read", given=error) from error
 
 
 def _require_ours(folder: Path) -> None:
@@ -143,15 +151,3 @@ def _seal(body: Mapping[str, Any]) -> str:
 def _digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _commit(temporary: Path, final: Path) -> None:
-    """Make the temporary file last and give it its name, in that order."""
-    with temporary.open("rb+") as stream:
-        os.fsync(stream.fileno())
-    os.replace(temporary, final)
-    directory = os.open(final.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

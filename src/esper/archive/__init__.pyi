@@ -1,0 +1,11 @@
+from .files import as_toml as as_toml
+from .files import read_toml as read_toml
+from .files import sync as sync
+from .files import write_whole as write_whole
+from .locks import held as held
+from .tensors import Archive as Archive
+from .tensors import ArchiveError as ArchiveError
+from .tensors import kind_of as kind_of
+from .tensors import read_archive as read_archive
+from .tensors import seal_of as seal_of
+from .tensors import write_archive as write_archive
