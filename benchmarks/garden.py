@@ -48,7 +48,7 @@ class Timed:
     def __init__(self, cases: tuple[Case, ...], controls: Controls, device: str) -> None:
         self.garden = Garden(Listed(cases), len(cases), controls=controls, device=device)
         self.device, self.training, self.whole = device, 0.0, 0.0
-        population = self.garden.episodes.population
+        population = self.garden.population
         self._train = population.train_epoch
         population.train_epoch = self._timed  # type: ignore[method-assign]
 

@@ -37,7 +37,7 @@ def measure(device: str, suite: str, envs: int, rounds: int) -> dict[str, float]
         trainer = Trainer(RunFolder.create(Path(folder) / "run", config, {}))
         try:
             trainer.begin()
-            population = trainer.garden.episodes.population
+            population = trainer.garden.population
             spent = {"host": 0.0}
             alone = population.train_epoch
 

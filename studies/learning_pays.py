@@ -220,7 +220,7 @@ class _Study:
         """The training that did best on its own cases, as a controller."""
         name = best_training(_read(self.folder / CURVES_FILE))
         (member,) = (member for member in cohort.members if member.name == name)
-        catalogue = cohort.garden.episodes.population.catalogue
+        catalogue = cohort.garden.catalogue
         card = card_of(read_description(self.folder), name)
         keep_controller(member.agent.network, self.folder / TAMIYO, catalogue, card)
 

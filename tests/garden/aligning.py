@@ -168,7 +168,7 @@ def _return(steps: Sequence[Transition], mode: str, term: str | None = None) -> 
 def _net(garden: Garden, steps: Sequence[Transition], field: str, control: Tensor) -> Tensor:
     """[N]: points over the control less rent, in units of the scale."""
     last = torch.stack([getattr(step.epoch, field) for step in steps[-SCORED_EPOCHS:]])
-    whole = garden.episodes.population.catalogue.host_params
+    whole = garden.catalogue.host_params
     exposure = torch.stack([step.epoch.added for step in steps]).double().sum(0)
     rent = DEFAULT_RENT * exposure / whole / len(steps)
     return (last.mean(0) - control - rent) / steps[0].scale

@@ -20,7 +20,7 @@ def lived(garden: Garden) -> tuple[list[Seen], list[Transition]]:
     seen: list[Seen] = []
 
     def look(garden: Garden) -> None:
-        signals, population = garden.signals(), garden.episodes.population
+        signals, population = garden.signals(), garden.population
         order = population.feed.epoch(population.seeds, signals.lifecycle.epoch)
         inputs, labels = population.feed.samples_at(order)  # [T, N, B, ...]
         seen.append(

@@ -37,7 +37,7 @@ def poison(garden: Garden, row: int, at: int) -> None:
     def poisoned() -> EpochRecord:
         record = train()
         if next(epochs) == at:
-            garden.episodes.population.pools[HOST].state.theta[row] = torch.nan
+            garden.population.pools[HOST].state.theta[row] = torch.nan
         return record
 
     garden.episodes.bed.train_epoch = poisoned  # type: ignore[method-assign]
@@ -104,7 +104,7 @@ def test_a_failing_environment_is_put_back_alone_in_the_same_call() -> None:
             assert int(ours.actions["op"][2]) == LifecycleOp.WAIT
         if failing <= number < HORIZON - 1:
             assert struck.legal().masks["op"][2].tolist() == [True, False, False, False, False]
-    assert int(struck.episodes.population.lifecycle.epoch.max()) == 0, "all start together"
+    assert int(struck.lifecycle.epoch.max()) == 0, "all start together"
     walk(struck, EPOCHS_ALONE)
     assert struck.legal().masks["op"][2, LifecycleOp.GERMINATE], "and may grow again"
 
@@ -115,7 +115,7 @@ def _assert_penalised(garden: Garden, step: Transition) -> None:
     scale = step.cases[2].context.scale
     assert float(step.terms["rollback"][2]) <= -DEFAULT_ROLLBACK_PENALTY / scale
     assert float(step.rewards[2]) < 0
-    population = garden.episodes.population
+    population = garden.population
     assert bool(population.pools[HOST].state.theta[2].isfinite().all())
     assert not bool(
         population.lifecycle.at(SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)[2].any()
@@ -136,7 +136,7 @@ def test_what_a_rollback_undid_is_not_recorded_and_what_it_removed_is() -> None:
     chain = [pair for step in stages for pair in step]
     for (_, after), (before, _) in pairwise(chain):
         assert before is after, "every stage follows from the one before"
-    now = SeedStage(int(garden.episodes.population.lifecycle.stage[0, 0]))
+    now = SeedStage(int(garden.lifecycle.stage[0, 0]))
     assert chain[-1][1] is now
     assert SeedStage.PRUNED in [after for _, after in stages[-1]]
 
@@ -266,7 +266,7 @@ def test_equal_seeds_of_two_contexts_share_no_random_numbers() -> None:
     garden.reset()
     draws = {tuple(row) for row in garden.signals().draws.tolist()}
     weights = {
-        tuple(row[:8].tolist()) for row in garden.episodes.population.pools[HOST].state.theta
+        tuple(row[:8].tolist()) for row in garden.population.pools[HOST].state.theta
     }
     assert len(draws) == len(cases)
     assert len(weights) == len(cases) + 1  # and the spare row

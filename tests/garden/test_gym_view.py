@@ -124,7 +124,7 @@ def test_the_vector_view_starts_anew_in_the_same_step() -> None:
         assert info["final_obs"][row] in env.single_observation_space
         assert not np.array_equal(info["final_obs"][row], seen[row])
     assert env.garden.cases == tuple(env.garden.draw(row, 1) for row in range(ROWS))
-    assert int(env.garden.episodes.population.lifecycle.epoch.max()) == 0
+    assert int(env.garden.lifecycle.epoch.max()) == 0
 
 
 def test_the_single_view_is_a_row_of_the_vector_view() -> None:
@@ -149,7 +149,7 @@ def test_illegal_actions_wait_and_are_told_or_raise() -> None:
     assert env.actions.describe(prune) == "PRUNE slot=2"
     *_, info = env.step(np.array([0, prune, 0]))
     assert info["illegal"].tolist() == [False, True, False]
-    assert int(env.garden.episodes.population.lifecycle.interventions.sum()) == 0
+    assert int(env.garden.lifecycle.interventions.sum()) == 0
     strict = vector(illegal="raise")
     strict.reset()
     with pytest.raises(ActionError, match=r"Row 2 .* given: \d+: PRUNE slot=2; valid: \[0\]"):

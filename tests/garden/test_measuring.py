@@ -27,7 +27,7 @@ def grown() -> Garden:
 
 
 def test_measurements_agree_with_attribution_and_evaluation(grown: Garden) -> None:
-    population = grown.episodes.population
+    population = grown.population
     found = measure(population)
     on = population.lifecycle.alpha > 0
     assert int((on.sum(1) > 1).sum()) >= 3, "some rows need several seeds"
@@ -44,16 +44,16 @@ def test_measurements_agree_with_attribution_and_evaluation(grown: Garden) -> No
 
 
 def test_without_attribution_nothing_is_said_of_seeds(grown: Garden) -> None:
-    found = measure(grown.episodes.population, attribute=False)
+    found = measure(grown.population, attribute=False)
     assert bool(found.contribution.isnan().all())
-    whole = grown.episodes.population.evaluate()
+    whole = grown.population.evaluate()
     torch.testing.assert_close(found.whole.accuracy, whole.accuracy, rtol=0, atol=1e-9)
 
 
 def test_rows_that_idle_are_scored_but_not_asked_about_their_seeds() -> None:
     garden = make_garden(2)
     garden.reset()
-    population = garden.episodes.population
+    population = garden.population
     plant = Actions.of(
         population.space, 2, op=int(LifecycleOp.GERMINATE), blend=int(Blend.IMMEDIATE)
     )

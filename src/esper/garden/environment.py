@@ -20,14 +20,17 @@ from esper.garden.paired_controls import Controls
 from esper.garden.playing import idle_where
 from esper.garden.reward_settings import RewardConfig
 from esper.garden.rewards import RewardState, RewardTerms, rewards
+from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import AgreementError
 from esper.leyline.heads import ActionSpace
 from esper.leyline.legality import Actions, Legality
+from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.results import Outcome
 from esper.leyline.signals import Signals
 from esper.tamiyo.features import FeatureTable, signals_to_features
+from esper.tolaria.population import Population
 from esper.tolaria.settings import PopulationConfig
 
 
@@ -92,8 +95,28 @@ class Garden:
         return self.episodes.bed.horizon
 
     @property
+    def population(self) -> Population:
+        """The hosts themselves, for whoever inspects them."""
+        return self.episodes.population
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        """Where every row and every seed is."""
+        return self.population.lifecycle
+
+    @property
+    def catalogue(self) -> BlueprintCatalogue:
+        """What can be planted where."""
+        return self.population.catalogue
+
+    @property
     def space(self) -> ActionSpace:
-        return self.episodes.population.space
+        return self.population.space
+
+    @property
+    def drift_epochs(self) -> Tensor:
+        """[N]: with which epoch each row's task changes; -1: it does not."""
+        return self.episodes.bed.drift_epochs
 
     @property
     def state_dim(self) -> int:

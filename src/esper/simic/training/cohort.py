@@ -197,7 +197,7 @@ class Cohort:
         teaching = self.taught and any(member.settings.apprentice for member in self.members)
         if teaching and self.teacher is not None:
             self.teacher.reset([case.context.name for case in garden.cases])
-            self.teacher.expect_changes(garden.episodes.bed.drift_epochs)
+            self.teacher.expect_changes(garden.drift_epochs)
         led = self._led() if teaching else torch.zeros(garden.envs, dtype=torch.bool)
         acted = torch.zeros(garden.envs)
         starts = torch.ones(garden.envs, dtype=torch.bool)

@@ -143,7 +143,7 @@ class Trainer:
         self.reporter = Reporter(
             self.hub,
             self.agent.network,
-            self.garden.episodes.population.catalogue.slots.names,
+            self.garden.catalogue.slots.names,
             self.config.reward.rent,
             self.controls,
             self.first_env,
@@ -305,7 +305,7 @@ class Trainer:
     def _play(self, number: int, clock: Clock) -> tuple[Tensor, dict[str, list[int]]]:
         """One episode of every environment, into the agent's buffer."""
         returns = torch.zeros(self.garden.envs, dtype=torch.float64)
-        slots = self.garden.episodes.population.catalogue.slots.names
+        slots = self.garden.catalogue.slots.names
         stages: dict[str, list[int]] = {}
         for step in range(self.config.horizon):
             with clock.phase("decide"):

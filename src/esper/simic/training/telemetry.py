@@ -29,7 +29,7 @@ from esper.tamiyo.network import FactoredRecurrentActorCritic
 
 def layout_of(garden: Garden) -> Layout:
     """What the columns of a run's telemetry mean."""
-    return Layout.of(garden.space, garden.table.names, garden.episodes.population.catalogue)
+    return Layout.of(garden.space, garden.table.names, garden.catalogue)
 
 
 @dataclass
