@@ -265,8 +265,6 @@ def test_equal_seeds_of_two_contexts_share_no_random_numbers() -> None:
     garden = make_garden(len(cases), draw=Listed(tuple(cases)))
     garden.reset()
     draws = {tuple(row) for row in garden.signals().draws.tolist()}
-    weights = {
-        tuple(row[:8].tolist()) for row in garden.population.pools[HOST].state.theta
-    }
+    weights = {tuple(row[:8].tolist()) for row in garden.population.pools[HOST].state.theta}
     assert len(draws) == len(cases)
     assert len(weights) == len(cases) + 1  # and the spare row
