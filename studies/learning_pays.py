@@ -29,8 +29,8 @@ from esper.leyline.errors import DataError, UnknownNameError
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.cohort import Cohort, MemberReport, MemberSettings
 from esper.tamiyo.controllers import Controller, LearnedController, make_controller
-from esper.tamiyo.controllers.pretrained import keep_controller
-from esper.tamiyo.controllers.teacher import Teacher
+from esper.tamiyo.controllers.learned import keep_controller
+from esper.tamiyo.controllers.schedules import Teacher
 from studies.bandit import fit_bandit
 from studies.folders import (
     RESULTS,

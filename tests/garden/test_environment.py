@@ -13,7 +13,7 @@ from esper.garden.reward_settings import MODES, RewardConfig
 from esper.leyline import AgreementError, LifecycleOp, SeedStage
 from esper.leyline.constants import DEFAULT_ROLLBACK_PENALTY
 from esper.tamiyo.controllers import FixedSchedule, NeverGrow
-from esper.tamiyo.controllers.places import Arm
+from esper.tamiyo.controllers.specs import Arm
 from esper.tolaria.plan import HOST
 from esper.tolaria.settings import EpochRecord, PopulationConfig
 from tests.garden.plots import (

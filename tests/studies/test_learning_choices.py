@@ -11,8 +11,7 @@ from esper.garden.atlases import shipped_atlas
 from esper.garden.plans import Plans
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.tamiyo.controllers import Arm
-from esper.tamiyo.controllers.schedules import Schedule
-from esper.tamiyo.controllers.teacher import Teacher
+from esper.tamiyo.controllers.schedules import Schedule, Teacher
 from studies.learning_pays import LAST, SIZES, best_training, card_of, teacher_of
 from tests.garden.plots import DOUBLE, DRIFT, HORIZON, LESION, NOISY, PLAIN
 from tests.tamiyo.gardens import HORIZON as WHOLE

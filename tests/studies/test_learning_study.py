@@ -11,7 +11,7 @@ from esper.leyline.errors import DataError
 from esper.simic.agent.settings import PPOConfig
 from esper.simic.training.cohort import CohortSettings
 from esper.tamiyo.controllers import Arm
-from esper.tamiyo.controllers.pretrained import is_kept, kept_controller
+from esper.tamiyo.controllers.learned import is_kept, kept_controller
 from studies import learning_pays as c2
 from studies.folders import RESULTS, read_description
 from studies.sizes import C2Size

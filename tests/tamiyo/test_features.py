@@ -19,9 +19,8 @@ from esper.leyline import (
 )
 from esper.leyline.signals import FLOW_STATISTICS, SIGNAL_WINDOW, Signals
 from esper.tamiyo import FeatureTable, signals_to_features
-from esper.tamiyo.columns import LAGS
 from esper.tamiyo.controllers import RandomLegal
-from esper.tamiyo.features import GLOBAL_FEATURES
+from esper.tamiyo.features import GLOBAL_FEATURES, LAGS
 from tests.tamiyo.gardens import HORIZON, Tape, TapeGarden, catalogue_of, play
 
 CATALOGUE = catalogue_of()

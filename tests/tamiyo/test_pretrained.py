@@ -14,9 +14,9 @@ from esper.leyline import HEADS, AgreementError, BlueprintCatalogue, EsperError
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.simic.training.agents import load_controller
 from esper.tamiyo import FactoredRecurrentActorCritic, FeatureTable, LearnedController
+from esper.tamiyo.controllers import learned as module
 from esper.tamiyo.controllers import make_controller
-from esper.tamiyo.controllers import pretrained as module
-from esper.tamiyo.controllers.pretrained import (
+from esper.tamiyo.controllers.learned import (
     KIND,
     VERSION,
     is_kept,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from esper.garden.statistics import Estimate
-from esper.tamiyo.controllers.pretrained import shipped, shipped_controller
+from esper.tamiyo.controllers.learned import shipped, shipped_controller
 from studies.report.learning import CONSTANT, TAMIYO, TRAINING, LearningStudy
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -14,7 +14,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.settings import PPOConfig
 from esper.simic.training.cohort import Cohort, CohortSettings, MemberSettings, time_only
 from esper.tamiyo.controllers import Arm, Oracle, RandomLegal, SideBySide
-from esper.tamiyo.controllers.teacher import Teacher
+from esper.tamiyo.controllers.schedules import Teacher
 from tests.garden.plots import CONTEXTS, make_garden, walk
 
 ARM = Arm(slot="early", blueprint="convpool", blend="immediate", epoch=4)

@@ -5,7 +5,7 @@ from pathlib import Path
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.runs import BEST, CONFIG, RunError
 from esper.tamiyo.controllers import LearnedController
-from esper.tamiyo.controllers.pretrained import is_kept, kept_controller
+from esper.tamiyo.controllers.learned import is_kept, kept_controller
 
 
 def load_controller(path: str | Path, *, device: str = "cpu") -> LearnedController:

@@ -27,7 +27,7 @@ from esper.simic.agent.imitation import Lessons, LessonSettings, Notebook, learn
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.settings import PPOConfig
 from esper.simic.agent.types import Decision, Outcome
-from esper.tamiyo.controllers.teacher import Teacher
+from esper.tamiyo.controllers.schedules import Teacher
 from esper.tamiyo.features import FeatureTable
 from esper.tamiyo.normalisation import GARDEN_FLOOR
 

@@ -1,6 +1,6 @@
 """What a controller is: anything that turns signals and legality into actions.
 
-Shapes: `N` environments.
+Shapes: `N` environments, `K` rows of one controller.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,3 +70,29 @@ def restarted(state: Tensor | None, fresh: Tensor, starts: Tensor) -> Tensor:
             fix="mark every row as starting when a population begins",
         )
     return torch.where(starts.view(-1, *(1,) * (fresh.ndim - 1)), fresh, state)
+
+
+class SideBySide:
+    """Each of the controllers decides for its rows; rows beyond them wait."""
+
+    name = "side by side"
+
+    def __init__(self, parts: Sequence[tuple[Controller, int]]) -> None:
+        """`parts`: controllers, and how many rows each has, one after the other."""
+        self.parts = [controller for controller, _ in parts]
+        ends = torch.tensor([count for _, count in parts]).cumsum(0).tolist()
+        self._rows = [
+            torch.arange(start, end) for start, end in zip([0, *ends], ends, strict=False)
+        ]
+
+    def reset(self, contexts: Sequence[str]) -> None:
+        for controller, rows in zip(self.parts, self._rows, strict=True):
+            if isinstance(controller, Privileged):
+                controller.reset([contexts[row] for row in rows.tolist()])
+
+    def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
+        values = Actions.of(legality.space, len(signals)).values
+        for controller, rows in zip(self.parts, self._rows, strict=True):
+            chosen = controller.act(signals.rows(rows), legality.rows(rows), starts[rows])
+            values[rows] = chosen.values
+        return Actions(legality.space, values)

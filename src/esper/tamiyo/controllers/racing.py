@@ -15,14 +15,9 @@ from esper.leyline.constants import DEFAULT_RENT, SCORED_EPOCHS
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.ops import Blend, LifecycleOp
+from esper.leyline.settings import COUNT, WHOLE, require_settings
 from esper.leyline.signals import Signals
 from esper.leyline.stages import LIVING_STAGES, SeedStage
-from esper.tamiyo.controllers.places import (
-    EVERYWHERE,
-    find_places,
-    require_at_least,
-    require_places,
-)
 from esper.tamiyo.controllers.proposals import (
     at_best_slot,
     closing,
@@ -33,7 +28,12 @@ from esper.tamiyo.controllers.proposals import (
     open_slots,
 )
 from esper.tamiyo.controllers.protocol import restarted
-from esper.tamiyo.controllers.specs import spec_of
+from esper.tamiyo.controllers.specs import (
+    EVERYWHERE,
+    find_places,
+    require_places,
+    spec_of,
+)
 
 MEASURES = ("contribution", "gain")
 _RESTING = (SeedStage.PRUNED, SeedStage.EMBARGOED, SeedStage.RESETTING)
@@ -55,8 +55,14 @@ class RaceConfig:
         require_places(self.places)
         if self.measure not in MEASURES:
             raise UnknownNameError.of("measure of controller 'race'", self.measure, MEASURES)
-        for name, least in (("first", 0), ("spacing", 1), ("epochs", 1), ("keep", 1)):
-            require_at_least(least, f"Setting {name!r} of controller 'race'", getattr(self, name))
+        require_settings(
+            self,
+            "In controller 'race' setting",
+            first=WHOLE,
+            spacing=COUNT,
+            epochs=COUNT,
+            keep=COUNT,
+        )
 
 
 @dataclass

@@ -7,19 +7,25 @@ from typing import Any, TypeVar
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import DuplicateNameError, UnknownNameError
-from esper.tamiyo.controllers.heuristic import Heuristic, HeuristicConfig
-from esper.tamiyo.controllers.pretrained import ShippedSettings, shipped_controller
+from esper.tamiyo.controllers.learned import ShippedSettings, shipped_controller
 from esper.tamiyo.controllers.protocol import Checkable, Controller
 from esper.tamiyo.controllers.racing import Race, RaceConfig
+from esper.tamiyo.controllers.rules import (
+    Gap,
+    Heuristic,
+    HeuristicConfig,
+    NeverGrow,
+    Periodic,
+    Plateau,
+    RandomLegal,
+)
 from esper.tamiyo.controllers.schedules import (
     FixedSchedule,
     FixedSettings,
     OracleSettings,
     read_oracle,
 )
-from esper.tamiyo.controllers.simple import NeverGrow, RandomLegal
 from esper.tamiyo.controllers.specs import OwnSettings, Settings, parse_settings
-from esper.tamiyo.controllers.triggers import Gap, Periodic, Plateau
 
 S = TypeVar("S", bound=Settings)
 
