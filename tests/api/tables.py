@@ -99,7 +99,7 @@ class Script:
 def states(host: GrowingModel) -> dict[str, Tensor]:
     """Everything that the host and its optimisers are, by name."""
     found = dict(host.state_dict())
-    for number, optimizer in enumerate(host._optimizers):
+    for number, optimizer in enumerate(host.optimizers):
         for index, state in optimizer.state_dict()["state"].items():
             found |= {f"optimiser {number} {index} {name}": v for name, v in state.items()}
         for place, group in enumerate(optimizer.param_groups):

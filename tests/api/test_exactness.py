@@ -118,7 +118,7 @@ def test_a_host_goes_on_from_every_stage_as_if_it_had_not_stopped(tmp_path: Path
 @pytest.mark.parametrize("controller", ["heuristic:patience=0,first=0", "race:epochs=2", "random"])
 def test_rules_remember_across_a_save(tmp_path: Path, controller: str) -> None:
     def lived(host: GrowingModel, epochs: range) -> list[object]:
-        (optimizer,) = host._optimizers
+        (optimizer,) = host.optimizers
         seen = []
         for epoch in epochs:
             torch.manual_seed(epoch)

@@ -211,7 +211,7 @@ def test_a_scheduler_steps_once_per_epoch() -> None:
 
     run = grown(scheduler=schedule, lr=0.256)
     assert made[0].last_epoch == 8
-    assert run.host._optimizers[0].param_groups[0]["lr"] == pytest.approx(0.001)
+    assert run.host.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.001)
 
 
 def test_a_frozen_model_grows_and_does_not_change() -> None:

@@ -72,7 +72,7 @@ def test_rates_move_after_a_stop_as_if_there_had_been_none(tmp_path: Path, make:
     again = esper.resume(interrupted(tmp_path / "run", make), mlp(7), TRAIN, VAL, scheduler=make)
     assert again.history == whole.history
     require_same(states(whole.host), states(again.host))
-    assert whole.host._optimizers[0].param_groups[0]["lr"] != 1e-3  # it has moved
+    assert whole.host.optimizers[0].param_groups[0]["lr"] != 1e-3  # it has moved
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)

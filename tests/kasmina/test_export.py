@@ -51,7 +51,7 @@ def counterparts(host: SlottedModel, model: nn.Module) -> Iterator[tuple[Tensor,
     kept = host.lifecycle.at(SeedStage.FOSSILIZED)[0].tolist()
     seeds = [
         (f"seed{'' if place.part is None else f'_{place.part}'}.{name}", parameter)
-        for place, slot, is_kept in zip(host._places, host.slots, kept, strict=True)
+        for place, slot, is_kept in zip(host.slot_places, host.slots, kept, strict=True)
         if is_kept
         for name, parameter in slot.seed.named_parameters()
     ]

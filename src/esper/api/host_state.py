@@ -51,7 +51,7 @@ def pack(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
     if state is not None:
         tensors |= {f"controller.{name}": each for name, each in state[1].items()}
     optimizers = []
-    for index, optimizer in enumerate(host._optimizers):
+    for index, optimizer in enumerate(host.optimizers):
         found, kept = _pack_optimizer(optimizer)
         tensors |= {f"optimizer.{index}.{name}": each for name, each in found.items()}
         optimizers.append(kept)
@@ -74,7 +74,7 @@ def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> 
         _require_same("slots", list(notes["slots"]), [spec.name for spec in host.specs])
         optimizers = notes["optimizers"] if training else []
         kinds = [str(kept["kind"]) for kept in optimizers]
-        present = [type(each).__name__ for each in host._optimizers] if training else []
+        present = [type(each).__name__ for each in host.optimizers] if training else []
         _require_same("optimisers", kinds, present)
         _require_room(host, int(notes["added"]))
         buffers = parts.get("buffer", {})
@@ -84,7 +84,7 @@ def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> 
         frozen = frozenset(notes["frozen"])
         for name, parameter in host.named_parameters():
             parameter.requires_grad_(name not in frozen)
-        for index, (optimizer, kept) in enumerate(zip(host._optimizers, optimizers, strict=False)):
+        for index, (optimizer, kept) in enumerate(zip(host.optimizers, optimizers, strict=False)):
             start = f"{index}."
             found = {
                 name.removeprefix(start): tensor

@@ -20,11 +20,10 @@ from esper.api.ticking import Evaluate, Tick, choose_controller, tick
 from esper.kasmina.export import export_module
 from esper.kasmina.gates import UNLIMITED, GateRules
 from esper.kasmina.isolation import Isolation
-from esper.kasmina.plain import first_line
 from esper.kasmina.probe import Sample, Sighting, Target
 from esper.kasmina.seed import Seed
 from esper.kasmina.slotted import SlottedModel
-from esper.leyline.errors import EsperError, OptimizerMismatchError, SlotError
+from esper.leyline.errors import EsperError, OptimizerMismatchError, SlotError, first_line
 from esper.leyline.lifecycle import Lifecycle, Transitions
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.controllers.protocol import Controller

@@ -20,9 +20,8 @@ from esper.api.host_state import pack, unpack
 from esper.api.hosts import GrowingModel
 from esper.api.reports import Report, report_on
 from esper.archive import Archive, read_archive, write_archive
-from esper.kasmina.plain import first_line
 from esper.kasmina.probe import Sample, Target
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, first_line
 from esper.leyline.slots import Layout
 from esper.simic.training.runs import RunFolder
 

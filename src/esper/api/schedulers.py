@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from esper.api.runs import GrowError
-from esper.kasmina.plain import first_line
+from esper.leyline.errors import first_line
 
 MakeScheduler = Callable[[Optimizer], LRScheduler]
 

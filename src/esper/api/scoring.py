@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from esper.api.batches import Pair
 from esper.api.losses import LOSSES, CrossEntropy, Loss, class_axes, class_axis, form
-from esper.kasmina.plain import first_line
 from esper.kasmina.watching import call
-from esper.leyline.errors import DataError, EsperError, UnknownNameError
+from esper.leyline.errors import DataError, EsperError, UnknownNameError, first_line
 
 Metric = Callable[[Any, Any], "float | Tensor"]
 

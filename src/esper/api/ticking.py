@@ -154,7 +154,7 @@ def _require_trained(host: "GrowingModel") -> None:
             given=f"tick {int(host.lifecycle.epoch) + 1} of {host.horizon}",
             fix="give Budget(epochs=...) as many epochs as the loop has",
         )
-    if not host._optimizers:
+    if not host.optimizers:
         raise OptimizerMismatchError(
             "This host knows no optimiser, so seeds would never learn",
             fix="make it with host.optimizer(torch.optim.AdamW, lr=...), or hand yours over "
@@ -166,7 +166,7 @@ def _require_trained(host: "GrowingModel") -> None:
             fix="train with the optimiser that host.optimizer(...) returned, and call tick once "
             "after each epoch",
         )
-    for optimizer in host._optimizers:
+    for optimizer in host.optimizers:
         require_same_parameters(optimizer, host)
     isolated = host.lifecycle.at(SeedStage.TRAINING)
     if host.isolation is Isolation.DUAL_PASS and bool(isolated.any()):

@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina.graft import Seen, drop_taps, graft
 from esper.kasmina.isolation import randomness_kept, state_kept
-from esper.kasmina.plain import first_line, make_plain, require_plain
+from esper.kasmina.plain import make_plain, require_plain
 from esper.kasmina.probe import Place, Sample, call
 from esper.kasmina.slot import Mode, Slot, part_of
 from esper.kasmina.slotted import SlottedModel
-from esper.leyline.errors import ExportError
+from esper.leyline.errors import ExportError, first_line
 
 TOLERANCE = 1e-6  # relative; only devices whose kernels are not deterministic need it
 
@@ -55,7 +55,7 @@ def export_module(host: SlottedModel, sample: Sample) -> nn.Module:
 def _committed(host: SlottedModel) -> Iterator[tuple[str, Slot, Place]]:
     """Path, slot and place of every seed that is on, in committed mode."""
     paths = {id(module): path for path, module in host.model.named_modules()}
-    for slot, place in zip(host.slots, host._places, strict=True):
+    for slot, place in zip(host.slots, host.slot_places, strict=True):
         assert isinstance(slot, Slot)
         if slot.mode is not Mode.ON:
             continue

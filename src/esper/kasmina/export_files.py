@@ -28,10 +28,9 @@ from esper.kasmina.export import (
     set_evaluating,
 )
 from esper.kasmina.isolation import state_kept
-from esper.kasmina.plain import first_line
 from esper.kasmina.probe import Sample
 from esper.kasmina.slotted import SlottedModel
-from esper.leyline.errors import ExportError
+from esper.leyline.errors import ExportError, first_line
 
 TOLERANCE = 1e-5  # of the largest number in an output, or of 1
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")

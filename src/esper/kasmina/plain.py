@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
-from esper.leyline.errors import ExportError
+from esper.leyline.errors import ExportError, first_line
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -107,10 +107,6 @@ def _untraceable(name: str, reason: str) -> ExportError:
         valid="a forward of tensor operations and calls of submodules",
         fix="derive it from nn.Module instead of an Esper class, which lets it stay as it is",
     )
-
-
-def first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "")
 
 
 def require_plain(module: nn.Module) -> None:

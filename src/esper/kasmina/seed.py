@@ -32,12 +32,19 @@ class Seed(nn.Module):
     """g in h + alpha * g(h), in the host's own layout."""
 
     def __init__(
-        self, spec: SlotSpec, body: nn.Module, gate: BlendGate | None, *, draws: bool = False
+        self,
+        spec: SlotSpec,
+        body: nn.Module,
+        gate: BlendGate | None,
+        *,
+        draws: bool = False,
+        fixed_extent: bool = False,
     ) -> None:
         super().__init__()
         self.body = body
         self.gate = gate
         self.draws = draws  # random numbers, for dropout say
+        self.fixed_extent = fixed_extent  # do its weights depend on the slot's extent?
         straight = spec.to_canonical == tuple(range(len(spec.to_canonical)))
         self.permutation = None if straight else (spec.to_canonical, spec.from_canonical)
 
@@ -70,7 +77,8 @@ def build_seed(
         body = plan.build(spec)
         draws = _require_zero_point(plan, spec, body)
     gate = BlendGate(spec.channels, spec.channel_axis) if blend is Blend.GATE else None
-    return Seed(spec, body, gate, draws=draws).to(device=device, dtype=dtype)
+    seed = Seed(spec, body, gate, draws=draws, fixed_extent=plan.fixed_extent)
+    return seed.to(device=device, dtype=dtype)
 
 
 def _require_zero_point(plan: Blueprint, spec: SlotSpec, body: nn.Module) -> bool:

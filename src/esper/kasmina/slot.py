@@ -47,13 +47,21 @@ class Slot(nn.Module):
         self.spec = spec
         self.mode = Mode.OFF
         self.seed: Seed | None = None
-        self.fixed_extent = False  # do the seed's weights depend on the slot's extent?
         self.alpha = 0.0
+
+    def hold(self, seed: Seed | None) -> None:
+        self.seed = seed
+
+    def switch(self, alpha: float, *, straight: bool = False) -> None:
+        """Let the seed act at this alpha or, if `straight`, learn while h passes untouched."""
+        self.alpha = alpha
+        silent = alpha == 0.0 or self.seed is None
+        self.mode = Mode.STRAIGHT if straight else Mode.OFF if silent else Mode.ON
 
     def forward(self, h: Tensor) -> Tensor:
         if self.mode is Mode.OFF or self.seed is None:
             return h
-        self._check(h)
+        self._check(h, self.seed.fixed_extent)
         if self.mode is Mode.STRAIGHT:
             if not torch.is_grad_enabled():
                 return h
@@ -73,7 +81,7 @@ class Slot(nn.Module):
         grown: Tensor = seed(h)
         return grown
 
-    def _check(self, h: Tensor) -> None:
+    def _check(self, h: Tensor, fixed_extent: bool) -> None:
         if not isinstance(h, Tensor):
             raise SlotError(
                 f"Slot {self.spec.name!r} met an output of another type",
@@ -90,7 +98,7 @@ class Slot(nn.Module):
         axes = len(self.spec.to_canonical)
         wanted = f"{axes} axes with {self.spec.channels} channels at axis {channels}"
         fits = h.dim() == axes and h.shape[channels] == self.spec.channels
-        if self.fixed_extent:
+        if fixed_extent:
             wanted += f" and {list(self.spec.extent)} positions, as its seed needs"
             extent = tuple(
                 h.shape[axis] for axis in range(h.dim()) if axis not in (batch, channels)

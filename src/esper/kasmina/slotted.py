@@ -166,11 +166,9 @@ class SlottedModel(nn.Module):
         straight_through = self.isolation is Isolation.STRAIGHT_THROUGH
         for index, (slot, place) in enumerate(zip(self._slots(), self._places, strict=True)):
             override = self._overrides[index]
-            slot.alpha = float(self.lifecycle.alpha[0, index]) if override is None else override
-            if override is None and training[index] and straight_through:
-                slot.mode = Mode.STRAIGHT
-            else:
-                slot.mode = Mode.OFF if slot.alpha == 0.0 or slot.seed is None else Mode.ON
+            alpha = float(self.lifecycle.alpha[0, index]) if override is None else override
+            isolated = override is None and training[index] and straight_through
+            slot.switch(alpha, straight=isolated)
             set_tap(place.module, slot, place.part, on=slot.mode is not Mode.OFF)
 
     @property
@@ -273,7 +271,7 @@ class SlottedModel(nn.Module):
             elif wanted == NOTHING and slot.seed is not None:
                 for optimizer in self._optimizers:
                     remove_parameters(optimizer, _named(index, slot.seed))
-                slot.seed = None
+                slot.hold(None)
         for optimizer in self._optimizers:
             arrange_parameters(optimizer, list(self.slots.parameters()))
         self.lifecycle = life
@@ -298,7 +296,7 @@ class SlottedModel(nn.Module):
         ).train(self.training)
         for optimizer in self._optimizers:
             _let_join(optimizer, index, seed)
-        slot.seed, slot.fixed_extent = seed, plan.fixed_extent
+        slot.hold(seed)
 
     # --- measuring and keeping -----------------------------------------------------------
 
@@ -330,6 +328,11 @@ class SlottedModel(nn.Module):
             if grads:
                 norms[spec.name] = float(torch.stack(grads).norm())
         return norms
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """Those that are tracked, in the order in which they were given."""
+        return tuple(self._optimizers)
 
     def track(self, optimizer: Optimizer) -> None:
         """Keep this optimiser's parameters equal to the model's; track before making schedulers."""

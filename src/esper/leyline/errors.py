@@ -28,6 +28,11 @@ class EsperError(Exception):
         super().__init__(sentence if sentence.endswith(("?", ".")) else sentence + ".")
 
 
+def first_line(error: BaseException) -> str:
+    """Of what another library says, which may run over many lines."""
+    return next(iter(str(error).splitlines()), "")
+
+
 class UnknownNameError(EsperError):
     """A name that is not in a registry; suggests the one that was probably meant."""
 
