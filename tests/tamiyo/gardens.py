@@ -22,11 +22,10 @@ from esper.leyline import (
     Lifecycle,
     LifecycleOp,
 )
-from esper.leyline.signals import FLOW_STATISTICS, Signals, empty_window
+from esper.leyline.signals import FLOW_STATISTICS, Signals, SignalWindow
 from esper.tamiyo import Controller, Privileged
 
 HORIZON = 25
-SERIES = ("train_loss", "validation_loss", "validation_accuracy", "committed_accuracy")
 
 
 def catalogue_of(host: str = "conv1d") -> BlueprintCatalogue:
@@ -126,8 +125,7 @@ class TapeGarden:
 
     def begin(self) -> None:
         self.life = Lifecycle.dormant(len(self.index), len(self.tape.catalogue.slots))
-        self.window = {name: empty_window(len(self.index)) for name in SERIES}
-        self.host_gradient = torch.full((len(self.index),), torch.nan, dtype=torch.float64)
+        self.window = SignalWindow(*self.life.shape)
         self.epoch = 0
 
     @property
@@ -139,29 +137,24 @@ class TapeGarden:
         return legality(self.situation, self.space)
 
     def signals(self) -> Signals:
-        return Signals(
-            catalogue=self.tape.catalogue,
-            lifecycle=self.life,
-            budget=self.tape.budget[self.index],
+        if self.tape.flow is not None:
+            self.window.remember_flow(self.tape.flow[self.index, self.epoch])
+        return self.window.signals(
+            self.tape.catalogue,
+            self.life,
+            self.tape.budget[self.index],
             horizon=torch.full((len(self.index),), HORIZON),
             classes=10,
-            **self.window,
-            host_gradient=self.host_gradient,
             draws=self.tape.draws[self.index, self.epoch],
-            flow=None if self.tape.flow is None else self.tape.flow[self.index, self.epoch],
         )
 
     def step(self, actions: Actions) -> None:
         """Decide (an illegal decision raises), measure what the tape says, and let time pass."""
         self.life, _ = decide(self.situation, actions)
         now, tape = self.epoch, self.tape
-        before = self.window["train_loss"][:, -1]
-        for name, series in self.window.items():
-            rolled = series.roll(-1, dims=1)
-            rolled[:, -1] = tape.series[name][self.index, now]
-            self.window[name] = rolled
-        rise = self.window["train_loss"][:, -1] / before - 1
-        self.host_gradient = tape.host_gradient[self.index, now]
+        latest = {name: series[self.index, now] for name, series in tape.series.items()}
+        rise = self.window.loss_rise(latest["train_loss"])
+        self.window.remember(latest, tape.host_gradient[self.index, now])
         self.life = self.life.measured(
             contribution=tape.contribution[self.index, now],
             gradient=tape.gradient[self.index, now],

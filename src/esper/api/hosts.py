@@ -25,6 +25,7 @@ from esper.kasmina.seed import Seed
 from esper.kasmina.slotted import SlottedModel
 from esper.leyline.errors import EsperError, OptimizerMismatchError, SlotError, first_line
 from esper.leyline.lifecycle import Lifecycle, Transitions
+from esper.leyline.signals import SignalWindow
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.controllers.protocol import Controller
 
@@ -98,7 +99,7 @@ class GrowingModel(SlottedModel):
         self.sample = sample
         self.targets: tuple[Target, ...] = ()
         self.limits = Budget()
-        self.memory = GrowthMemory()
+        self.memory = GrowthMemory(SignalWindow(*self.lifecycle.shape))
         self.watch = StepWatch(self)
         self._given_rules = self.rules
 

@@ -1,7 +1,4 @@
-"""What a host remembers between ticks: the last epochs' measurements, and who decides.
-
-Shapes: `W` epochs remembered.
-"""
+"""What a host remembers between ticks: the last epochs' measurements, and who decides."""
 
 import math
 from collections.abc import Mapping
@@ -11,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.signals import empty_window
+from esper.leyline.signals import SERIES, SignalWindow
 from esper.tamiyo.controllers.protocol import Controller
 
-SERIES = ("train_loss", "validation_loss", "validation_accuracy", "committed_accuracy")
 FEWEST_CLASSES = 2  # where none are known: losses are then in units of the first one
 
 
@@ -22,12 +18,9 @@ FEWEST_CLASSES = 2  # where none are known: losses are then in units of the firs
 class GrowthMemory:
     """Of one host."""
 
+    window: SignalWindow
     classes: int | None = None
     unit: float | None = None  # the loss that counts as guessing, where classes do not tell it
-    windows: dict[str, Tensor] = field(
-        default_factory=lambda: {name: empty_window(1) for name in SERIES}
-    )  # [1, W] each
-    host_gradient: float = math.nan
     controller: Controller | None = None  # the one that decided last
     made: dict[str, Controller] = field(default_factory=dict)  # by the word that asked for it
     pending: tuple[str, Mapping[str, Tensor]] | None = None  # a saved controller's name and memory
@@ -38,13 +31,6 @@ class GrowthMemory:
     def known_classes(self) -> int:
         return self.classes or FEWEST_CLASSES
 
-    def remember(self, **latest: float) -> None:
-        """Append an epoch's numbers, by the names of `SERIES`."""
-        for name, value in latest.items():
-            series = self.windows[name].roll(-1, dims=1)
-            series[0, -1] = value
-            self.windows[name] = series
-
     def relative(self, loss: float) -> float:
         """A loss so that one of guessing is log(classes), as controllers expect it."""
         if self.classes is not None:
@@ -54,7 +40,12 @@ class GrowthMemory:
         return loss / (self.unit or 1.0) * math.log(FEWEST_CLASSES)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f"window.{name}": series for name, series in self.windows.items()}
+        state = self.window.state_dict()
+        return {f"window.{name}": state[name] for name in SERIES}
+
+    @property
+    def host_gradient(self) -> float:
+        return float(self.window.state_dict()["host_gradient"])
 
     def notes(self) -> dict[str, Any]:
         return {
@@ -66,9 +57,10 @@ class GrowthMemory:
         }
 
     def restore(self, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
-        self.windows = {name: tensors[f"window.{name}"].clone() for name in SERIES}
         gradient = notes["host_gradient"]
-        self.host_gradient = math.nan if gradient is None else float(gradient)
+        known = torch.tensor([math.nan if gradient is None else gradient], dtype=torch.float64)
+        series = {name: tensors[f"window.{name}"] for name in SERIES}
+        self.window.load_state_dict({**series, "host_gradient": known})
         self.classes, self.unit = notes["classes"], notes["unit"]
         self.compared, self.ended = bool(notes["compared"]), bool(notes["ended"])
 

@@ -23,7 +23,6 @@ from esper.leyline.errors import EsperError, OptimizerMismatchError
 from esper.leyline.legality import Actions
 from esper.leyline.lifecycle import TransitionRecord
 from esper.leyline.ops import Blend, LifecycleOp
-from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
 from esper.tamiyo.controllers import LearnedController
@@ -291,25 +290,31 @@ def _report(
     )
     held_out = math.nan if math.isnan(held_out) else memory.relative(numbers["val_loss"])
     loss = memory.relative(numbers["loss"])
-    before = float(memory.windows["train_loss"][0, -1])
     host.measure(
         contribution={name: numbers[f"contribution {name}"] for name in found.contributions},
         gradient={name: numbers[f"gradient {name}"] for name, _ in host.seeds()},
-        loss_rise=loss / before - 1.0 if before > 0.0 else math.nan,
+        loss_rise=float(memory.window.loss_rise(_row(loss))),
     )
     host.gate_contributions(measured)
-    memory.host_gradient = numbers["host"]
-    memory.remember(
-        train_loss=loss,
-        validation_loss=held_out,
-        validation_accuracy=numbers["score"],
-        committed_accuracy=numbers["committed"],
+    latest = {
+        "train_loss": loss,
+        "validation_loss": held_out,
+        "validation_accuracy": numbers["score"],
+        "committed_accuracy": numbers["committed"],
+    }
+    memory.window.remember(
+        {name: _row(value) for name, value in latest.items()}, _row(numbers["host"])
     )
-    _warn_of_fractions(memory.windows["validation_accuracy"], int(host.lifecycle.epoch) + 1)
+    scores = memory.window.recent("validation_accuracy", SCORES_SEEN)
+    _warn_of_fractions(scores[0], int(host.lifecycle.epoch) + 1)
 
 
-def _warn_of_fractions(scores: Tensor, epoch: int) -> None:
-    seen = scores[0, -SCORES_SEEN:]
+def _row(value: float) -> Tensor:
+    """[1]"""
+    return torch.tensor([value], dtype=torch.float64)
+
+
+def _warn_of_fractions(seen: Tensor, epoch: int) -> None:
     if epoch == SCORES_SEEN and bool(((seen >= 0.0) & (seen <= 1.0)).all()) and seen.any():
         warnings.warn(
             f"Scores up to {float(seen.max()):g}: they are taken for percent; multiply fractions "
@@ -324,32 +329,23 @@ def _warn_of_fractions(scores: Tensor, epoch: int) -> None:
 
 def _decide(host: "GrowingModel", controller: Controller) -> Actions:
     memory, life = host.memory, host.lifecycle
-    horizon = host.horizon or ENDLESS
-    signals = Signals(
-        catalogue=host.catalogue,
-        lifecycle=life,
-        budget=host.budget,
-        horizon=torch.tensor([horizon]),
+    if isinstance(controller, LearnedController):  # only these look at it, and it costs a pass
+        memory.window.remember_flow(_flow(host))
+    stream = torch.tensor([derive_seed(host.seed, "decisions")])
+    signals = memory.window.signals(
+        host.catalogue,
+        life,
+        host.budget,
+        horizon=torch.tensor([host.horizon or ENDLESS]),
         classes=memory.known_classes,
-        **{name: series.clone() for name, series in memory.windows.items()},
-        host_gradient=torch.tensor([memory.host_gradient], dtype=torch.float64),
-        draws=uniform(
-            torch.tensor([derive_seed(host.seed, "decisions")]),
-            "decision",
-            life.epoch,
-            len(host.space),
-        ),
-        flow=_flow(host, controller),
+        draws=uniform(stream, "decision", life.epoch, len(host.space)),
     )
     starts = flag(memory.controller is not controller)
     memory.controller = controller
     return controller.act(signals, host.legal(), starts)
 
 
-def _flow(host: "GrowingModel", controller: Controller) -> Tensor | None:
-    """Only trained controllers look at it, and it costs a pass."""
-    if not isinstance(controller, LearnedController):
-        return None
+def _flow(host: "GrowingModel") -> Tensor:
     with measuring(host):  # every process has a sample of its own
         return shared(host, slot_flow(host))
 

@@ -17,7 +17,7 @@ from esper.garden.measuring import Measured, measure, uncommitted
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import Transitions
-from esper.leyline.signals import FLOW_STATISTICS, Signals, empty_window
+from esper.leyline.signals import Signals, SignalWindow
 from esper.tolaria.governor import Governor, GovernorRules, Remedy, Trip
 from esper.tolaria.settings import EpochRecord
 from esper.tolaria.shuffle import uniform
@@ -71,9 +71,7 @@ class Episodes:
         self.governor = Governor(self.population, ROLLBACK_RULES)
         self.ledger = Ledger(len(bed), bed.horizon)
         self.running = torch.zeros(len(bed), dtype=torch.bool)
-        self._window = {name: empty_window(len(bed)) for name in _SERIES}
-        self._host_gradient = torch.full((len(bed),), torch.nan, dtype=torch.float64)
-        self._flow = self._no_flow(len(bed))
+        self._window = SignalWindow(len(bed), len(self.population.specs))
         self._horizon = torch.full((len(bed),), bed.horizon)
 
     def __len__(self) -> int:
@@ -89,14 +87,7 @@ class Episodes:
         self.governor.forget(rows)
         self.ledger.clear(rows)
         self.running[rows] = True
-        for series in self._window.values():
-            series[rows] = torch.nan
-        self._host_gradient[rows] = torch.nan
-        self._flow[rows] = torch.nan
-
-    def _no_flow(self, rows: int) -> Tensor:
-        shape = (rows, len(self.population.specs), len(FLOW_STATISTICS))
-        return torch.full(shape, torch.nan, dtype=torch.float64)
+        self._window.clear(rows)
 
     def legal(self) -> Legality:
         return self.population.legal()
@@ -105,17 +96,13 @@ class Episodes:
         """What a controller may see now."""
         population = self.population
         life = population.lifecycle
-        heads = len(population.space)
-        return Signals(
-            catalogue=population.catalogue,
-            lifecycle=life,
-            budget=population.budget,
+        return self._window.signals(
+            population.catalogue,
+            life,
+            population.budget,
             horizon=self._horizon,
             classes=population.feed.classes,
-            **{name: series.clone() for name, series in self._window.items()},
-            host_gradient=self._host_gradient.clone(),
-            draws=uniform(population.seeds, "decision", life.epoch, heads),
-            flow=self._flow.clone(),
+            draws=uniform(population.seeds, "decision", life.epoch, len(population.space)),
         )
 
     def advance(self, actions: Actions) -> Epoch:
@@ -185,22 +172,12 @@ class Episodes:
             "validation_accuracy": found.whole.accuracy,
             "committed_accuracy": found.committed,
         }
-        before = self._window["train_loss"][:, -1]
-        rise = record.loss / before - 1.0
         gone = failed[:, None]
         self.population.measure(
             contribution=torch.where(gone, torch.nan, found.contribution),
             gradient=torch.where(gone, torch.nan, record.seed_gradient),
-            loss_rise=torch.where(failed, torch.nan, rise),
+            loss_rise=torch.where(failed, torch.nan, self._window.loss_rise(record.loss)),
         )
-        for name, values in latest.items():
-            series = self._window[name].roll(-1, dims=1)
-            series[:, -1] = values
-            self._window[name] = torch.where(gone, self._window[name], series)
-        self._host_gradient = torch.where(failed, self._host_gradient, record.host_gradient)
+        self._window.remember(latest, record.host_gradient, ~failed)
         if self.attribute:
-            flow = self.population.flow()
-            self._flow = torch.where(failed[:, None, None], self._flow, flow)
-
-
-_SERIES = ("train_loss", "validation_loss", "validation_accuracy", "committed_accuracy")
+            self._window.remember_flow(self.population.flow(), ~failed)

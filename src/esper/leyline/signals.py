@@ -6,6 +6,7 @@ NaN; features turn that into a zero and a flag.
 Shapes: `N` environments, `S` slots, `W` epochs remembered, `H` heads, `K` statistics.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -69,6 +70,83 @@ class Signals:
         return series[:, -1]
 
 
-def empty_window(hosts: int) -> Tensor:
-    """[N, W] with nothing measured yet."""
-    return torch.full((hosts, SIGNAL_WINDOW), torch.nan, dtype=torch.float64)
+SERIES = ("train_loss", "validation_loss", "validation_accuracy", "committed_accuracy")
+
+
+class SignalWindow:
+    """What signals remember of N environments, whether a population or one wrapped model."""
+
+    def __init__(self, hosts: int, slots: int) -> None:
+        nothing = torch.full((hosts,), torch.nan, dtype=torch.float64)
+        self._series = {
+            name: nothing[:, None].repeat(1, SIGNAL_WINDOW) for name in SERIES
+        }  # [N, W] each
+        self._host_gradient = nothing  # [N]
+        self._flow = nothing[:, None, None].repeat(1, slots, len(FLOW_STATISTICS))  # [N, S, K]
+
+    def clear(self, rows: Tensor) -> None:
+        """Forget all of these environments: a new episode starts there."""
+        for array in (*self._series.values(), self._host_gradient, self._flow):
+            array[rows] = torch.nan
+
+    def latest(self, name: str) -> Tensor:
+        """[N]: the last measurement of a series; NaN before the first epoch."""
+        return self._series[name][:, -1]
+
+    def recent(self, name: str, epochs: int) -> Tensor:
+        """[N, epochs]: the last measurements of a series, the latest last."""
+        return self._series[name][:, -epochs:].clone()
+
+    def loss_rise(self, train_loss: Tensor) -> Tensor:
+        """[N]: by which share this loss is above that of the last epoch; NaN: not to be said."""
+        before = self.latest("train_loss")
+        return torch.where(before > 0.0, train_loss / before - 1.0, torch.nan)
+
+    def remember(
+        self, latest: Mapping[str, Tensor], host_gradient: Tensor, where: Tensor | None = None
+    ) -> None:
+        """Append an epoch's numbers [N], by the names of `SERIES`; `where` [N]: only these."""
+        kept = torch.ones(len(host_gradient), dtype=torch.bool) if where is None else where
+        for name in SERIES:
+            series = self._series[name].roll(-1, dims=1)
+            series[:, -1] = latest[name]
+            self._series[name] = torch.where(kept[:, None], series, self._series[name])
+        self._host_gradient = torch.where(kept, host_gradient, self._host_gradient)
+
+    def remember_flow(self, flow: Tensor, where: Tensor | None = None) -> None:
+        """What passed the slots when last measured, [N, S, K]."""
+        kept = torch.tensor(True) if where is None else where[:, None, None]
+        self._flow = torch.where(kept, flow, self._flow)
+
+    def signals(
+        self,
+        catalogue: BlueprintCatalogue,
+        lifecycle: Lifecycle,
+        budget: Tensor,
+        *,
+        horizon: Tensor,
+        classes: int,
+        draws: Tensor,
+    ) -> Signals:
+        """What a controller may see now."""
+        return Signals(
+            catalogue=catalogue,
+            lifecycle=lifecycle,
+            budget=budget,
+            horizon=horizon,
+            classes=classes,
+            **{name: series.clone() for name, series in self._series.items()},
+            host_gradient=self._host_gradient.clone(),
+            draws=draws,
+            flow=self._flow.clone(),
+        )
+
+    # --- keeping -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All but what passed the slots, which is measured before every decision that sees it."""
+        return {**self._series, "host_gradient": self._host_gradient}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._series = {name: state[name].clone() for name in SERIES}
+        self._host_gradient = state["host_gradient"].clone()
