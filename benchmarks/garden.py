@@ -22,7 +22,7 @@ from esper.garden import Case, Controls, Garden, Listed, find_suite
 from esper.garden.bed import EPOCHS_ALONE
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.tamiyo.controllers import RandomLegal
-from esper.tolaria.settings import EpochRecord
+from esper.tolaria.population_config import EpochRecord
 
 SUITES = ("garden", "garden_mlp")
 RATE = 0.3  # chance of a decision: slots fill up over an episode, as under a learner that explores

@@ -29,7 +29,7 @@ from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.extraction import extract
 from esper.tolaria.feed import Feed
 from esper.tolaria.population import Population
-from esper.tolaria.settings import PopulationConfig
+from esper.tolaria.population_config import PopulationConfig
 
 
 @dataclass(frozen=True)

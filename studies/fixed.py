@@ -19,9 +19,7 @@ from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.errors import AgreementError
 from esper.leyline.ops import Blend
 from esper.tamiyo.controllers import Arm
-from esper.tolaria.scratch import Part, Start, plant_grown
-from esper.tolaria.settings import PopulationConfig
-from esper.tolaria.snapshots import set_rates
+from esper.tolaria.population_config import GrownPart, PopulationConfig, Start
 
 LONGER = 1.5  # times the shortest training of a batch may be the longest
 
@@ -94,7 +92,7 @@ def _train(
     population, everyone = bed.population, torch.arange(len(runs))
     bed.start(everyone, [run.case for run in runs])
     rates = torch.tensor([run.rate for run in runs], dtype=torch.float64)
-    set_rates(population, everyone, rate=rates)
+    population.set_rates(everyone, rate=rates)
     _plant(bed, runs)
     per_epoch = bed.training_flops()
     validation = torch.zeros(len(runs), last, dtype=torch.float64)
@@ -130,8 +128,8 @@ def _plant(bed: Bed, runs: Sequence[FixedRun]) -> None:
     catalogue = bed.population.catalogue
     for arms, start in dict.fromkeys((run.arms, run.start) for run in runs if run.arms):
         rows = [row for row, run in enumerate(runs) if (run.arms, run.start) == (arms, start)]
-        parts = [Part(*arm.place(catalogue), Blend.named(arm.blend)) for arm in arms]
-        plant_grown(bed.population, torch.tensor(rows), parts, start)
+        parts = [GrownPart(*arm.place(catalogue), Blend.named(arm.blend)) for arm in arms]
+        bed.population.plant_grown(torch.tensor(rows), parts, start)
 
 
 def _last_epochs(mark: int) -> range:

@@ -25,8 +25,7 @@ from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
 from esper.leyline.errors import DataError, UnknownNameError
 from esper.tamiyo.controllers.schedules import Schedule
 from esper.tolaria.flops import STEP
-from esper.tolaria.scratch import Start
-from esper.tolaria.settings import PopulationConfig
+from esper.tolaria.population_config import PopulationConfig, Start
 from esper.tolaria.tasks import GARDEN_BATCH, GARDEN_BATCHES, GARDEN_RATE
 from studies.folders import RESULTS, Clock, Tell, write_description
 from studies.trials import FIXED, GROW, RANDOM, Setting, Trial, Workshop

@@ -16,9 +16,7 @@ from esper.garden.playing import Played, play
 from esper.garden.results import Result, ResultFile
 from esper.leyline.errors import AgreementError
 from esper.tamiyo.controllers import Arm, Controller, RandomLegal, RowSchedule
-from esper.tolaria.scratch import Start
-from esper.tolaria.settings import PopulationConfig
-from esper.tolaria.snapshots import set_rates
+from esper.tolaria.population_config import PopulationConfig, Start
 from studies.fixed import FixedRun, Mark, train_fixed
 from studies.folders import Clock, Tell
 
@@ -114,7 +112,7 @@ class Workshop:
                 rates = [trial.setting.rate for trial in batch]
                 rates += [self.config.rate] * (rows - len(batch))
                 # Rates outlive the episode's start, which gives them to the newborn hosts.
-                set_rates(bed.population, torch.arange(rows), rate=torch.tensor(rates).double())
+                bed.population.set_rates(torch.arange(rows), rate=torch.tensor(rates).double())
                 grower: Controller = RandomLegal()
                 if way == GROW:
                     grower = RowSchedule([trial.setting.arms for trial in batch])

@@ -11,7 +11,7 @@ import torch
 from esper.garden import Case, Context, Draw, Garden, Lesion, Source, Transition
 from esper.garden.bed import EPOCHS_ALONE
 from esper.tamiyo.controllers import Controller, RandomLegal
-from esper.tolaria.settings import PopulationConfig
+from esper.tolaria.population_config import PopulationConfig
 
 HORIZON = EPOCHS_ALONE + 6
 DOUBLE = PopulationConfig(dtype=torch.float64)

@@ -15,7 +15,7 @@ from esper.leyline.constants import DEFAULT_ROLLBACK_PENALTY
 from esper.tamiyo.controllers import FixedSchedule, NeverGrow
 from esper.tamiyo.controllers.specs import Arm
 from esper.tolaria.plan import HOST
-from esper.tolaria.settings import EpochRecord, PopulationConfig
+from esper.tolaria.population_config import EpochRecord, PopulationConfig
 from tests.garden.plots import (
     CONTEXTS,
     DOUBLE,

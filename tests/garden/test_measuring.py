@@ -9,7 +9,6 @@ from esper.garden.bed import EPOCHS_ALONE
 from esper.garden.measuring import measure, uncommitted
 from esper.leyline import Actions, Blend, LifecycleOp, SeedStage
 from esper.tamiyo.controllers import NeverGrow, RandomLegal
-from esper.tolaria.snapshots import freeze_rows
 from tests.garden.plots import make_garden, walk
 
 ROWS = 24
@@ -59,7 +58,7 @@ def test_rows_that_idle_are_scored_but_not_asked_about_their_seeds() -> None:
     )
     walk(garden, EPOCHS_ALONE, NeverGrow())
     garden.step(plant)
-    freeze_rows(population, torch.tensor([1]))
+    population.freeze_rows(torch.tensor([1]))
     found = measure(population)
     assert found.contribution[:, 0].isnan().tolist() == [False, True]
     assert bool(found.committed.isfinite().all())

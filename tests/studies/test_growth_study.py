@@ -13,7 +13,7 @@ from esper.garden.case_sampling import SELECTION_SEED
 from esper.leyline import AgreementError, DataError, UnknownNameError
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.tamiyo.controllers import Arm
-from esper.tolaria.scratch import Start
+from esper.tolaria.population_config import Start
 from studies.cubes import Results, read_results
 from studies.fixed import FixedRun, train_fixed
 from studies.folders import DESCRIPTION, RESULTS

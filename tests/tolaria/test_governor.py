@@ -8,10 +8,9 @@ import torch
 from esper.leyline import EsperError, SeedStage
 from esper.leyline.streams import derive_seed
 from esper.tolaria.extraction import extract
-from esper.tolaria.governor import Cause, Governor, GovernorRules, Remedy
+from esper.tolaria.governor import Failure, Governor, GovernorRules, Remedy
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
-from esper.tolaria.snapshots import reset_rows
 from tests.tolaria.test_population import own_draws
 from tests.tolaria.twins import HOSTS, draw_actions, make_population
 
@@ -142,10 +141,10 @@ def test_every_cause_is_named_with_its_numbers() -> None:
     population.pools[HOST].squares[3] = torch.inf
     trips = {trip.environment: trip for trip in governor.leave_epoch(record, scores)}
     assert [trips[index].cause for index in range(4)] == [
-        Cause.NON_FINITE_LOSS,
-        Cause.EXPLOSION,
-        Cause.COLLAPSE,
-        Cause.NON_FINITE_GRADIENT,
+        Failure.NON_FINITE_LOSS,
+        Failure.EXPLOSION,
+        Failure.COLLAPSE,
+        Failure.NON_FINITE_GRADIENT,
     ]
     assert trips[1].value > trips[1].limit
     assert "collapse to chance (25.5, limit 27)" in str(trips[2])
@@ -175,7 +174,7 @@ def test_a_restarted_environment_has_no_past() -> None:
     governor.losses[:] = 0.01  # it had learned its task
     governor.best[:] = 99.0
     governor.trips[:] = 2
-    reset_rows(population, torch.tensor([2, 0]), [12, 10])
+    population.reset_rows(torch.tensor([2, 0]), [12, 10])
     governor.enter_epoch()
     record, scores = population.train_epoch(), population.evaluate()
     tripped = {trip.environment for trip in governor.leave_epoch(record, scores)}
@@ -188,7 +187,7 @@ def test_a_row_that_is_reset_within_an_epoch_is_not_put_back_to_its_old_life() -
     governor = Governor(population)
     governor.enter_epoch()
     record = population.train_epoch()
-    reset_rows(population, torch.tensor([1]), [9])
+    population.reset_rows(torch.tensor([1]), [9])
     fresh = extract(population, 1).state_dict()
     record.loss[1] = torch.nan
     assert not governor.leave_epoch(record)

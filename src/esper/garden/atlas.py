@@ -29,7 +29,7 @@ from esper.leyline.errors import AgreementError
 from esper.leyline.ops import Blend
 from esper.tamiyo.controllers import Arm
 from esper.tamiyo.controllers.schedules import Schedule
-from esper.tolaria.settings import PopulationConfig
+from esper.tolaria.population_config import PopulationConfig
 
 ATLAS_EPOCHS = (4, 9, 15)
 ATLAS_SEEDS = 8

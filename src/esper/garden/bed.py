@@ -22,8 +22,7 @@ from esper.tolaria.data.splits import Splits
 from esper.tolaria.feed import Feed
 from esper.tolaria.flops import count_flops
 from esper.tolaria.population import Population
-from esper.tolaria.settings import EpochRecord, PopulationConfig
-from esper.tolaria.snapshots import reset_rows, silence_rows
+from esper.tolaria.population_config import EpochRecord, PopulationConfig
 from esper.tolaria.tasks import DEFAULT_BUDGET, GARDEN_BATCH, GARDEN_BATCHES
 
 EPOCHS_ALONE = 3  # of a host before anything is planted: what it lacks shows while it learns
@@ -100,13 +99,13 @@ class Bed:
             if case.context.key not in self.contexts:
                 known = sorted(context.name for context in self.contexts.values())
                 raise UnknownNameError.of("context of this bed", case.context.name, known)
-        reset_rows(self.population, rows, [case.identity for case in cases])
+        self.population.reset_rows(rows, [case.identity for case in cases])
         place = {source: index for index, source in enumerate(self._sources)}
         data = torch.tensor([place[case.context.source] for case in cases])
         self.population.feed.assign(rows, data)
         if set(self._live) != {None}:
             live = torch.stack([self._live[case.context.lesion] for case in cases])
-            silence_rows(self.population, rows, live)
+            self.population.silence_rows(rows, live)
         for row, case in zip(rows.tolist(), cases, strict=True):
             self.cases[row] = case
             epoch = case.context.drift_epoch(case.seed)

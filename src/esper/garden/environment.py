@@ -31,7 +31,7 @@ from esper.leyline.results import Outcome
 from esper.leyline.signals import Signals
 from esper.tamiyo.features import FeatureTable, signals_to_features
 from esper.tolaria.population import Population
-from esper.tolaria.settings import PopulationConfig
+from esper.tolaria.population_config import PopulationConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import Transitions
 from esper.leyline.signals import Signals, SignalWindow
 from esper.tolaria.governor import Governor, GovernorRules, Remedy, Trip
-from esper.tolaria.settings import EpochRecord
+from esper.tolaria.population_config import EpochRecord
 from esper.tolaria.shuffle import uniform
 
 # A failed environment is put back and idles until the round's end: its episode is over.

@@ -24,7 +24,7 @@ from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
 from esper.leyline.errors import AgreementError, DuplicateNameError, EsperError
 from esper.tamiyo.controllers import Controller, NeverGrow, SideBySide
 from esper.tamiyo.controllers.protocol import Checkable
-from esper.tolaria.settings import PopulationConfig
+from esper.tolaria.population_config import PopulationConfig
 from esper.tolaria.tasks import GARDEN_BATCH, GARDEN_BATCHES
 
 HARM = 0.5  # points of net gain below the paired control; less is taken for noise

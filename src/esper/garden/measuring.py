@@ -10,14 +10,14 @@ from torch import Tensor
 
 from esper.leyline.stages import SeedStage
 from esper.tolaria.population import Population
-from esper.tolaria.settings import Scores
+from esper.tolaria.population_config import SplitScores
 
 
 @dataclass(frozen=True)
 class Measured:
     """Of every environment."""
 
-    whole: Scores  # [N] of the network as it is
+    whole: SplitScores  # [N] of the network as it is
     committed: Tensor  # [N] accuracy with only fossilized seeds on
     contribution: Tensor  # [N, S] accuracy with the seed minus without it; NaN: not measured
 
@@ -47,4 +47,4 @@ def measure(population: Population, *, attribute: bool = True) -> Measured:
     whole, committed, without = scores.accuracy.split([hosts, hosts, len(owners)])
     contribution = torch.full((hosts, slots), torch.nan, dtype=torch.float64)
     contribution[owners, places] = whole[owners] - without
-    return Measured(Scores(scores.loss[:hosts], whole), committed, contribution)
+    return Measured(SplitScores(scores.loss[:hosts], whole), committed, contribution)

@@ -13,7 +13,7 @@ from esper.garden.episodes import Episodes
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
 from esper.leyline.errors import AgreementError
 from esper.leyline.legality import Actions
-from esper.tolaria.settings import PopulationConfig
+from esper.tolaria.population_config import PopulationConfig
 
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 1024}
 

@@ -20,7 +20,7 @@ from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
 from esper.leyline.ops import Blend
 from esper.tamiyo.controllers import Arm
 from esper.tamiyo.controllers.schedules import Schedule
-from esper.tolaria.settings import PopulationConfig
+from esper.tolaria.population_config import PopulationConfig
 
 SEARCH_EPOCHS = (4, 9)
 SEARCH_BLENDS = (Blend.IMMEDIATE, Blend.GATE)

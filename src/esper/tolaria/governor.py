@@ -20,11 +20,10 @@ from esper.leyline.lifecycle import Transitions
 from esper.leyline.stages import LIVING_STAGES, SeedStage
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
-from esper.tolaria.settings import EpochRecord, Scores
-from esper.tolaria.snapshots import Snapshot, freeze_rows, put_rows, take_snapshot
+from esper.tolaria.population_config import EpochRecord, Snapshot, SplitScores
 
 
-class Cause(StrEnum):
+class Failure(StrEnum):
     """What the governor saw."""
 
     NON_FINITE_LOSS = "non-finite loss"
@@ -72,7 +71,7 @@ class Trip:
 
     environment: int
     epoch: int
-    cause: Cause
+    cause: Failure
     remedy: Remedy
     value: float
     limit: float
@@ -102,14 +101,14 @@ class Governor:
         """Remember every environment as it is now; one that was restarted has no past."""
         self.forget((self.population.seeds != self._seeds).nonzero()[:, 0])
         self._seeds = self.population.seeds.clone()
-        self._snapshot = take_snapshot(self.population)
+        self._snapshot = self.population.snapshot()
 
     def forget(self, environments: Tensor) -> None:
         """These environments have no past: they were started anew, or their task has changed."""
         self.losses[environments], self.best[environments] = torch.nan, 0.0
         self.trips[environments] = 0
 
-    def leave_epoch(self, record: EpochRecord, scores: Scores | None = None) -> list[Trip]:
+    def leave_epoch(self, record: EpochRecord, scores: SplitScores | None = None) -> list[Trip]:
         """Look at every environment; put the failed ones back and apply their remedies."""
         if self._snapshot is None:
             raise EsperError(
@@ -125,12 +124,12 @@ class Governor:
         healthy[failed] = False
         self._remember(record, scores, healthy)
         if trips:
-            put_rows(self.population, failed, self._snapshot)
+            self.population.put_rows(failed, self._snapshot)
             self._treat(trips)
         self._snapshot = None
         return trips
 
-    def _trip(self, environment: int, cause: Cause, value: float, limit: float) -> Trip:
+    def _trip(self, environment: int, cause: Failure, value: float, limit: float) -> Trip:
         ladder = self.rules.ladder
         remedy = ladder[min(int(self.trips[environment]), len(ladder) - 1)]
         self.trips[environment] += 1
@@ -146,9 +145,9 @@ class Governor:
         if bool(where.any()):
             self.removals = self.population.remove_now(where)
         if frozen:
-            freeze_rows(self.population, torch.tensor(frozen))
+            self.population.freeze_rows(torch.tensor(frozen))
 
-    def _remember(self, record: EpochRecord, scores: Scores | None, healthy: Tensor) -> None:
+    def _remember(self, record: EpochRecord, scores: SplitScores | None, healthy: Tensor) -> None:
         shifted = self.losses.roll(-1, dims=1)
         shifted[:, -1] = record.loss
         self.losses = torch.where(healthy[:, None], shifted, self.losses)
@@ -156,18 +155,18 @@ class Governor:
             self.best = torch.where(healthy, self.best.maximum(scores.accuracy), self.best)
 
     def _examine(
-        self, record: EpochRecord, scores: Scores | None
-    ) -> dict[int, tuple[Cause, float, float]]:
+        self, record: EpochRecord, scores: SplitScores | None
+    ) -> dict[int, tuple[Failure, float, float]]:
         """The first cause for each failed environment, with the value seen and its limit."""
-        findings: list[tuple[Cause, Tensor, Tensor, Tensor]] = []  # cause, failed, value, limit
+        findings: list[tuple[Failure, Tensor, Tensor, Tensor]] = []  # cause, failed, value, limit
         nothing = torch.zeros(len(self.population), dtype=torch.float64)
         gradients = self._beyond(("squares",))
         states = self._beyond(self._kept_names())
-        findings.append((Cause.NON_FINITE_LOSS, ~record.loss.isfinite(), record.loss, nothing))
-        findings.append((Cause.NON_FINITE_GRADIENT, gradients > 0, gradients, nothing))
-        findings.append((Cause.NON_FINITE_STATE, states > 0, states, nothing))
+        findings.append((Failure.NON_FINITE_LOSS, ~record.loss.isfinite(), record.loss, nothing))
+        findings.append((Failure.NON_FINITE_GRADIENT, gradients > 0, gradients, nothing))
+        findings.append((Failure.NON_FINITE_STATE, states > 0, states, nothing))
         limit = self._loss_limit()
-        findings.append((Cause.EXPLOSION, record.loss > limit, record.loss, limit))
+        findings.append((Failure.EXPLOSION, record.loss > limit, record.loss, limit))
         if scores is not None:
             chance = 100.0 / self.population.feed.classes
             samples = self.population.feed.samples("validation").double()
@@ -176,10 +175,10 @@ class Governor:
             reached = self.best >= chance + needed
             floor = torch.full_like(nothing, chance + self.rules.margin)
             collapsed = reached & (scores.accuracy <= floor)
-            findings.append((Cause.COLLAPSE, collapsed, scores.accuracy, floor))
+            findings.append((Failure.COLLAPSE, collapsed, scores.accuracy, floor))
         # Rows that were reset since the epoch began have nothing to go back to.
         exempt = self.population.frozen | (self.population.seeds != self._seeds)
-        found: dict[int, tuple[Cause, float, float]] = {}
+        found: dict[int, tuple[Failure, float, float]] = {}
         for cause, failed, value, bound in findings:
             for environment in (failed & ~exempt).nonzero()[:, 0].tolist():
                 numbers = float(value[environment]), float(bound[environment])

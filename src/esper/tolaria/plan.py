@@ -1,7 +1,7 @@
 """Plans: which seeds act on which rows of a fused pass, as index lists built once per epoch.
 
 A pass runs over rows: every environment once, the environments with isolated seeds, or
-environments with some of their seeds switched off. Rows that differ from a base row only from
+environments with some of their seeds switched off. PassRows that differ from a base row only from
 some slot on start there, as a copy (`forks`), so what they share is computed once.
 
 Shapes: `N` environments, `S` slots, `V` rows of a pass, `K` seeds that act at one slot.
@@ -62,7 +62,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PassRows:
     """The rows of a pass before they are planned: which environment, which seeds at what alpha."""
 
     environment: Tensor  # [V]
@@ -73,27 +73,29 @@ class Rows:
     place: Tensor  # [Q] the row of each counterfactual that was asked for
 
 
-def training_rows(life: Lifecycle, straight_through: bool) -> Rows:
+def training_rows(life: Lifecycle, straight_through: bool) -> PassRows:
     """Every environment, with its seeds at their alphas."""
     hosts, slots = life.shape
     isolated = torch.zeros(hosts, slots, dtype=torch.bool)
     if straight_through:
         isolated = life.at(SeedStage.TRAINING)
-    return Rows(
+    return PassRows(
         torch.arange(hosts), life.alpha, isolated, torch.full((hosts,), -1), whole=True, place=_NONE
     )
 
 
-def isolated_rows(life: Lifecycle) -> Rows:
+def isolated_rows(life: Lifecycle) -> PassRows:
     """The environments in which seeds are TRAINING, with those seeds fully on."""
     training = life.at(SeedStage.TRAINING)
     chosen = training.any(dim=1).nonzero()[:, 0]
     alpha = torch.where(training, 1.0, life.alpha)[chosen]
     nothing = torch.zeros_like(alpha, dtype=torch.bool)
-    return Rows(chosen, alpha, nothing, torch.full((len(chosen),), -1), whole=False, place=_NONE)
+    return PassRows(
+        chosen, alpha, nothing, torch.full((len(chosen),), -1), whole=False, place=_NONE
+    )
 
 
-def counterfactual_rows(life: Lifecycle, environment: Tensor, off: Tensor) -> Rows:
+def counterfactual_rows(life: Lifecycle, environment: Tensor, off: Tensor) -> PassRows:
     """Base rows of every environment, then rows [Q] with the seeds of `off` [Q, S] switched off.
 
     A row in which nothing that is on is switched off equals its base row; leave it out.
@@ -105,7 +107,7 @@ def counterfactual_rows(life: Lifecycle, environment: Tensor, off: Tensor) -> Ro
     order = first.argsort(stable=True)
     base = torch.arange(hosts)
     alpha = torch.cat([life.alpha, alpha[order]])
-    return Rows(
+    return PassRows(
         torch.cat([base, environment[order]]),
         alpha,
         torch.zeros_like(alpha, dtype=torch.bool),
@@ -116,7 +118,7 @@ def counterfactual_rows(life: Lifecycle, environment: Tensor, off: Tensor) -> Ro
 
 
 def build_plan(
-    life: Lifecycle, rows: Rows, pool_rows: Tensor, gate_rows: Tensor, device: torch.device
+    life: Lifecycle, rows: PassRows, pool_rows: Tensor, gate_rows: Tensor, device: torch.device
 ) -> Plan:
     """Index lists for a pass. `pool_rows` and `gate_rows` [N, S] say where each seed lives."""
     planned = []

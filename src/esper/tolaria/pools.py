@@ -90,6 +90,29 @@ class Pool:
         per_row = {f.name: getattr(state, f.name) for f in fields(state) if f.name in _PER_ROW}
         return {**named, **per_row, "squares": self.squares}
 
+    def copied(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.tensors().items()}
+
+    def put(self, rows: Tensor, saved: Mapping[str, Tensor], old: Tensor) -> None:
+        """Make `rows` [K] what the rows `old` [K] were when they were copied."""
+        for name, tensor in self.tensors().items():
+            tensor[rows] = saved[name][old]
+
+    def idle(self, environments: Tensor) -> None:
+        """The rows of these environments take no steps."""
+        self.state.active[torch.isin(self.owner, environments).nonzero()[:, 0]] = False
+
+    def set_rates(self, rate: Tensor, decay: Tensor) -> None:
+        """Give every row in use the rate and decay of its environment, [N] each."""
+        rows = self.rows_in_use
+        state, owners = self.state, self.owner[rows]
+        state.rate[rows] = rate[owners].to(state.rate)[:, None]
+        state.decay[rows] = decay[owners].to(state.decay)[:, None]
+
+    def outdate(self) -> None:
+        """What was captured of the storage so far no longer holds."""
+        self.version += 1
+
     def require_fitting(self, saved: Mapping[str, Tensor]) -> None:
         """Refuse rows of another module or another optimiser."""
         ours = {name: tensor.shape[1:] for name, tensor in self.tensors().items()}
@@ -111,7 +134,7 @@ class Pool:
 
     def _moved(self) -> None:
         self.leaf = self.state.theta.detach().requires_grad_()
-        self.version += 1
+        self.outdate()
 
     def _put(self, name: str, tensor: Tensor) -> None:
         if name == "squares":

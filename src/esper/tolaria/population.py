@@ -33,21 +33,30 @@ from esper.tolaria.engine import Engine, is_own, losses_of, templates_of
 from esper.tolaria.feed import SPLITS, Feed
 from esper.tolaria.plan import (
     HOST,
+    PassRows,
     Plan,
     PoolKey,
-    Rows,
     build_plan,
     counterfactual_rows,
     isolated_rows,
     training_rows,
 )
 from esper.tolaria.pools import VACANT, Pool
-from esper.tolaria.settings import EpochRecord, PopulationConfig, Scores
+from esper.tolaria.population_config import (
+    EpochRecord,
+    GrownPart,
+    PopulationConfig,
+    Snapshot,
+    SplitScores,
+    Start,
+)
 from esper.tolaria.shuffle import fold
 from esper.tolaria.templates import Template
 from esper.tolaria.training import TrainingStep, as_inputs, cast_weights
 
 FLOW_SAMPLES = 100  # by which activations are described
+# What is kept for each environment, beside its lifecycle and its rows in pools.
+_KEPT = ("planted", "pool_rows", "gate_rows", "seeds", "budget", "rate", "decay", "frozen")
 
 
 class Population:
@@ -77,7 +86,7 @@ class Population:
         budget = UNLIMITED if self.config.budget is None else self.config.budget
         self.budget = torch.full((count,), budget)
         self.seed = seed
-        self.seeds = torch.tensor([derive_seed(seed, "environment", each) for each in identities])
+        self.seeds = self._seeds_of(identities)
         self.planted = torch.zeros(count, dtype=torch.int64)  # seeds each environment ever had
         # Rates of each environment's rows, those still to be born included; see `set_rates`.
         self.rate = torch.full((count,), self.config.rate, dtype=torch.float64)
@@ -89,8 +98,7 @@ class Population:
         host_template = Template(build_host, known=is_own(type(host)))
         self.engine = Engine(host, templates, host_template, self.config.compiler)
         self.pools: dict[PoolKey, Pool] = {}
-        everyone = torch.arange(count)
-        self.newborn(HOST, everyone, fold(self.seeds, "host"))
+        self._newborn(HOST, torch.arange(count), fold(self.seeds, "host"))
         self.live: Tensor | None = None  # [N, P] bool; see `silence_rows`
         self._step: TrainingStep | None = None  # of the present structure
         graphs = self.config.graphs and self.device.type == "cuda"
@@ -99,7 +107,10 @@ class Population:
     def __len__(self) -> int:
         return len(self.seeds)
 
-    def pool(self, key: PoolKey) -> Pool:
+    def _seeds_of(self, identities: Sequence[int]) -> Tensor:
+        return torch.tensor([derive_seed(self.seed, "environment", each) for each in identities])
+
+    def _pool(self, key: PoolKey) -> Pool:
         """The pool of one kind of host, seed or gate, made when it is first needed."""
         if key not in self.pools:
             self.pools[key] = Pool(
@@ -110,23 +121,34 @@ class Population:
             )
         return self.pools[key]
 
-    def newborn(
-        self, key: PoolKey, environments: Tensor, streams: Tensor, rows: Tensor | None = None
-    ) -> Tensor:
-        """Rows with fresh parameters for these environments; given ones start anew in place."""
-        pool = self.pool(key)
-        rows = pool.give(environments) if rows is None else rows
+    def _give(self, key: PoolKey, environments: Tensor) -> Tensor:
+        """PassRows of a pool for these environments, noted where their seeds or gates live."""
+        rows = self._pool(key).give(environments)
+        kind, slot, _ = key
+        if kind != "host":  # host n is row n
+            (self.pool_rows if kind == "seed" else self.gate_rows)[environments, slot] = rows
+        return rows
+
+    def _newborn(
+        self,
+        key: PoolKey,
+        environments: Tensor,
+        streams: Tensor,
+        *,
+        rows: Tensor | None = None,
+        start: Start = Start.ZERO,
+    ) -> None:
+        """Fresh parameters for these environments, in new rows unless `rows` start anew."""
+        rows = self._give(key, environments) if rows is None else rows
+        pool = self.pools[key]
+        usual = start is Start.USUAL
+        draw = pool.template.newborn_as_usual if usual else pool.template.newborn
         pool.start(
             rows,
-            pool.template.newborn(streams.to(self.device)),
+            draw(streams.to(self.device)),
             rate=self.rate[environments],
             decay=self.decay[environments],
         )
-        return rows
-
-    def structure_changed(self) -> None:
-        """What was built for the structure so far no longer holds."""
-        self._step = None
 
     # --- growing -------------------------------------------------------------------------
 
@@ -185,14 +207,14 @@ class Population:
 
     def _become(self, life: Lifecycle, record: Transitions) -> Transitions:
         """Adopt new arrays: seeds that came get rows, seeds that went give theirs back."""
-        before, self.lifecycle = self.lifecycle, life
-        here, there = life.blueprint != NOTHING, before.blueprint != NOTHING
+        here, there = life.blueprint != NOTHING, self.lifecycle.blueprint != NOTHING
+        self._take_back(there & ~here)
+        self.lifecycle = life
         for slot in range(life.shape[1]):
-            self.remove_seeds(slot, (there & ~here)[:, slot].nonzero()[:, 0], before)
             came = (here & ~there)[:, slot].nonzero()[:, 0]
             if len(came):
                 self._plant(slot, came)
-        self.structure_changed()
+        self._step = None
         return record
 
     def _plant(self, slot: int, came: Tensor) -> None:
@@ -201,34 +223,215 @@ class Population:
         kinds = self.lifecycle.blueprint[came, slot]
         for kind in kinds.unique().tolist():
             chosen = kinds == kind
-            rows = self.newborn(("seed", slot, kind), came[chosen], streams[chosen])
-            self.pool_rows[came[chosen], slot] = rows
+            self._newborn(("seed", slot, kind), came[chosen], streams[chosen])
         gated = self.lifecycle.blend[came, slot] == Blend.GATE
         if bool(gated.any()):
-            rows = self.newborn(("gate", slot, NOTHING), came[gated], streams[gated])
-            self.gate_rows[came[gated], slot] = rows
+            self._newborn(("gate", slot, NOTHING), came[gated], streams[gated])
 
-    def remove_seeds(self, slot: int, gone: Tensor, before: Lifecycle) -> None:
-        """Give back the rows of the seeds that these environments had at a slot."""
-        for key, rows in self._places(slot, gone, before):
+    def _take_back(self, gone: Tensor) -> None:
+        """Give back the rows of the seeds in `gone` [N, S]."""
+        for key, rows in self._places(gone):
             self.pools[key].take_back(rows)
-        self.pool_rows[gone, slot] = VACANT
-        self.gate_rows[gone, slot] = VACANT
+        self.pool_rows[gone] = VACANT
+        self.gate_rows[gone] = VACANT
 
-    def _places(
-        self, slot: int, environments: Tensor, life: Lifecycle
-    ) -> Iterator[tuple[PoolKey, Tensor]]:
-        """Where the seeds of these environments at one slot live: pool by pool, their rows."""
-        kinds = life.blueprint[environments, slot]
-        for kind in kinds.unique().tolist():
-            yield ("seed", slot, kind), self.pool_rows[environments[kinds == kind], slot]
-        gates = self.gate_rows[environments, slot]
-        if bool((gates != VACANT).any()):
-            yield ("gate", slot, NOTHING), gates[gates != VACANT]
+    def _places(self, chosen: Tensor) -> Iterator[tuple[PoolKey, Tensor]]:
+        """Where the seeds in `chosen` [N, S] live: pool by pool, their rows."""
+        for slot in range(chosen.shape[1]):
+            environments = chosen[:, slot].nonzero()[:, 0]
+            kinds = self.lifecycle.blueprint[environments, slot]
+            for kind in kinds.unique().tolist():
+                yield ("seed", slot, kind), self.pool_rows[environments[kinds == kind], slot]
+            gates = self.gate_rows[environments, slot]
+            if bool((gates != VACANT).any()):
+                yield ("gate", slot, NOTHING), gates[gates != VACANT]
+
+    def plant_grown(
+        self, environments: Tensor, parts: Sequence[GrownPart], start: Start = Start.USUAL
+    ) -> None:
+        """Give newborn environments [K] these seeds, permanent and fully on, from the first step.
+
+        So a grown architecture is trained from the beginning: a network that never had to grow.
+        """
+        life = self.lifecycle.rows(environments)
+        if bool((life.epoch > 0).any()) or bool(life.occupied.any()):
+            raise AgreementError(
+                "A network from scratch has its parts before it trains",
+                given="environments that have trained or hold seeds",
+                fix="reset_rows() them first",
+            )
+        costs = self.catalogue.total_costs()
+        for slot, kind, blend in parts:
+            streams = fold(self.seeds[environments], "scratch", slot)
+            self._newborn(("seed", slot, kind), environments, streams, start=start)
+            if blend is Blend.GATE:  # starts as 1 either way
+                self._newborn(("gate", slot, NOTHING), environments, streams)
+            life.stage[:, slot] = SeedStage.FOSSILIZED
+            life.blueprint[:, slot] = kind
+            life.blend[:, slot] = blend
+            life.alpha[:, slot] = 1.0
+            life.params[:, slot] = costs[slot, kind, blend]
+        self.lifecycle = self.lifecycle.with_rows(environments, life)
+        self._step = None
+
+    # --- environments as values ----------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """A copy of all environments that later training does not touch."""
+        return Snapshot(
+            lifecycle=self.lifecycle,  # never changed in place
+            kept={name: getattr(self, name).clone() for name in _KEPT},
+            live=None if self.live is None else self.live.clone(),
+            tensors={key: pool.copied() for key, pool in self.pools.items()},
+        )
+
+    def put_rows(self, targets: Tensor, snapshot: Snapshot, sources: Tensor | None = None) -> None:
+        """Make the environments `targets` [K] what `sources` [K] were in the snapshot.
+
+        By default each goes back to what it was itself. Weights, seeds, optimiser state and
+        lifecycle are taken over, and rates and budget; the target keeps its own random streams, so
+        copies go their own ways.
+        """
+        sources = targets if sources is None else sources
+        if targets.shape != sources.shape or len(targets.unique()) != len(targets):
+            raise AgreementError(
+                "Every target needs one source, and only one",
+                given=f"targets {targets.tolist()}, sources {sources.tolist()}",
+            )
+        life = snapshot.lifecycle.rows(sources)
+        self._replace(targets, life)
+        for name in ("planted", "budget", "rate", "decay", "frozen"):
+            getattr(self, name)[targets] = snapshot.kept[name][sources]
+        self.pools[HOST].put(targets, snapshot.tensors[HOST], sources)
+        if snapshot.live is not None:
+            self.silence_rows(targets, snapshot.live[sources.to(self.device)])
+        for slot in range(life.shape[1]):
+            kinds = life.blueprint[:, slot]
+            for kind in kinds[kinds != NOTHING].unique().tolist():
+                old = snapshot.kept["pool_rows"][sources, slot]
+                self._copy(("seed", slot, kind), targets, snapshot, old, kinds == kind)
+            gates = snapshot.kept["gate_rows"][sources, slot]
+            if bool((gates != VACANT).any()):
+                self._copy(("gate", slot, NOTHING), targets, snapshot, gates, gates != VACANT)
+
+    def _copy(
+        self, key: PoolKey, targets: Tensor, snapshot: Snapshot, old: Tensor, chosen: Tensor
+    ) -> None:
+        """Give the `chosen` of `targets` rows that hold what the `old` ones held then."""
+        rows = self._give(key, targets[chosen])
+        self.pools[key].put(rows, snapshot.tensors[key], old[chosen])
+
+    def _replace(self, environments: Tensor, life: Lifecycle) -> None:
+        """Take every seed of these environments out, whatever its stage, and adopt `life`."""
+        gone = torch.zeros(self.lifecycle.shape, dtype=torch.bool)
+        gone[environments] = self.lifecycle.blueprint[environments] != NOTHING
+        self._take_back(gone)
+        self.lifecycle = self.lifecycle.with_rows(environments, life)
+        self._step = None
+
+    def reset_rows(self, environments: Tensor, identities: Sequence[int]) -> None:
+        """Start these environments anew, as other environments with streams of their own."""
+        if len(identities) != len(environments) or len(environments.unique()) != len(environments):
+            raise AgreementError(
+                "Every environment that starts anew needs one identity",
+                given=f"environments {environments.tolist()}, identities {list(identities)}",
+            )
+        self._replace(environments, Lifecycle.dormant(len(environments), len(self.specs)))
+        self.planted[environments] = 0
+        self.seeds[environments] = self._seeds_of(identities)
+        self.frozen[environments] = False
+        streams = fold(self.seeds[environments], "host")
+        self._newborn(HOST, environments, streams, rows=environments)
+        if self.live is not None:
+            whole = torch.ones(len(environments), self.live.shape[1], dtype=torch.bool)
+            self.silence_rows(environments, whole)
+
+    def freeze_rows(self, environments: Tensor) -> None:
+        """Let these environments idle: no step, no decision until they are reset."""
+        self.frozen[environments] = True
+        for pool in self.pools.values():
+            pool.idle(environments)
+
+    def silence_rows(self, environments: Tensor, live: Tensor) -> None:
+        """Fix these hosts' [K] weights at zero where `live` [K, P] is false, until told again."""
+        pool = self.pools[HOST]
+        expected = [len(environments), pool.template.width]
+        if live.dtype != torch.bool or list(live.shape) != expected:
+            raise AgreementError(
+                "Silencing needs a boolean for each weight of each host",
+                given=f"{live.dtype} {list(live.shape)}",
+                valid=f"torch.bool {expected}",
+            )
+        there, live = environments.to(self.device), live.to(self.device)
+        if self.live is None:
+            self.live = torch.ones_like(pool.state.theta[:-1], dtype=torch.bool)
+            pool.outdate()  # a captured step does not know of it
+            self._step = None
+        self.live[there] = live
+        for tensor in (pool.state.theta, *pool.state.moments):
+            tensor[there] = torch.where(live, tensor[there], 0.0)
+
+    def set_rates(
+        self,
+        environments: Tensor,
+        *,
+        rate: Tensor | float | None = None,
+        decay: Tensor | float | None = None,
+    ) -> None:
+        """Give these environments a learning rate or weight decay of their own, seeds included."""
+        for own, given in ((self.rate, rate), (self.decay, decay)):
+            if given is not None:
+                own[environments] = torch.as_tensor(given, dtype=torch.float64)
+        for pool in self.pools.values():
+            pool.set_rates(self.rate, self.decay)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every tensor of the population by name, for checkpoints."""
+        state = {f"lifecycle.{name}": array for name, array in self.lifecycle.state_dict().items()}
+        state["blueprint_names"] = self.catalogue.encoded_names()
+        state |= {name: getattr(self, name).clone() for name in _KEPT}
+        if self.live is not None:
+            state["live"] = self.live.clone()
+        for (kind, slot, blueprint), pool in self.pools.items():
+            for name, tensor in {"owner": pool.owner.clone(), **pool.copied()}.items():
+                state[f"pools.{kind}.{slot}.{blueprint}.{name}"] = tensor
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Become the population of the same shape that was saved; it goes on bit for bit."""
+        arrays = {k: v for k, v in state.items() if k.startswith("lifecycle.")}
+        life = Lifecycle.from_state_dict(
+            {name.removeprefix("lifecycle."): array for name, array in arrays.items()}
+        )
+        if life.shape != self.lifecycle.shape:
+            raise AgreementError(
+                "The saved population has another shape",
+                given=f"{life.shape[0]} environments with {life.shape[1]} slots",
+                valid=f"{self.lifecycle.shape[0]} with {self.lifecycle.shape[1]}",
+            )
+        names = state["blueprint_names"]
+        life = replace(life, blueprint=self.catalogue.translated(life.blueprint, names))
+        saved: dict[PoolKey, dict[str, Tensor]] = {}
+        for name, tensor in state.items():
+            if name.startswith("pools."):
+                _, kind, slot, blueprint, field = name.split(".")
+                index = self.catalogue.translated(torch.tensor([int(blueprint)]), names)
+                saved.setdefault((kind, int(slot), int(index)), {})[field] = tensor
+        for key, tensors in saved.items():  # all are checked before any is taken over
+            self._pool(key).require_fitting(tensors)
+        self.lifecycle = life
+        for name in _KEPT:
+            setattr(self, name, state[name].clone())
+        for key in [key for key in self.pools if key not in saved]:
+            del self.pools[key]
+        for key, tensors in saved.items():
+            self.pools[key].load(tensors)
+        self.live = state["live"].to(self.device).clone() if "live" in state else None
+        self._step = None
 
     # --- training and measuring ----------------------------------------------------------
 
-    def _plan(self, rows: Rows, device: torch.device | None = None) -> Plan:
+    def _plan(self, rows: PassRows, device: torch.device | None = None) -> Plan:
         where = device or self.device
         return build_plan(self.lifecycle, rows, self.pool_rows, self.gate_rows, where)
 
@@ -265,12 +468,10 @@ class Population:
     def _rows_by_pool(self, chosen: Tensor) -> dict[PoolKey, Tensor]:
         """For seeds in `chosen` [N, S]: their rows in each pool as masks [R, 1]."""
         masks: dict[PoolKey, Tensor] = {}
-        for slot in range(chosen.shape[1]):
-            environments = chosen[:, slot].nonzero()[:, 0]
-            for key, rows in self._places(slot, environments, self.lifecycle):
-                mask = torch.zeros(self.pools[key].capacity + 1, 1, dtype=torch.bool)
-                mask[rows] = True
-                masks[key] = mask.to(self.device)
+        for key, rows in self._places(chosen):
+            mask = torch.zeros(self.pools[key].capacity + 1, 1, dtype=torch.bool)
+            mask[rows] = True
+            masks[key] = mask.to(self.device)
         return masks
 
     def train_epoch(self) -> EpochRecord:
@@ -317,7 +518,7 @@ class Population:
         return EpochRecord(loss.cpu(), host.sqrt(), torch.where(there, seeds.sqrt(), torch.nan))
 
     @torch.no_grad()
-    def evaluate(self, split: str = "validation", *, committed: bool = False) -> Scores:
+    def evaluate(self, split: str = "validation", *, committed: bool = False) -> SplitScores:
         """Score every environment; `committed`: with fossilized seeds only, as exported."""
         life = self.lifecycle
         if committed:
@@ -328,7 +529,9 @@ class Population:
         return self._score(split, rows)
 
     @torch.no_grad()
-    def counterfactual(self, environment: Tensor, off: Tensor, split: str = "validation") -> Scores:
+    def counterfactual(
+        self, environment: Tensor, off: Tensor, split: str = "validation"
+    ) -> SplitScores:
         """Scores [Q] of environments with the seeds of `off` [Q, S] switched off.
 
         Each distinct subset is run once, and shares what comes before its first difference.
@@ -349,7 +552,7 @@ class Population:
         place = asked[:, 0].clone()  # where nothing that is on was switched off: the base row
         place[changed] = rows.place
         chosen = place[inverse]
-        return Scores(scores.loss[chosen], scores.accuracy[chosen])
+        return SplitScores(scores.loss[chosen], scores.accuracy[chosen])
 
     @torch.no_grad()
     def flow(self) -> Tensor:
@@ -363,7 +566,7 @@ class Population:
         self.engine.logits(weights, plan, inputs, found)
         return torch.stack(found, 1).double().cpu()
 
-    def _score(self, split: str, rows: Rows) -> Scores:
+    def _score(self, split: str, rows: PassRows) -> SplitScores:
         if split not in SPLITS:
             raise UnknownNameError.of("split", split, SPLITS)
         plan = self._plan(rows)
@@ -379,4 +582,4 @@ class Population:
             loss += losses_of(outputs, labels).double() * size
             right += (outputs.argmax(-1) == labels).double().flatten(1).mean(1) * size
             samples += size
-        return Scores((loss / samples).cpu(), (100.0 * right / samples).cpu())
+        return SplitScores((loss / samples).cpu(), (100.0 * right / samples).cpu())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import learning_rate_scales
+from esper.kasmina.blueprints import ScalarGate, learning_rate_scales
 from esper.leyline.errors import BlueprintError
 from esper.tolaria.shuffle import uniform
 from esper.tolaria.stacked import Form, stack
@@ -74,11 +74,25 @@ class Template:
         ]
         return (draws * torch.cat(bounds).to(draws) + torch.cat(values).to(draws)).float()
 
-    def _row_of_module(self, seed: int) -> Tensor:
+    def newborn_as_usual(self, seeds: Tensor) -> Tensor:
+        """Rows [K, P] in which every layer starts as torch starts it, and scalar gates at 1."""
+        rows = [self._row_of_module(int(seed), _start_as_usual) for seed in seeds.tolist()]
+        return torch.stack(rows).to(seeds.device)
+
+    def _row_of_module(self, seed: int, alter: Callable[[nn.Module], None] | None = None) -> Tensor:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self.build()
+            if alter is not None:
+                module.apply(alter)
         return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def _start_as_usual(part: nn.Module) -> None:
+    if isinstance(part, _UNIFORM):
+        part.reset_parameters()
+    elif isinstance(part, ScalarGate):
+        nn.init.ones_(part.weight)
 
 
 def _require_pure(module: nn.Module) -> None:

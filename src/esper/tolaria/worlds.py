@@ -8,7 +8,7 @@ import torch
 from esper.leyline.errors import UnknownNameError
 from esper.tolaria.feed import Feed
 from esper.tolaria.population import Population
-from esper.tolaria.settings import PopulationConfig
+from esper.tolaria.population_config import PopulationConfig
 from esper.tolaria.tasks import Task, find_task
 
 

@@ -11,7 +11,7 @@ from esper.leyline.ops import Blend
 from esper.leyline.stages import SeedStage
 from esper.tolaria import extract
 from esper.tolaria.plan import HOST
-from esper.tolaria.scratch import Part, Start, plant_grown
+from esper.tolaria.population_config import GrownPart, Start
 
 SUITE = find_suite("garden")
 CONTEXT = SUITE.find("mnist1d-4000")
@@ -29,8 +29,8 @@ def bed_with(start: Start | None, *names: str, blend: Blend = Blend.IMMEDIATE) -
     bed.start(ROWS, [Case(CONTEXT, seed) for seed in range(len(ROWS))])
     if start is not None:
         catalogue = bed.population.catalogue
-        parts = [Part(slot, catalogue.index(name), blend) for slot, name in enumerate(names)]
-        plant_grown(bed.population, ROWS[1:], parts, start)
+        parts = [GrownPart(slot, catalogue.index(name), blend) for slot, name in enumerate(names)]
+        bed.population.plant_grown(ROWS[1:], parts, start)
     return bed
 
 
@@ -91,4 +91,4 @@ def test_an_environment_that_has_trained_is_refused() -> None:
     bed.train_epoch()
     bed.population.pass_time()
     with pytest.raises(AgreementError, match="before it trains"):
-        plant_grown(bed.population, ROWS, [Part(0, 0, Blend.RAMP)], Start.USUAL)
+        bed.population.plant_grown(ROWS, [GrownPart(0, 0, Blend.RAMP)], Start.USUAL)

@@ -10,14 +10,6 @@ from esper.tolaria.extraction import extract
 from esper.tolaria.governor import Governor
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
-from esper.tolaria.snapshots import (
-    load_population,
-    population_state,
-    put_rows,
-    reset_rows,
-    silence_rows,
-    take_snapshot,
-)
 from tests.tolaria.test_population import own_draws
 from tests.tolaria.twins import HOSTS, Twins, draw_actions, make_population
 
@@ -33,7 +25,7 @@ def lesioned(host: str, count: int = 5, **settings: object) -> Population:
     """Rows 1 and 3 have a lesion each, the others are whole."""
     population = make_population(host, count, **settings)  # type: ignore[arg-type]
     masks = [lesion_mask(HOSTS[host](), lesion) for lesion in LESIONS[host]]
-    silence_rows(population, SILENCED, torch.stack(masks))
+    population.silence_rows(SILENCED, torch.stack(masks))
     return population
 
 
@@ -96,12 +88,12 @@ def test_whole_rows_do_not_notice_silenced_neighbours(host: str) -> None:
 def test_rows_that_are_put_back_or_copied_bring_their_silence_along(host: str) -> None:
     population = lesioned(host)
     live_on(population, range(2))
-    snapshot, before = take_snapshot(population), weights_of(population).clone()
+    snapshot, before = population.snapshot(), weights_of(population).clone()
     live_on(population, range(2, 4))
-    put_rows(population, torch.tensor([0, 3]), snapshot)
+    population.put_rows(torch.tensor([0, 3]), snapshot)
     assert torch.equal(weights_of(population)[[0, 3]], before[[0, 3]])
     masks = dead(population).clone()
-    put_rows(population, torch.tensor([0, 1]), snapshot, torch.tensor([3, 2]))  # and swapped
+    population.put_rows(torch.tensor([0, 1]), snapshot, torch.tensor([3, 2]))  # and swapped
     assert torch.equal(dead(population)[0], masks[3])
     assert not bool(dead(population)[1].any()), "row 1 is a copy of a whole host now"
     live_on(population, range(4, 6))
@@ -126,7 +118,7 @@ def test_a_failed_row_is_put_back_with_its_silence() -> None:
 def test_a_restarted_row_is_whole_until_it_is_silenced_again() -> None:
     population = lesioned("mlp")
     live_on(population, range(2))
-    reset_rows(population, torch.tensor([3]), [8])
+    population.reset_rows(torch.tensor([3]), [8])
     assert not bool(dead(population)[3].any())
     fresh = make_population("mlp", 1, first=8)
     for name, value in extract(fresh, 0).state_dict().items():
@@ -136,14 +128,14 @@ def test_a_restarted_row_is_whole_until_it_is_silenced_again() -> None:
 def test_a_saved_population_remembers_what_is_silenced() -> None:
     population = lesioned("conv1d", dtype=torch.float32)
     live_on(population, range(2))
-    state = population_state(population)
+    state = population.state_dict()
     first = live_on(population, range(2, 4))
     again = make_population("conv1d", 5, dtype=torch.float32)
-    load_population(again, state)
+    again.load_state_dict(state)
     assert torch.equal(live_on(again, range(2, 4)), first)
     assert torch.equal(dead(again), dead(population))
     whole = make_population("conv1d", 5, dtype=torch.float32)
-    load_population(again, population_state(whole))
+    again.load_state_dict(whole.state_dict())
     assert again.live is None
     assert torch.equal(live_on(again, range(2)), live_on(whole, range(2)))
 
@@ -153,7 +145,7 @@ def test_masks_of_another_shape_are_refused() -> None:
     width = population.pools[HOST].template.width
     for wrong in (torch.ones(2, width), torch.ones(1, width, dtype=torch.bool)):
         with pytest.raises(AgreementError, match="boolean for each weight"):
-            silence_rows(population, torch.tensor([0, 1]), wrong)
+            population.silence_rows(torch.tensor([0, 1]), wrong)
     assert population.live is None
 
 

@@ -1,10 +1,13 @@
 """How a population trains, and what it reports.
 
-Shapes: `N` environments, `S` slots.
+Shapes: `N` environments, `S` slots, `P` parameters of one host.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +15,10 @@ from torch import Tensor
 from esper.kasmina.gates import GateRules
 from esper.kasmina.isolation import Isolation
 from esper.leyline.errors import EsperError
+from esper.leyline.lifecycle import Lifecycle
+from esper.leyline.ops import Blend
 from esper.tolaria.optimisers import AdamW, RowOptimiser
+from esper.tolaria.plan import PoolKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +64,36 @@ class EpochRecord:
 
 
 @dataclass(frozen=True)
-class Scores:
+class SplitScores:
     """Loss and accuracy (percent) of rows on a split."""
 
     loss: Tensor
     accuracy: Tensor
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that makes up the environments of a population at one moment.
+
+    Random streams need no place of their own: they follow from seeds and counters.
+    """
+
+    lifecycle: Lifecycle
+    kept: Mapping[str, Tensor]  # [N] or [N, S] each
+    live: Tensor | None  # [N, P] weights of hosts that exist
+    tensors: Mapping[PoolKey, Mapping[str, Tensor]]  # what each pool keeps by row
+
+
+class Start(StrEnum):
+    """How the seeds of a network that never grew begin; either may be the better for it."""
+
+    USUAL = "usual"  # every layer as torch starts it, the last one of a seed too; scalar gates at 1
+    ZERO = "zero"  # as a seed is planted, so that it adds nothing at first
+
+
+class GrownPart(NamedTuple):
+    """One seed of a grown architecture, by indices of the catalogue."""
+
+    slot: int
+    blueprint: int
+    blend: Blend

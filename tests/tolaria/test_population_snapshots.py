@@ -14,15 +14,6 @@ from esper.tolaria.extraction import extract
 from esper.tolaria.optimisers import Sgd
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
-from esper.tolaria.snapshots import (
-    freeze_rows,
-    load_population,
-    population_state,
-    put_rows,
-    reset_rows,
-    set_rates,
-    take_snapshot,
-)
 from tests.tolaria.test_population import own_draws
 from tests.tolaria.twins import HOSTS, Twins, draw_actions, make_population
 
@@ -50,11 +41,11 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def test_an_environment_put_back_is_what_it_was_and_no_other_changes(host: str) -> None:
     population = make_population(host, 6)
     live(population, range(3))
-    snapshot = take_snapshot(population)
+    snapshot = population.snapshot()
     before = [weights(population, index) for index in range(6)]
     live(population, range(3, 6))
     after = [weights(population, index) for index in range(6)]
-    put_rows(population, torch.tensor([1, 4]), snapshot)
+    population.put_rows(torch.tensor([1, 4]), snapshot)
     for index in range(6):
         expected = before if index in (1, 4) else after
         assert same(weights(population, index), expected[index])
@@ -65,9 +56,9 @@ def test_an_environment_put_back_is_what_it_was_and_no_other_changes(host: str) 
 def test_an_environment_put_back_lives_the_same_life_again(host: str) -> None:
     population = make_population(host, 4)
     live(population, range(3))
-    snapshot = take_snapshot(population)
+    snapshot = population.snapshot()
     first = torch.stack(live(population, range(3, 6)))
-    put_rows(population, torch.arange(4), snapshot)
+    population.put_rows(torch.arange(4), snapshot)
     second = torch.stack(live(population, range(3, 6)))
     torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-13)
 
@@ -75,12 +66,12 @@ def test_an_environment_put_back_lives_the_same_life_again(host: str) -> None:
 def test_a_copy_has_the_weights_of_its_source_and_the_streams_of_its_place() -> None:
     population = make_population("mlp", 4)
     live(population, range(3))
-    put_rows(population, torch.tensor([0]), take_snapshot(population), torch.tensor([2]))
+    population.put_rows(torch.tensor([0]), population.snapshot(), torch.tensor([2]))
     assert same(weights(population, 0), weights(population, 2))
     population.train_epoch()
     assert not same(weights(population, 0), weights(population, 2))
     with pytest.raises(AgreementError, match="one source"):
-        put_rows(population, torch.tensor([1, 1]), take_snapshot(population))
+        population.put_rows(torch.tensor([1, 1]), population.snapshot())
 
 
 @each_host
@@ -88,7 +79,7 @@ def test_a_restarted_environment_is_a_new_one_while_others_go_on(host: str) -> N
     population = make_population(host, 4)
     live(population, range(4))
     kept = [weights(population, index) for index in (0, 1, 3)]
-    reset_rows(population, torch.tensor([2]), [6])
+    population.reset_rows(torch.tensor([2]), [6])
     assert population.lifecycle.stage[2].tolist() == [SeedStage.DORMANT] * 3
     assert int(population.lifecycle.epoch[2]) == 0
     for index, expected in zip((0, 1, 3), kept, strict=True):
@@ -105,7 +96,7 @@ def test_frozen_environments_keep_every_bit_while_others_train() -> None:
     population = make_population("conv1d", 5)
     live(population, range(3))
     before = [weights(population, index) for index in range(5)]
-    freeze_rows(population, torch.tensor([0, 3]))
+    population.freeze_rows(torch.tensor([0, 3]))
     population.train_epoch()
     for index in range(5):
         assert same(weights(population, index), before[index]) == (index in (0, 3))
@@ -115,26 +106,26 @@ def test_frozen_environments_keep_every_bit_while_others_train() -> None:
 def test_a_saved_population_goes_on_bit_for_bit(host: str) -> None:
     population = make_population(host, 5, dtype=torch.float32)
     live(population, range(4))
-    state = population_state(population)
+    state = population.state_dict()
     first = torch.stack(live(population, range(4, 7)))
     again = make_population(host, 5, dtype=torch.float32)
     live(again, range(2))  # whatever it did before
-    load_population(again, state)
+    again.load_state_dict(state)
     second = torch.stack(live(again, range(4, 7)))
     assert torch.equal(first, second)
     assert all(
-        torch.equal(value, population_state(again)[name])
-        for name, value in population_state(population).items()
+        torch.equal(value, again.state_dict()[name])
+        for name, value in population.state_dict().items()
     )
     with pytest.raises(AgreementError, match="5 environments"):
-        load_population(make_population(host, 4), state)
+        make_population(host, 4).load_state_dict(state)
 
 
 def test_every_environment_may_have_rates_of_its_own() -> None:
     population = make_population("mlp", 3, rate=0.01)
     live(population, range(2))
     rates = torch.tensor([0.0, 0.005, 0.02], dtype=torch.float64)
-    set_rates(population, torch.arange(3), rate=rates, decay=0.1)
+    population.set_rates(torch.arange(3), rate=rates, decay=0.1)
     twins = Twins(population)
     for host, optimizer, rate in zip(twins.hosts, twins.optimizers, rates.tolist(), strict=True):
         for group in optimizer.param_groups:
@@ -168,33 +159,33 @@ def test_rows_of_removed_seeds_are_used_again() -> None:
 def test_environments_are_restarted_in_place_whatever_their_order() -> None:
     population = make_population("mlp", 6)
     live(population, range(3))
-    reset_rows(population, torch.tensor([5, 2]), [15, 12])
+    population.reset_rows(torch.tensor([5, 2]), [15, 12])
     assert population.pools[HOST].owner.tolist() == list(range(6))
     for index, identity in ((5, 15), (2, 12)):
         fresh = make_population("mlp", 1, first=identity)
         assert same(weights(population, index), weights(fresh, 0))
     for wrong in ((torch.tensor([2, 2]), [1, 2]), (torch.tensor([2, 3]), [1])):
         with pytest.raises(AgreementError, match="one identity"):
-            reset_rows(population, *wrong)
+            population.reset_rows(*wrong)
 
 
 def test_a_frozen_environment_may_only_wait() -> None:
     population = make_population("mlp", 3)
-    freeze_rows(population, torch.tensor([1]))
+    population.freeze_rows(torch.tensor([1]))
     ops = population.legal().masks["op"]
     assert ops[1].tolist() == [True, False, False, False, False]
     assert bool(ops[0, 1])
     with pytest.raises(GateRefusedError, match="Host 1 is frozen"):
         population.apply(Actions.of(population.space, 3, op=1))
-    reset_rows(population, torch.tensor([1]), [4])
+    population.reset_rows(torch.tensor([1]), [4])
     assert population.apply(Actions.of(population.space, 3, op=1))
 
 
 def test_a_copy_takes_over_rates_and_budget() -> None:
     population = make_population("mlp", 2)
-    set_rates(population, torch.tensor([0]), rate=0.5)
+    population.set_rates(torch.tensor([0]), rate=0.5)
     population.budget[0] = 77
-    put_rows(population, torch.tensor([1]), take_snapshot(population), torch.tensor([0]))
+    population.put_rows(torch.tensor([1]), population.snapshot(), torch.tensor([0]))
     assert population.rate.tolist() == [0.5, 0.5]
     assert population.budget.tolist() == [77, 77]
 
@@ -202,9 +193,9 @@ def test_a_copy_takes_over_rates_and_budget() -> None:
 def test_a_saved_population_is_read_by_name_and_refused_where_it_does_not_fit() -> None:
     population = make_population("mlp", 3, blueprints=("mlp", "norm", "gate"))
     live(population, range(3))
-    state = population_state(population)
+    state = population.state_dict()
     other = make_population("mlp", 3, blueprints=("gate", "mlp", "norm"))
-    load_population(other, state)
+    other.load_state_dict(state)
     names = population.catalogue.names
     planted = population.lifecycle.blueprint
     for there, here in zip(
@@ -215,6 +206,6 @@ def test_a_saved_population_is_read_by_name_and_refused_where_it_does_not_fit() 
         if name.startswith("slots."):
             assert torch.equal(value, weights(population, 1)[name])
     with pytest.raises(AgreementError, match="do not fit"):
-        load_population(make_population("mlp", 3, optimiser=Sgd()), state)
+        make_population("mlp", 3, optimiser=Sgd()).load_state_dict(state)
     with pytest.raises(UnknownNameError, match="'gate'"):
-        load_population(make_population("mlp", 3, blueprints=("mlp", "norm")), state)
+        make_population("mlp", 3, blueprints=("mlp", "norm")).load_state_dict(state)
