@@ -1,49 +1,56 @@
 """What a study leaves in its folder: raw results, a description, and when to stop for today."""
 
-import json
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from esper.archive import KeptFolder, RunKind
 from esper.leyline.errors import DataError
 
 RESULTS = "results.jsonl"  # one line for every episode that the tables are made of
-DESCRIPTION = "study.json"
+DESCRIPTION = RunKind.STUDY
 
 Tell = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
 
 
-def write_description(folder: Path, description: Mapping[str, Any]) -> None:
-    """Replace the folder's description in a single rename."""
-    temporary = folder / f"{DESCRIPTION}.tmp"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, folder / DESCRIPTION)
-    except OSError as error:
-        raise DataError(
-            f"A study cannot be kept in {folder}", given=error.strerror, valid="a folder of yours"
-        ) from error
+class StudyFolder(KeptFolder):
+    """The folder of a study; what is kept in it is not made again."""
+
+    kind, error = RunKind.STUDY, DataError
+
+    @contextmanager
+    def locked(self) -> Iterator[int]:
+        try:
+            with super().locked() as lock:
+                yield lock
+        except OSError as error:
+            raise DataError(
+                f"A study cannot be kept in {self.path}",
+                given=error.strerror,
+                valid="a folder of yours",
+            ) from error
+
+    def read_or_none(self, name: str) -> dict[str, Any] | None:
+        """What was kept under this name, if anything was."""
+        return self.read(name) if (self.path / name).exists() else None
+
+    def kept(self, name: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """What was kept under this name, or is made now and kept."""
+        if not (self.path / name).exists():
+            self.write(name, make())
+        return self.read(name)
 
 
 def read_description(folder: Path) -> dict[str, Any]:
     """The description of a study that was run, as written."""
-    path = folder / DESCRIPTION
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(
-            f"{folder} holds no finished study",
-            given=f"no {DESCRIPTION} in it",
-            fix="run the study, or let it finish: the same command goes on where it was",
-        ) from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read", given=error) from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} is not the description of a study", given=type(found).__name__)
-    return found
+    study = StudyFolder(folder)
+    study.require_run(
+        "holds no finished study",
+        fix="run the study, or let it finish: the same command goes on where it was",
+    )
+    return study.read(DESCRIPTION)
 
 
 class Clock:

@@ -27,7 +27,7 @@ from esper.tamiyo.controllers.schedules import Schedule
 from esper.tolaria.flops import STEP
 from esper.tolaria.population_config import PopulationConfig, Start
 from esper.tolaria.tasks import GARDEN_BATCH, GARDEN_BATCHES, GARDEN_RATE
-from studies.folders import RESULTS, Clock, Tell, write_description
+from studies.folders import DESCRIPTION, RESULTS, Clock, StudyFolder, Tell
 from studies.trials import FIXED, GROW, RANDOM, Setting, Trial, Workshop
 
 TUNING = "tuning.jsonl"
@@ -151,25 +151,42 @@ def study_growth(
         "epoch": f"{GARDEN_BATCHES} x {GARDEN_BATCH}",
         "alone": EPOCHS_ALONE,
     }
+    kept = StudyFolder(folder)
+    with kept.locked():
+        chosen = _measured(folder, growths, plan, workshop, rules)
+        if chosen is None:
+            return False
+        kept.write(DESCRIPTION, _description(size, plan, growths, chosen))
+    return True
+
+
+def _measured(
+    folder: Path,
+    growths: Sequence[Growth],
+    plan: C1Size,
+    workshop: Workshop,
+    rules: dict[str, Any],
+) -> dict[str, dict[str, Setting]] | None:
+    """Everything that is trained, into the folder; returns what was chosen in each context.
+
+    None if the time was over before.
+    """
     tuning = ResultFile(folder / TUNING, rules)
     grown = [trial for growth in growths for trial in _grown_trials(growth, plan)]
     if not workshop.run("tuning what grows", grown, tuning):
-        return False
+        return None
     lengths = {growth.label: _equal_epochs(growth, tuning.results, grown) for growth in growths}
     fixed = [
         trial for growth in growths for trial in _fixed_trials(growth, plan, lengths[growth.label])
     ]
     if not workshop.run("tuning opponents", fixed, tuning):
-        return False
+        return None
     chosen = {growth.label: _choose(growth, tuning.results, [*grown, *fixed]) for growth in growths}
     trials = [
         trial for growth in growths for trial in _test_trials(growth, plan, chosen[growth.label])
     ]
     file = ResultFile(folder / RESULTS, rules)
-    if not workshop.run("final trainings", trials, file, last=True):
-        return False
-    write_description(folder, _description(size, plan, growths, chosen))
-    return True
+    return chosen if workshop.run("final trainings", trials, file, last=True) else None
 
 
 def _cases(growth: Growth, first: int, count: int) -> list[Case]:

@@ -7,8 +7,7 @@ bandit is fitted to it, and it teaches the agents before they learn by themselve
 """
 
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,13 +31,7 @@ from esper.tamiyo.controllers import Controller, LearnedController, make_control
 from esper.tamiyo.controllers.learned import keep_controller
 from esper.tamiyo.controllers.schedules import Teacher
 from studies.bandit import fit_bandit
-from studies.folders import (
-    RESULTS,
-    Clock,
-    Tell,
-    read_description,
-    write_description,
-)
+from studies.folders import DESCRIPTION, RESULTS, Clock, StudyFolder, Tell
 from studies.sizes import SIZES, C2Size
 from studies.tuning import Tuned, tune
 
@@ -59,17 +52,19 @@ def run_c2(
     """Go on with the study in `folder`; False if the time was over before it was finished."""
     if size not in SIZES:
         raise UnknownNameError.of("size", size, SIZES)
-    study = _Study(folder, SIZES[size], device, tell, Clock(seconds))
-    return study.run()
+    kept = StudyFolder(folder)
+    with kept.locked():
+        return _Study(kept, SIZES[size], device, tell, Clock(seconds)).run()
 
 
 class _Study:
     """The stages, in order; each finds what was done before."""
 
     def __init__(
-        self, folder: Path, size: C2Size, device: torch.device | str, tell: Tell, clock: Clock
+        self, kept: StudyFolder, size: C2Size, device: torch.device | str, tell: Tell, clock: Clock
     ) -> None:
-        self.folder, self.size, self.device = folder, size, torch.device(device)
+        self.kept, self.folder = kept, kept.path
+        self.size, self.device = size, torch.device(device)
         self.tell, self.clock = tell, clock
         self.suite: Suite = find_suite(size.suite)
         found = shipped_atlas(self.suite)
@@ -79,7 +74,6 @@ class _Study:
         self.controls = Controls(horizon=DEFAULT_EPISODE_LENGTH, device=device)
 
     def run(self) -> bool:
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._require_own_folder()
         tuned = self._tuned()
         cohort = self._trained()
@@ -104,7 +98,7 @@ class _Study:
     def _require_own_folder(self) -> None:
         """A folder belongs to one size and one atlas: what it holds is not mixed with others'."""
         ours = json.loads(json.dumps({"size": asdict(self.size), "atlas": self.atlas.digest}))
-        if _kept(self.folder / BOUND_TO, lambda: ours) != ours:
+        if self.kept.kept(BOUND_TO, lambda: ours) != ours:
             raise DataError(
                 f"{self.folder} holds a study of another size or of another atlas",
                 fix="name another folder with --out",
@@ -137,7 +131,7 @@ class _Study:
             )
             return {kind: tuned.to_dict() for kind, tuned in found.items()}
 
-        stored = _kept(self.folder / TUNED_FILE, make)
+        stored = self.kept.kept(TUNED_FILE, make)
         return {kind: Tuned(**{**each, "log": ()}) for kind, each in stored.items()}
 
     def _members(self) -> list[MemberSettings]:
@@ -167,7 +161,7 @@ class _Study:
         teacher = teacher_of(self.atlas)
         cohort = Cohort(garden, members, self.size.cohort, teacher=teacher, device=self.device)
         cohort.load(self.folder / COHORT)
-        curves = _read(self.folder / CURVES_FILE) or {member.name: [] for member in members}
+        curves = self.kept.read_or_none(CURVES_FILE) or {each.name: [] for each in members}
         for points in curves.values():  # what a lost round had told
             del points[cohort.round :]
         rounds = cohort.settings.rounds
@@ -181,7 +175,7 @@ class _Study:
                         member.agent.save(self.folder / APPRENTICES / member.name)
             stopping = self.clock.over
             if stopping or cohort.over or cohort.round % self.size.save_every == 0:
-                _write(self.folder / CURVES_FILE, curves)
+                self.kept.write(CURVES_FILE, curves)
                 cohort.save(self.folder / COHORT)
             if stopping:
                 return None
@@ -218,10 +212,10 @@ class _Study:
 
     def _keep_best(self, cohort: Cohort) -> None:
         """The training that did best on its own cases, as a controller."""
-        name = best_training(_read(self.folder / CURVES_FILE))
+        name = best_training(self.kept.read(CURVES_FILE))
         (member,) = (member for member in cohort.members if member.name == name)
         catalogue = cohort.garden.catalogue
-        card = card_of(read_description(self.folder), name)
+        card = card_of(self.kept.read(DESCRIPTION), name)
         keep_controller(member.agent.network, self.folder / TAMIYO, catalogue, card)
 
     def _describe(
@@ -236,8 +230,8 @@ class _Study:
             taught = atlas.episodes if member.apprentice else 0
             episodes[member.name] = member.rows * rounds + taught
         groups = {"training": self.suite.training, **self.suite.heldout}
-        write_description(
-            self.folder,
+        self.kept.write(
+            DESCRIPTION,
             {
                 "suite": self.suite.name,
                 "groups": {
@@ -254,9 +248,9 @@ class _Study:
                 "best_heuristic": max(tuned, key=lambda kind: tuned[kind].score),
                 "curves": {
                     name: [[point["episodes"], point["score"]] for point in points]
-                    for name, points in _read(self.folder / CURVES_FILE).items()
+                    for name, points in self.kept.read(CURVES_FILE).items()
                 },
-                "searches": {"bandit": bandit, "rules": _read(self.folder / TUNED_FILE)},
+                "searches": {"bandit": bandit, "rules": self.kept.read(TUNED_FILE)},
                 "size": json.loads(json.dumps(asdict(size))),
             },
         )
@@ -314,32 +308,3 @@ def _point(report: MemberReport) -> dict[str, Any]:
         "kl": None if metrics is None else metrics["kl"],
         "explained_variance": None if metrics is None else metrics["explained_variance"],
     }
-
-
-def _kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What is in the file, or is made now and kept there."""
-    stored = _read(path)
-    if stored:
-        return stored
-    made = make()
-    _write(path, made)
-    return made
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """What a file of the study holds; nothing if it is not there."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path} is damaged", given=str(error), fix="delete it") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} is damaged", given=type(found).__name__, fix="delete it")
-    return found
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    os.replace(temporary, path)

@@ -276,7 +276,7 @@ def test_wrong_folders_are_refused_with_a_reason(written: Path, tmp_path: Path) 
     with pytest.raises(DataError, match="lacks its best_heuristic"):
         write_evidence([broken], tmp_path)
     (broken / "study.json").write_text("[1]", encoding="utf-8")
-    with pytest.raises(DataError, match="not the description"):
+    with pytest.raises(DataError, match="is damaged"):
         write_evidence([broken], tmp_path)
 
 

@@ -1,8 +1,11 @@
+from .files import append_lines as append_lines
 from .files import as_toml as as_toml
 from .files import read_toml as read_toml
 from .files import sync as sync
 from .files import write_whole as write_whole
-from .locks import held as held
+from .run_folders import KeptFolder as KeptFolder
+from .run_folders import RunKind as RunKind
+from .run_folders import kind_of_run as kind_of_run
 from .tensors import Archive as Archive
 from .tensors import ArchiveError as ArchiveError
 from .tensors import kind_of as kind_of

@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,14 @@ def write_whole(path: Path, content: str | bytes) -> None:
     temporary = unfinished(path)
     temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
     replace_whole(temporary, path)
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append to a file; the lines are on the disk when this returns."""
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write("".join(f"{line}\n" for line in lines))
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def unfinished(path: Path) -> Path:

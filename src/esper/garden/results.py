@@ -5,12 +5,12 @@ dropped, so evaluation goes on where it was.
 """
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from esper.archive import append_lines
 from esper.leyline.constants import DEFAULT_RENT
 from esper.leyline.errors import DataError
 
@@ -64,7 +64,7 @@ class ResultFile:
                 self._read(header)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._append([header])
+                append_lines(path, [header])
         except OSError as error:
             raise DataError(
                 f"Results cannot be kept in {path}", given=error.strerror, valid="a file of yours"
@@ -73,21 +73,15 @@ class ResultFile:
     def add(self, results: Iterable[Result]) -> None:
         """Append a batch; it is on the disk when this returns."""
         fresh = list(results)
-        self._append([json.dumps(asdict(result)) for result in fresh])
+        append_lines(self.path, [json.dumps(asdict(result)) for result in fresh])
         self.results += fresh
-
-    def _append(self, lines: list[str]) -> None:
-        with self.path.open("a", encoding="utf-8") as stream:
-            stream.write("".join(f"{line}\n" for line in lines))
-            stream.flush()
-            os.fsync(stream.fileno())
 
     def _read(self, header: str) -> None:
         text = _text_of(self.path)
         whole, ended, rest = text.rpartition("\n")
         if not ended and header.startswith(text):  # not even its first line was finished
             self.path.write_text("", encoding="utf-8")
-            self._append([header])
+            append_lines(self.path, [header])
             return
         lines = whole.split("\n")
         if lines[0] != header:

@@ -12,7 +12,7 @@ from torch import nn
 from esper import api
 from esper.api.batches import Batches
 from esper.api.runs import CHECKPOINT, SAMPLE, open_checkpoint
-from esper.archive.locks import LOCK
+from esper.archive.run_folders import LOCK
 from esper.karn.commands.growing import BudgetOptions, Grow, Inspect, RoomOptions
 from esper.karn.commands.training import RUNS
 from esper.karn.named_code import absolute, build_model, spoken

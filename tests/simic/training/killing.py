@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-import esper.archive
+import esper.archive.tensors
 from esper.nissa import RunStore
 from esper.nissa import store as store_module
 from esper.simic.agent.ppo import PPOAgent
@@ -50,7 +50,7 @@ CALLS = {
     "unlink": (os, "unlink"),
     "rmdir": (os, "rmdir"),
     "mkdir": (Path, "mkdir"),
-    "save_file": (esper.archive, "save_file"),
+    "save_file": (esper.archive.tensors, "save_file"),
     "insert": (RunStore, "_insert"),
     "telemetry write": (RunStore, "write"),
     "telemetry commit": (RunStore, "commit"),

@@ -258,7 +258,7 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.M
     def full(*given: Any, **named: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("esper.archive.save_file", full)
+    monkeypatch.setattr("esper.archive.tensors.save_file", full)
     with pytest.raises(RunError, match="No space left on device"):
         train_run(run)
     monkeypatch.undo()

@@ -15,7 +15,6 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,20 +24,20 @@ from torch import Tensor
 from esper.archive import (
     Archive,
     ArchiveError,
-    held,
+    KeptFolder,
+    RunKind,
     read_archive,
     seal_of,
     sync,
     write_archive,
     write_whole,
 )
-from esper.archive.files import unfinished
 from esper.garden.builtin_suites import find_suite
 from esper.garden.suites import Suite
 from esper.leyline.errors import EsperError
 from esper.simic.training.config import TrainConfig, read_config, to_toml
 
-CONFIG, FACTS, BEST, CHECKPOINTS = "config.toml", "run.json", "best", "checkpoints"
+CONFIG, FACTS, BEST, CHECKPOINTS = RunKind.TRAINING, "run.json", "best", "checkpoints"
 STATE = "state"
 KIND, VERSION = "checkpoint", 1
 KEPT = 3  # checkpoints, beside the best agent
@@ -51,49 +50,32 @@ class RunError(EsperError):
     """A run directory that cannot be used as asked."""
 
 
-class RunFolder:
+class RunFolder(KeptFolder):
     """The files of one run."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    kind, error = RunKind.TRAINING, RunError
+    beginnings = (CHECKPOINTS, FACTS)
 
     @classmethod
     def create(cls, path: str | Path, config: TrainConfig, facts: Mapping[str, Any]) -> "RunFolder":
         """A new run; the directory must be empty or absent."""
         run = cls(path)
-        if run.path.exists() and not run._is_fresh():
-            raise RunError(
-                f"{run.path} is not empty",
-                fix=f"name another directory, or go on with: esper resume {run.path}",
-            )
+        run.require_fresh(fix=f"name another directory, or go on with: esper resume {run.path}")
         (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        write_whole(run.path / FACTS, json.dumps(dict(facts), indent=1, sort_keys=True) + "\n")
+        run.write(FACTS, facts)
         write_whole(run.path / CONFIG, to_toml(config))  # last: without it there is no run
         return run
-
-    def _is_fresh(self) -> bool:
-        """Is there nothing in the directory, or what is left of a run that was never made?"""
-        if not self.path.is_dir():
-            return False
-        halves = {unfinished(self.path / name).name for name in (FACTS, CONFIG)}
-        ours = {CHECKPOINTS, FACTS, *halves}
-        return {each.name for each in self.path.iterdir()} <= ours and not self.rounds()
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
         """An existing run."""
         run = cls(path)
-        if not (run.path / CONFIG).is_file():
-            raise RunError(
-                f"{run.path} is not a run",
-                given="no such directory" if not run.path.exists() else f"no {CONFIG}",
-                fix="list the runs there are: esper runs",
-            )
+        run.require_run("is not a run", fix="list the runs there are: esper runs")
         return run
 
     @property
-    def name(self) -> str:
-        return self.path.name
+    def is_fresh(self) -> bool:
+        return super().is_fresh and not self.rounds()
 
     @property
     def config(self) -> TrainConfig:
@@ -101,11 +83,7 @@ class RunFolder:
 
     @property
     def facts(self) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads((self.path / FACTS).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / FACTS} cannot be read", given=error) from error
-        return found
+        return self.read(FACTS)
 
     @property
     def suite(self) -> Suite:
@@ -116,10 +94,6 @@ class RunFolder:
     @property
     def best(self) -> Path:
         return self.path / BEST
-
-    def locked(self) -> AbstractContextManager[int]:
-        """Hold the run; refused while another process does."""
-        return held(self.path, RunError)
 
     # --- checkpoints ---------------------------------------------------------------------
 
