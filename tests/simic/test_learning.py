@@ -155,10 +155,12 @@ def test_credit_only_where_a_head_mattered_learns_arguments_much_faster() -> Non
     causal = [steps_to_learn_arguments(seed, True, limit) for seed in range(4)]
     assert max(causal) < limit
     # A single seed's ratio sways from 1.2 to 2.6; measured over six of them it was 1.7.
-    without = [
-        steps_to_learn_arguments(seed, False, 2 * steps) for seed, steps in enumerate(causal)
-    ]
-    assert sum(without) >= 1.4 * sum(causal)
+    without = 0
+    for seed, steps in enumerate(causal):
+        without += steps_to_learn_arguments(seed, False, 2 * steps)
+        if without >= 1.4 * sum(causal):  # the other seeds could only add to it
+            return
+    pytest.fail(f"{without} steps against {sum(causal)}")
 
 
 @pytest.mark.parametrize("seed", range(2))
