@@ -1,7 +1,5 @@
 """Two processes that train copies of one model decide alike; what would part them is refused."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,8 @@ from esper.api.distributed import shared
 from esper.leyline.errors import EsperError
 from esper.simic.agent.ppo import PPOAgent
 from esper.tamiyo.features import FeatureTable
+from tests import programs
 from tests.api.tables import INPUTS, wrapped
-from tests.simic.training.commands import ENVIRONMENT, ROOT
 
 # A controller that looks at the flow; every process has a sample of its own.
 WORKER = """
@@ -64,17 +62,7 @@ def test_processes_with_other_samples_decide_alike(tmp_path: Path) -> None:
     for op in (1, 2, 3):
         trained.network.prefer("op", op, 1.0)
     agent = trained.save(tmp_path / "agent")
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), str(tmp_path / "store"), str(agent)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
-            cwd=ROOT,
-        )
-        for rank in range(2)
-    ]
+    workers = [programs.start(WORKER, rank, tmp_path / "store", agent) for rank in range(2)]
     told = [worker.communicate(timeout=120) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], told
     first, second = (out.splitlines() for out, _ in told)

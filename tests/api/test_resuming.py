@@ -1,10 +1,7 @@
 """A run that was interrupted goes on bit for bit, from every stage of a seed's life."""
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ from esper.api import load_run, read_origin
 from esper.archive import ArchiveError
 from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
-from esper.simic.training import runs
+from tests import programs
 from tests.api.tables import TRAIN, VAL, Script, mlp, require_same, states
 
 LIVES = {
@@ -209,6 +206,7 @@ import torch
 torch.set_num_threads(1)
 import esper
 from tests.api.test_resuming import SETTINGS
+from tests import programs
 from tests.api.tables import TRAIN, VAL, mlp
 esper.grow(mlp(), TRAIN, VAL, controller="random", out=sys.argv[1],
            on_epoch=lambda record: print(record["epoch"], flush=True), **SETTINGS)
@@ -216,13 +214,7 @@ esper.grow(mlp(), TRAIN, VAL, controller="random", out=sys.argv[1],
 
 
 def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path / "run")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as child:
-        assert child.stdout is not None
+    with programs.start(CHILD, tmp_path / "run") as child:
         for line in child.stdout:
             if line.strip() == "6":
                 child.send_signal(signal.SIGKILL)
@@ -260,7 +252,7 @@ def test_nothing_is_pickled(tmp_path: Path) -> None:
 def test_two_processes_cannot_train_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("esper.archive.locks.LOCK_SECONDS", 0.05)
 
     def meddle(record: dict[str, Any]) -> None:
         if record["epoch"] == 2:

@@ -1,10 +1,7 @@
 """Archives: atomic, sealed, and refused with a sentence when anything is wrong."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import torch
 
 from esper.archive import ArchiveError, read_archive, write_archive
 from esper.archive.tensors import MANIFEST
+from tests import programs
 
 KIND, VERSION = "test", 3
 
@@ -127,10 +125,7 @@ def test_a_killed_writer_leaves_the_old_archive_or_the_new_one(tmp_path: Path) -
     )
     dice = random.Random(0)
     for _ in range(8):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", program, os.fspath(path)], stdout=subprocess.PIPE, text=True
-        )
-        assert writer.stdout is not None
+        writer = programs.start(program, path)
         writer.stdout.readline()
         time.sleep(dice.uniform(0.0, 0.1))
         writer.kill()

@@ -1,15 +1,11 @@
 """A model, data and the command line, as somebody has them who grows a network of their own."""
 
-import contextlib
-import io
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from esper.karn.cli import main
+from tests.programs import esper_here
 
 MODEL = """
 import time
@@ -98,23 +94,9 @@ def table() -> dict[str, np.ndarray]:
     return {"inputs": inputs, "targets": targets.astype(np.int64)}
 
 
-def esper(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command line in this process, which has imported everything already."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    before, sys.argv = sys.argv, ["esper", *map(str, words)]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main()
-    except SystemExit as ending:
-        code = ending.code if isinstance(ending.code, int) else 1
-    finally:
-        sys.argv = before
-    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
-
-
 def refused(words: Sequence[str | Path]) -> str:
     """What is said on wrong words: one line."""
-    told = esper(*words)
+    told = esper_here(*words)
     assert told.returncode == 2, told
     (line,) = told.stderr.strip().splitlines()
     assert line.startswith("esper: ")

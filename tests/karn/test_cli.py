@@ -1,19 +1,8 @@
 """The command line as a stranger meets it."""
 
-import subprocess
-import sys
-
 import pytest
 
-
-def esper(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "esper.karn.cli", *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+from tests.programs import esper
 
 
 def test_life_tells_a_whole_life_and_ends_with_its_figures() -> None:

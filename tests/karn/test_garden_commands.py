@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from esper.garden import Atlas, Context, Source, Suite, save_suite
-from esper.karn.cli import main
 from esper.tamiyo.controllers import Arm
+from tests.karn.own_files import refused
+from tests.programs import esper_here
 
 CONTEXT = Context(
     name="few", family="mnist1d", source=Source(family="mnist1d", samples=200), host="mlp"
@@ -25,57 +26,35 @@ def own_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
-def esper(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """Run a command in this process; returns its exit status."""
-    monkeypatch.setattr("sys.argv", ["esper", *words])
-    try:
-        main()
-    except SystemExit as left:
-        return int(left.code or 0)
-    return 0
+def test_tasks_lists_every_context_of_a_suite(own_suite: str) -> None:
+    told = esper_here("tasks", "--suite", own_suite)
+    assert told.returncode == 0
+    assert "few" in told.stdout
+    assert "mnist1d × 200" in told.stdout
+    assert "esper atlas --suite" in told.stdout.replace("\n", " ")
 
 
-def test_tasks_lists_every_context_of_a_suite(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_suite: str
-) -> None:
-    assert esper(monkeypatch, "tasks", "--suite", own_suite) == 0
-    told = capsys.readouterr().out
-    assert "few" in told
-    assert "mnist1d × 200" in told
-    assert "esper atlas --suite" in told.replace("\n", " ")
-
-
-def test_a_small_evaluation_from_end_to_end(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    own_suite: str,
-    tmp_path: Path,
-) -> None:
+def test_a_small_evaluation_from_end_to_end(own_suite: str, tmp_path: Path) -> None:
     arm = "fixed:slot=early,blueprint=convpool,epoch=4"
     words = ["evaluate", "--suite", own_suite, "--controllers", "never", "random", arm]
     words += ["--seeds", "2", "--out", str(tmp_path / "r.jsonl"), "--json", str(tmp_path / "f")]
-    assert esper(monkeypatch, *words) == 0
-    told = capsys.readouterr()
-    assert "own, training contexts; rent 2" in told.out
-    assert "episodes: 8 of 8" in told.err, "two controls, and two episodes of each"
+    told = esper_here(*words)
+    assert told.returncode == 0
+    assert "own, training contexts; rent 2" in told.stdout
+    assert "episodes: 8 of 8" in told.stderr, "two controls, and two episodes of each"
     figures = json.loads((tmp_path / "f").read_text())
     assert figures["never.gain"] == pytest.approx(0.0, abs=1.0)
     assert figures["random.episodes"] == 2
     lines = (tmp_path / "r.jsonl").read_text().splitlines()
     assert len(lines) == 1 + 3 * 2
     assert json.loads(lines[-1])["seeds"] == 1, "the schedule made its seed permanent"
-    assert esper(monkeypatch, *words, "--quiet") == 0
-    again = capsys.readouterr()
-    assert again.err == "", "nothing is played twice, and quiet is quiet"
-    assert again.out == told.out
+    again = esper_here(*words, "--quiet")
+    assert again.returncode == 0
+    assert again.stderr == "", "nothing is played twice, and quiet is quiet"
+    assert again.stdout == told.stdout
 
 
-def test_a_stored_atlas_is_shown(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    own_suite: str,
-    tmp_path: Path,
-) -> None:
+def test_a_stored_atlas_is_shown(own_suite: str, tmp_path: Path) -> None:
     arms = tuple(Arm(slot=slot, blueprint="mlp", epoch=4) for slot in ("early", "late"))
     gain = torch.tensor([[[8.0] * 4, [2.0] * 4]], dtype=torch.float64)
     control = torch.full((1, 4), 40.0, dtype=torch.float64)
@@ -83,10 +62,10 @@ def test_a_stored_atlas_is_shown(
     nothing = torch.zeros_like(gain)
     Atlas((CONTEXT,), arms, control, control, gain, gain, nothing).save(stored)
     words = ["atlas", "--suite", own_suite, "--show", "--out", str(stored)]
-    assert esper(monkeypatch, *words, "--json", str(tmp_path / "f.json")) == 0
-    told = capsys.readouterr().out
-    assert "40.0" in told
-    assert "early/mlp" in told
+    told = esper_here(*words, "--json", tmp_path / "f.json")
+    assert told.returncode == 0
+    assert "40.0" in told.stdout
+    assert "early/mlp" in told.stdout
     figures = json.loads((tmp_path / "f.json").read_text())
     assert figures["best_constant_share"] == pytest.approx(1.0)
     assert figures["random_share"] == pytest.approx((8 + 2) / 2 / 8)
@@ -126,7 +105,6 @@ WRONG = [
 @pytest.mark.parametrize(("words", "said"), WRONG, ids=lambda value: " ".join(value)[:60])
 def test_wrong_words_get_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     own_suite: str,
     tmp_path: Path,
     words: tuple[str, ...],
@@ -137,17 +115,11 @@ def test_wrong_words_get_one_sentence(
     Path("wrong.toml").write_text(
         'name = "x"\n[[training]]\nname = "a"\nfamily = "f"\nsource = { family = "nnist1d" }\n'
     )
-    assert esper(monkeypatch, *words) == 2
-    told = capsys.readouterr()
-    assert said in told.err
-    assert len(told.err.strip().splitlines()) == 1
-    assert told.err.startswith("esper: ")
+    assert said in refused(words)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("command", ["evaluate", "atlas"])
-def test_a_missing_gpu_is_said_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    assert esper(monkeypatch, command, "--device", "cuda") == 2
-    assert capsys.readouterr().err.startswith("esper: There is no CUDA device; given: --device")
+def test_a_missing_gpu_is_said_in_one_sentence(command: str) -> None:
+    said = refused([command, "--device", "cuda"])
+    assert said.startswith("esper: There is no CUDA device; given: --device")

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from esper.karn import growing
 from esper.karn.named_data import load_data
-from tests.karn.own_files import DATA, MODEL, esper, table
-from tests.simic.training.commands import ENVIRONMENT, started
+from tests.karn.own_files import DATA, MODEL, table
+from tests.programs import ENVIRONMENT, esper_here, started
 
 EPOCHS = 8
 WORDS = ["--budget.params", "+60%", "--budget.epochs", str(EPOCHS), "--lr", "0.02"]
@@ -36,7 +36,7 @@ def tensors_of(run: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Path:
-    told = esper(
+    told = esper_here(
         "grow", f"{folder}/net.py:Slow", "--data", folder / "table.npz", *WORDS,
         "--out", folder / "whole", "--controller", "periodic",
     )  # fmt: skip
@@ -69,11 +69,11 @@ def test_an_interrupted_run_says_how_to_go_on_and_ends_like_a_whole_one(
     assert "Traceback" not in said
     assert f"Go on with: esper resume {out}" in said
 
-    told = esper("export", out)
+    told = esper_here("export", out)
     assert told.returncode == 2
     assert f"esper resume {out}" in told.stderr, "it is not finished"
 
-    told = esper("resume", out)
+    told = esper_here("resume", out)
     assert told.returncode == 0, told.stderr
     assert f"epoch {EPOCHS}/{EPOCHS}" in told.stdout
     assert "epoch 1/" not in told.stdout
@@ -83,15 +83,15 @@ def test_an_interrupted_run_says_how_to_go_on_and_ends_like_a_whole_one(
 
 def test_a_finished_run_is_shown_and_not_resumed(run: Path) -> None:
     before = tensors_of(run)
-    told = esper("resume", run)
+    told = esper_here("resume", run)
     assert told.returncode == 0
     assert f"is finished: {EPOCHS} epochs" in told.stdout
     assert tensors_of(run) == before
     for word in ("show", "report"):
-        ran, _, report = esper(word, run).stdout.partition("\n")
+        ran, _, report = esper_here(word, run).stdout.partition("\n")
         assert ran == f"Running the code in {run.parent / 'net.py'}"
         assert (run / "report.txt").read_text() == report
-    listed = esper("runs", run.parent).stdout.replace("\n", " ")
+    listed = esper_here("runs", run.parent).stdout.replace("\n", " ")
     assert "net.py:Slow" in listed
     assert f"{EPOCHS} of {EPOCHS}" in listed
 
@@ -118,7 +118,7 @@ print("same")
 
 def test_all_formats_are_written_and_checked_and_run_without_esper(run: Path) -> None:
     for name in ("module", "pt2", "onnx", "python"):
-        told = esper("export", run, "--format", name)
+        told = esper_here("export", run, "--format", name)
         assert told.returncode == 0, told.stderr
         ran, wrote, use = told.stdout.splitlines()
         assert ran == f"Running the code in {run.parent / 'net.py'}"
@@ -141,7 +141,7 @@ def test_a_model_that_was_moved_is_found_with_an_option(run: Path, folder: Path)
     moved.parent.mkdir()
     moved.write_text(MODEL, encoding="utf-8")
     out = folder / "moved.pt2"
-    told = esper("export", run, "--format", "pt2", "--out", out, "--model", f"{moved}:Slow")
+    told = esper_here("export", run, "--format", "pt2", "--out", out, "--model", f"{moved}:Slow")
     assert told.returncode == 0, told.stderr
     assert out.is_file()
 
@@ -149,7 +149,7 @@ def test_a_model_that_was_moved_is_found_with_an_option(run: Path, folder: Path)
 def test_data_and_model_may_be_functions_and_the_loss_follows_from_the_targets(
     folder: Path,
 ) -> None:
-    told = esper(
+    told = esper_here(
         "grow", f"{folder}/net.py:regressor", "--data", f"{folder}/data.py:loaders",
         "--budget.params", "none", "--budget.epochs", "1", "--controller", "never", "--quiet",
         "--out", folder / "regression",
@@ -173,7 +173,7 @@ def test_inputs_that_are_not_tensors_alone_are_taken_from_the_data_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(growing, "_line", interrupt)
-        told = esper(
+        told = esper_here(
             "grow", f"{folder}/net.py:Scaled", "--data", f"{folder}/data.py:scaled",
             "--budget.params", "none", "--budget.epochs", "2", "--controller", "never",
             "--out", out,
@@ -181,7 +181,7 @@ def test_inputs_that_are_not_tensors_alone_are_taken_from_the_data_again(
     assert told.returncode == 130, told.stderr
     assert not (out / "sample").exists()
     for words in (("resume", out), ("show", out), ("export", out, "--format", "module")):
-        told = esper(*words)
+        told = esper_here(*words)
         assert told.returncode == 0, told.stderr
         ran = f"Running the code in {folder / 'net.py'}, {folder / 'data.py'}"
         assert told.stdout.splitlines()[0] == ran
@@ -189,11 +189,11 @@ def test_inputs_that_are_not_tensors_alone_are_taken_from_the_data_again(
 
 
 def test_places_are_listed_with_what_each_would_cost(folder: Path) -> None:
-    told = esper("inspect", f"{folder}/net.py:Slow", "--data", folder / "table.npz")
+    told = esper_here("inspect", f"{folder}/net.py:Slow", "--data", folder / "table.npz")
     assert told.returncode == 0, told.stderr
     assert "Slow: 224 parameters, at most 33 more" in told.stdout
     assert "body.0" in told.stdout
-    told = esper(
+    told = esper_here(
         "inspect", f"{folder}/net.py:Slow", "--data", folder / "table.npz",
         "--budget.params", "none",
     )  # fmt: skip
@@ -205,7 +205,7 @@ def test_runs_are_numbered_where_no_directory_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
-        told = esper(
+        told = esper_here(
             "grow", f"{folder}/net.py:Slow", "--data", folder / "table.npz", "--budget.epochs", "1",
             "--controller", "never", "--samples", "16",
         )  # fmt: skip

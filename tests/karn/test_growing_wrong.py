@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.karn.own_files import DATA, MODEL, esper, refused, table
-from tests.simic.training.commands import esper as esper_in_a_process
+from tests.karn.own_files import DATA, MODEL, refused, table
+from tests.programs import esper, esper_here
 from tests.simic.training.tiny import tiny_run
 
 
@@ -122,11 +122,11 @@ def test_code_that_fails_in_the_middle_is_told_from_wrong_words(home: Path) -> N
 
 
 def test_options_that_do_not_exist_or_are_missing_are_named(home: Path) -> None:
-    told = esper_in_a_process("grow", f"{home}/net.py:Slow", "--data", "digits", "--epoch", "3")
+    told = esper("grow", f"{home}/net.py:Slow", "--data", "digits", "--epoch", "3")
     assert told.returncode == 2
     assert "--budget.epochs" in told.stdout + told.stderr
     assert "Traceback" not in told.stderr
-    told = esper_in_a_process("grow", f"{home}/net.py:Slow")
+    told = esper("grow", f"{home}/net.py:Slow")
     assert told.returncode == 2
     assert "--data" in told.stdout + told.stderr
     assert "Traceback" not in told.stderr
@@ -148,7 +148,7 @@ def stopped(home: Path) -> Path:
 
     patch = pytest.MonkeyPatch()
     patch.setattr(growing, "_line", interrupt)
-    told = esper(*words)
+    told = esper_here(*words)
     patch.undo()
     assert told.returncode == 130
     assert f"Go on with: esper resume {run}" in told.stderr
@@ -223,7 +223,7 @@ def test_a_run_of_a_program_is_left_to_the_program(stopped: Path, tmp_path: Path
 def test_a_folder_that_does_not_exist_is_named(stopped: Path, home: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(stopped, run)
-    assert esper("resume", run).returncode == 0
+    assert esper_here("resume", run).returncode == 0
     said = refused(["export", run, "--format", "pt2", "--out", home / "no" / "net.pt2"])
     assert "There is no such folder" in said
     said = refused(["export", run, "--out", home / "no" / "net"])

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from esper.simic.training import RunFolder, read_config
-from tests.karn.own_files import esper
-from tests.simic.training.commands import ENVIRONMENT
-from tests.simic.training.commands import esper as esper_in_a_process
+from tests.programs import ENVIRONMENT, esper, esper_here
 from tests.simic.training.tiny import ENVS, HORIZON, ROUNDS, TINY, digest, tiny_files, tiny_run
 
 PACKAGES = ("torch", "numpy", "sqlite3", "matplotlib", "safetensors")
@@ -28,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path) -> RunFolder:
     """A run of the settings in a file, less the rounds that an option gives."""
     file = tiny_files(folder)
-    told = esper(
+    told = esper_here(
         "train", "demo", "--file", file, "--rounds", "2", "--out", folder / "first",
         "--json", folder / "figures.json",
     )  # fmt: skip
@@ -40,7 +38,7 @@ def run(folder: Path) -> RunFolder:
 
 def refused(words: Sequence[str | Path]) -> str:
     """What is said on wrong words: one line."""
-    told = esper(*words)
+    told = esper_here(*words)
     assert told.returncode == 2, told
     assert told.stdout == ""
     (line,) = told.stderr.strip().splitlines()
@@ -80,7 +78,7 @@ def test_runs_are_listed(run: RunFolder, folder: Path) -> None:
     broken = folder / "broken"
     broken.mkdir(exist_ok=True)
     (broken / "config.toml").write_text("rounds = 'x'", encoding="utf-8")
-    told = esper("runs", folder)
+    told = esper_here("runs", folder)
     assert told.returncode == 0
     listed = told.stdout.replace("\n", "")
     assert "2 of 2" in listed
@@ -88,7 +86,7 @@ def test_runs_are_listed(run: RunFolder, folder: Path) -> None:
 
 
 def test_a_run_is_shown(run: RunFolder) -> None:
-    told = esper("show", run.path)
+    told = esper_here("show", run.path)
     assert told.returncode == 0
     assert "2 of 2 rounds" in told.stdout.replace("\n", " ")
     for words in ("tamiyo", "random", "policy_loss", "No anomalies."):
@@ -97,7 +95,9 @@ def test_a_run_is_shown(run: RunFolder) -> None:
 
 def test_telemetry_can_be_asked_and_not_changed(run: RunFolder) -> None:
     before = digest(run)
-    told = esper("events", run.path, "--sql", "select count(*) as n, '[b]' as x from decisions")
+    told = esper_here(
+        "events", run.path, "--sql", "select count(*) as n, '[b]' as x from decisions"
+    )
     assert told.returncode == 0
     assert str(2 * HORIZON * ENVS) in told.stdout
     assert "[b]" in told.stdout, "what looks like markup is text"
@@ -109,7 +109,7 @@ def test_telemetry_can_be_asked_and_not_changed(run: RunFolder) -> None:
 
 def test_telemetry_can_be_exported(run: RunFolder, tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
-    told = esper("events", run.path, "--export", file)
+    told = esper_here("events", run.path, "--export", file)
     assert told.returncode == 0
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert told.stdout.startswith(f"{len(lines)} events")
@@ -119,7 +119,7 @@ def test_telemetry_can_be_exported(run: RunFolder, tmp_path: Path) -> None:
 
 def test_a_finished_run_is_not_resumed(run: RunFolder, tmp_path: Path) -> None:
     before = digest(run)
-    told = esper("resume", run.path, "--json", tmp_path / "figures.json")
+    told = esper_here("resume", run.path, "--json", tmp_path / "figures.json")
     assert told.returncode == 0
     assert "is finished: 2 rounds" in told.stdout
     assert json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["rounds"] == 2
@@ -127,7 +127,7 @@ def test_a_finished_run_is_not_resumed(run: RunFolder, tmp_path: Path) -> None:
 
 
 def test_a_trained_run_is_a_controller_to_evaluate(run: RunFolder, folder: Path) -> None:
-    told = esper(
+    told = esper_here(
         "evaluate", "--controllers", "never", run.path, "--suite", folder / "tiny.toml",
         "--seeds", "1", "--json", folder / "evaluation.json", "--quiet",
     )  # fmt: skip
@@ -181,7 +181,7 @@ def test_a_damaged_store_is_refused_by_name(run: RunFolder, tmp_path: Path) -> N
 
 
 def test_an_option_that_does_not_exist_is_refused_with_the_one_that_was_meant() -> None:
-    told = esper_in_a_process("train", "demo", "--rouns", "3")
+    told = esper("train", "demo", "--rouns", "3")
     assert told.returncode == 2
     assert "--rounds" in told.stdout + told.stderr
     assert "Traceback" not in told.stderr
@@ -205,7 +205,7 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
 
 @pytest.mark.slow
 def test_the_doctor_trains_stops_and_resumes() -> None:
-    told = esper_in_a_process("doctor")
+    told = esper("doctor")
     assert told.returncode == 0, told.stdout
     assert "works: trained, stopped and resumed" in told.stdout
     assert "torch" in told.stdout

@@ -3,16 +3,19 @@
 Run this file to write both lists anew; the diff is what the reviewer looks at.
 """
 
+import contextlib
 import importlib
+import io
 import os
 import pkgutil
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import esper
+from esper.karn.cli import main
 
 PUBLIC_NAMES = Path(__file__).with_name("public_names.txt")
 CLI_OPTIONS = Path(__file__).with_name("cli_options.txt")
@@ -49,16 +52,17 @@ def cli_options(command: tuple[str, ...] = ()) -> list[str]:
 def help_text(command: tuple[str, ...]) -> str:
     """Return what `esper … --help` prints, without colours and in one column."""
     # A wider screen gets the boxes of a long help side by side, a narrower one broken names.
-    plain = {"COLUMNS": "120", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
-    finished = subprocess.run(
-        [sys.executable, "-m", "esper.karn.cli", *command, "--help"],
-        env={**os.environ, **plain},
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
+    plain = {"COLUMNS": "120", "NO_COLOR": "1"}
+    words, said = ["esper", *command, "--help"], io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with (
+        mock.patch.dict(os.environ, plain),
+        mock.patch.object(sys, "argv", words),
+        contextlib.redirect_stdout(said),
+        contextlib.suppress(SystemExit),
+    ):
+        main()
+    said.seek(0)
+    return said.read()
 
 
 def read(reviewed: Path) -> list[str]:

@@ -2,11 +2,11 @@
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import programs
 
 DOCS = Path(__file__).parents[2] / "docs"
 _spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
@@ -39,5 +39,5 @@ def _snippets() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("code", [code for _, code in _snippets()], ids=[n for n, _ in _snippets()])
 def test_a_snippet_runs_as_it_stands(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = programs.run(code)
     assert done.returncode == 0, done.stderr

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from esper.simic.training import RunFolder
+from tests.programs import children_of, esper, is_alive, started, wait_until
 from tests.simic.training import killing
-from tests.simic.training.commands import children_of, esper, is_alive, started, wait_until
 from tests.simic.training.tiny import ENVS, ROUNDS, assert_same, digest, tiny_run
 
 KILLS = int(os.environ.get("ESPER_KILLS", "10"))

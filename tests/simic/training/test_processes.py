@@ -8,7 +8,7 @@ import pytest
 
 from esper.nissa import RunReader
 from esper.simic.training import RunError, RunFolder, train_run
-from tests.simic.training.commands import children_of, esper, is_alive, started, wait_until
+from tests.programs import children_of, esper, is_alive, started, wait_until
 from tests.simic.training.tiny import ENVS, HORIZON, tiny_run
 
 LONG = 1000  # rounds of a run that does not end by itself
@@ -157,7 +157,7 @@ def test_a_run_that_is_trained_is_refused_to_others_until_its_process_is_gone(
 
 
 def test_a_lock_is_held_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.simic.training.runs.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("esper.archive.locks.LOCK_SECONDS", 0.1)
     run = tiny_run(tmp_path / "run")
     with run.locked(), pytest.raises(RunError, match="another process"):
         train_run(run)
