@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.corpus import Corpus, corpus_splits, read_corpus
-from esper.tolaria.data.idx import FASHION_MNIST, idx_splits
+from esper.tolaria.data.image_sets import FASHION_MNIST, idx_splits
 from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.tasks import mnist1d
 

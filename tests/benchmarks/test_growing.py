@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.tolaria.data.idx import FASHION_MNIST, idx_splits
+from esper.tolaria.data.image_sets import FASHION_MNIST, idx_splits
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

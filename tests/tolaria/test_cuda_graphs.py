@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from esper.tolaria.augment import Augmentation
 from esper.tolaria.cuda_graphs import Capacities, pad_plan, uncollected
+from esper.tolaria.feed import Augmentation
 from esper.tolaria.plan import HOST
 from tests.tolaria.test_population import own_draws
 from tests.tolaria.twins import HOSTS, draw_actions, make_population

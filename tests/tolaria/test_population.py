@@ -29,7 +29,7 @@ each_isolation = pytest.mark.parametrize("isolation", list(Isolation))
 
 def own_draws(population: Population, step: int):
     """Random numbers that environment i draws whatever the population around it."""
-    from esper.tolaria.shuffle import uniform
+    from esper.tolaria.random_streams import uniform
 
     return lambda purpose: uniform(population.seeds, f"test {purpose}", step, 16)
 

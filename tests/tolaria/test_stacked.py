@@ -12,8 +12,7 @@ from esper.kasmina import blueprint, blueprint_names, unregister_blueprint, zero
 from esper.kasmina.blueprints import find_blueprint
 from esper.kasmina.hosts import HOSTS, build_host
 from esper.leyline import Actions, Blend, BlueprintError, Family, Layout, SlotSpec
-from esper.tolaria.convolutions import stacked_conv1d, stacked_conv2d
-from esper.tolaria.stacked import library_norm, stack, written_norm
+from esper.tolaria.stacked import library_norm, stack, stacked_conv1d, stacked_conv2d, written_norm
 from tests.tolaria.twins import Twins, make_population
 
 COPIES = 3

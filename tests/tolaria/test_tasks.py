@@ -9,16 +9,18 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from esper.leyline import Actions, Blend
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
-from esper.tolaria.data import cifar
-from esper.tolaria.data.splits import Splits
-from esper.tolaria.shuffle import orders
+from esper.tolaria.data import image_sets
+from esper.tolaria.data.splits import Split, Splits
+from esper.tolaria.random_streams import orders
 from esper.tolaria.tasks import (
     LossKind,
     Task,
     find_task,
     mean_loss,
+    population_of,
     register_task,
     task_names,
     unregister_task,
@@ -33,10 +35,10 @@ def _data_of_every_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     folder = tmp_path_factory.mktemp("esper_data")
     write_idx(folder / "fashion-mnist", zipped=True)
     write_idx(folder / "mnist", zipped=False, seed=1)
-    write_cifar(folder / cifar.FOLDER, records=10)
+    write_cifar(folder / image_sets.CIFAR10.folder, records=10)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESPER_DATA", str(folder))
-        patch.setattr(cifar, "RECORDS", 10)
+        patch.setattr(image_sets, "CIFAR_RECORDS", 10)
         yield
 
 
@@ -204,3 +206,36 @@ def test_the_loss_is_the_mean_over_all_labels(shape: tuple[int, ...]) -> None:
         [cross_entropy(x, y) for x, y in zip(logits.view(-1, 5), labels.view(-1), strict=True)]
     )
     torch.testing.assert_close(mean_loss(logits, labels), by_hand.mean())
+
+
+def test_a_named_task_trains_and_grows_within_its_budget() -> None:
+    population = population_of("mnist1d_mlp", 3, seed=1)
+    before = population.evaluate().loss
+    actions = {"op": 1, "slot": 0, "blend": int(Blend.IMMEDIATE)}
+    convpool = population.catalogue.index("convpool")
+    population.apply(Actions.of(population.space, 3, blueprint=convpool, **actions))
+    for _ in range(2):
+        population.train_epoch()
+        population.pass_time()
+    assert bool((population.evaluate().loss < before).all())
+    assert int(population.budget[0]) == find_task("mnist1d_mlp").budget_params()
+
+
+def test_a_language_task_runs_fused_and_every_environment_learns() -> None:
+    task = find_task("stdlib")
+
+    def shortened(seed: int) -> Splits:
+        whole = task.load(seed)
+        return replace(whole, validation=Split(*(part[:64] for part in whole.validation)))
+
+    population = population_of(replace(task, load=shortened), 2)
+    population.feed.batches = 3
+    first = population.train_epoch().loss
+    population.pass_time()
+    assert bool((population.train_epoch().loss < first).all())
+    assert bool((population.evaluate().accuracy > 5).all())
+
+
+def test_an_unknown_task_is_refused_with_the_one_that_was_meant() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'mnist1d"):
+        population_of("mnist1dd", 2)

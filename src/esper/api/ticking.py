@@ -27,7 +27,7 @@ from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
 from esper.tamiyo.controllers import LearnedController
 from esper.tamiyo.controllers.protocol import Controller, Remembering
-from esper.tolaria.shuffle import uniform
+from esper.tolaria.random_streams import uniform
 
 if TYPE_CHECKING:
     from esper.api.hosts import GrowingModel

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esper.leyline.errors import EsperError
 from esper.tolaria.population import Population
-from esper.tolaria.shuffle import keys
+from esper.tolaria.random_streams import keys
 
 MAX_EXACT_SEEDS = 4  # 2^k subsets are run for k seeds
 

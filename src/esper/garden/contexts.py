@@ -18,8 +18,8 @@ from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
 from esper.leyline.constants import MIN_REWARD_SCALE
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.leyline.streams import derive_seed
+from esper.tolaria.data.mnist1d import CLASSES
 from esper.tolaria.data.splits import Split, Splits
-from esper.tolaria.mnist1d import CLASSES
 
 VALIDATION_SAMPLES = 1000  # the same in every context, so that one population can hold them all
 TEST_SAMPLES = 2000

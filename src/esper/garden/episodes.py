@@ -20,7 +20,7 @@ from esper.leyline.lifecycle import Transitions
 from esper.leyline.signals import Signals, SignalWindow
 from esper.tolaria.governor import Governor, GovernorRules, Remedy, Trip
 from esper.tolaria.population_config import EpochRecord
-from esper.tolaria.shuffle import uniform
+from esper.tolaria.random_streams import uniform
 
 # A failed environment is put back and idles until the round's end: its episode is over.
 ROLLBACK_RULES = GovernorRules(ladder=(Remedy.FREEZE,))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.streams import derive_seed
-from esper.tolaria.mnist1d import CLASSES, Mnist1dConfig, generate
+from esper.tolaria.data.mnist1d import CLASSES, Mnist1dConfig, generate
 
 LENGTH = 40
 HALF, QUARTER = LENGTH // 2, LENGTH // 4

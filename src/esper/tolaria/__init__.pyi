@@ -1,6 +1,6 @@
-from .data.own import splits_from as splits_from
 from .data.splits import Split as Split
 from .data.splits import Splits as Splits
+from .data.splits import splits_from as splits_from
 from .extraction import extract as extract
 from .feed import Feed as Feed
 from .governor import Governor as Governor
@@ -16,6 +16,6 @@ from .population_config import Snapshot as Snapshot
 from .population_config import SplitScores as SplitScores
 from .tasks import Task as Task
 from .tasks import find_task as find_task
+from .tasks import population_of as population_of
 from .tasks import register_task as register_task
 from .tasks import task_names as task_names
-from .worlds import population_of as population_of

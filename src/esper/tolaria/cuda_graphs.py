@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from esper.leyline.lifecycle import NOTHING
+from esper.tolaria.engine import TrainingStep
 from esper.tolaria.feed import Feed
 from esper.tolaria.plan import Group, Plan, PoolKey, SlotPlan
 from esper.tolaria.pools import Pool
-from esper.tolaria.training import TrainingStep
 
 Capacities = dict[tuple[str, int, int], int]  # pass name, slot, blueprint (or a code below) -> size
 GATED, ROWS = -1, -2

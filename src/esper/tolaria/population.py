@@ -29,7 +29,15 @@ from esper.leyline.slots import require_agreement
 from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
 from esper.tolaria.cuda_graphs import GraphRunner
-from esper.tolaria.engine import Engine, is_own, losses_of, templates_of
+from esper.tolaria.engine import (
+    Engine,
+    TrainingStep,
+    as_inputs,
+    cast_weights,
+    is_own,
+    losses_of,
+    templates_of,
+)
 from esper.tolaria.feed import SPLITS, Feed
 from esper.tolaria.plan import (
     HOST,
@@ -41,7 +49,7 @@ from esper.tolaria.plan import (
     isolated_rows,
     training_rows,
 )
-from esper.tolaria.pools import VACANT, Pool
+from esper.tolaria.pools import VACANT, Pool, Template
 from esper.tolaria.population_config import (
     EpochRecord,
     GrownPart,
@@ -50,9 +58,7 @@ from esper.tolaria.population_config import (
     SplitScores,
     Start,
 )
-from esper.tolaria.shuffle import fold
-from esper.tolaria.templates import Template
-from esper.tolaria.training import TrainingStep, as_inputs, cast_weights
+from esper.tolaria.random_streams import fold
 
 FLOW_SAMPLES = 100  # by which activations are described
 # What is kept for each environment, beside its lifecycle and its rows in pools.

@@ -1,9 +1,10 @@
 """Tasks: what is learned from which data, by which host, at what cost and for how long."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,13 @@ from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
 from esper.leyline.slots import SlotSpec
 from esper.leyline.streams import derive_seed
-from esper.tolaria.augment import Augmentation
-from esper.tolaria.data.cifar import cifar10
 from esper.tolaria.data.corpus import corpus_splits, read_corpus
-from esper.tolaria.data.digits import digits
-from esper.tolaria.data.idx import FASHION_MNIST, MNIST, idx_splits
+from esper.tolaria.data.image_sets import FASHION_MNIST, MNIST, cifar10, digits, idx_splits
+from esper.tolaria.data.mnist1d import CLASSES, Mnist1dConfig, generate
 from esper.tolaria.data.splits import Split, Splits
-from esper.tolaria.mnist1d import CLASSES, Mnist1dConfig, generate
+from esper.tolaria.feed import Augmentation, Feed
+from esper.tolaria.population import Population
+from esper.tolaria.population_config import PopulationConfig
 
 GARDEN_BATCH = 50
 GARDEN_BATCHES = 40  # an epoch; a smaller data set is cycled, a larger one seen in several
@@ -182,6 +183,39 @@ def find_task(name: str) -> Task:
 
 def task_names() -> tuple[str, ...]:
     return tuple(_REGISTRY)
+
+
+def population_of(
+    task: Task | str,
+    environments: int,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    **settings: Any,
+) -> Population:
+    """`environments` hosts on one task, each with its own weights and order of data.
+
+    `settings` are those of `PopulationConfig`; rate and budget are the task's unless given.
+    """
+    task = find_task(task) if isinstance(task, str) else task
+    known = {each.name for each in fields(PopulationConfig)}
+    for name in settings:
+        if name not in known:
+            raise UnknownNameError.of("setting of a population", name, sorted(known))
+    defaults = {"rate": task.learning_rate, "budget": task.budget_params()}
+    config = PopulationConfig(**(defaults | settings))
+    feed = Feed(
+        [task.load_data(seed, device)],
+        [0] * environments,
+        batch=task.batch_size,
+        batches=task.batches_per_epoch,
+        device=device,
+        dtype=config.dtype,
+        augmentation=task.augmentation,
+    )
+    return Population(
+        task.build_host, feed, identities=range(environments), seed=seed, config=config
+    )
 
 
 # --- presets -------------------------------------------------------------------------------

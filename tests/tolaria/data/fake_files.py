@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.tolaria.data import cifar, idx
+from esper.tolaria.data.image_sets import CIFAR_FILES, CIFAR_RECORD, CLASSES, IDX_FILES, IDX_SIZE
 
 IDX_TRAIN, IDX_TEST = 60, 20
 
@@ -19,10 +19,13 @@ def write_idx(folder: Path, *, zipped: bool, seed: int = 0) -> None:
     """The four files of an MNIST-like data set."""
     folder.mkdir(parents=True, exist_ok=True)
     source = np.random.default_rng(seed)
-    for images, labels, count in ((*idx.FILES[:2], IDX_TRAIN), (*idx.FILES[2:], IDX_TEST)):
+    for images, labels, count in (
+        (*IDX_FILES[:2], IDX_TRAIN),
+        (*IDX_FILES[2:], IDX_TEST),
+    ):
         contents = {
-            images: idx_bytes(source.integers(0, 256, (count, idx.SIZE, idx.SIZE))),
-            labels: idx_bytes(np.arange(count) % idx.CLASSES),
+            images: idx_bytes(source.integers(0, 256, (count, IDX_SIZE, IDX_SIZE))),
+            labels: idx_bytes(np.arange(count) % CLASSES),
         }
         for name, content in contents.items():
             path = folder / (f"{name}.gz" if zipped else name)
@@ -31,13 +34,13 @@ def write_idx(folder: Path, *, zipped: bool, seed: int = 0) -> None:
 
 def cifar_bytes(records: int, seed: int = 0) -> bytes:
     source = np.random.default_rng(seed)
-    values = source.integers(0, 256, (records, cifar.RECORD), dtype=np.uint8)
-    values[:, 0] = np.arange(records) % cifar.CLASSES
+    values = source.integers(0, 256, (records, CIFAR_RECORD), dtype=np.uint8)
+    values[:, 0] = np.arange(records) % CLASSES
     return values.tobytes()
 
 
 def write_cifar(folder: Path, records: int) -> None:
     """The six files of CIFAR-10's binary version, with that many records each."""
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate((*cifar.TRAIN_FILES, cifar.TEST_FILE)):
+    for seed, name in enumerate(CIFAR_FILES):
         (folder / name).write_bytes(cifar_bytes(records, seed))

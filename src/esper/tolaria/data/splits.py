@@ -1,4 +1,4 @@
-"""Three disjoint splits of one data set, checked when they are made.
+"""Three disjoint splits of one data set, of tensors or of loaders, checked when they are made.
 
 Shapes: `M` samples, `T` tokens of a sample.
 """
@@ -11,12 +11,16 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from esper.leyline.errors import DataError
 from esper.leyline.streams import derive_seed
 
 VALIDATION_SHARE = 0.15
 TEST_SHARE = 0.15
+READ_BATCH = 256  # samples of a data set that are read and joined at a time
+
+Source = Dataset[object] | DataLoader[object]
 
 
 class Split(NamedTuple):
@@ -93,12 +97,8 @@ class Splits:
 
     def to(self, device: torch.device | str) -> Self:
         """The same data on the device where it is trained on."""
-        return replace(
-            self,
-            train=self.train.to(device),
-            validation=self.validation.to(device),
-            test=self.test.to(device),
-        )
+        train, validation, test = (split.to(device) for split in self.named().values())
+        return replace(self, train=train, validation=validation, test=test)
 
     def fingerprint(self) -> str:
         """The sha256 of every number in the data; equal data has equal fingerprints anywhere."""
@@ -140,6 +140,77 @@ def partition(samples: int, shares: Mapping[str, float], seed: int) -> dict[str,
     return {"train": rest, **{name: rows[name] for name in shares}}
 
 
+# --- a data set or loader of one's own ------------------------------------------------------------
+
+
+def splits_from(
+    train: Source,
+    *,
+    validation: float | Source = VALIDATION_SHARE,
+    test: float | Source = TEST_SHARE,
+    seed: int = 0,
+    classes: int | None = None,
+    origin: str | None = None,
+) -> Splits:
+    """Splits of a `Dataset` or `DataLoader`; `validation` and `test` may be shares of `train`.
+
+        splits = splits_from(dataset)                         # shares are held out at random
+        splits = splits_from(train_loader, test=test_loader)  # validation is held out of `train`
+
+    Items are pairs `(input, label)` of tensors, arrays or numbers. Each source is read once, as it
+    stands, and is from then on only shuffled by Esper: transforms that draw at random are frozen.
+    """
+    given = {"validation": validation, "test": test}
+    parts = {
+        name: part if isinstance(part, float | int) else _read(name, part, seed)
+        for name, part in given.items()
+    }
+    origin = origin or type(train).__name__
+    inputs, labels = _read("train", train, seed)
+    return Splits.from_tensors(inputs, labels, **parts, seed=seed, classes=classes, origin=origin)
+
+
+def _read(name: str, source: Source, seed: int) -> Split:
+    if not isinstance(source, Dataset | DataLoader):
+        raise DataError(
+            f"Cannot read {name} data",
+            given=type(source).__name__,
+            valid="a torch Dataset or DataLoader",
+            fix="for tensors use Splits.from_tensors(inputs, labels)",
+        )
+    loader = source if isinstance(source, DataLoader) else DataLoader(source, READ_BATCH)
+    # A loader that shuffles draws from torch's global stream: seeded here, it gives the same
+    # order every time, and the caller's stream is left where it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "read", name))
+        try:
+            pairs = [_pair(name, batch) for batch in loader]
+            inputs, labels = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(
+                f"The {name} data cannot be joined into two tensors",
+                given=str(error).splitlines()[0],
+                valid="at least one pair (input, label), all of one shape and type",
+            ) from error
+    return Split(inputs, labels if labels.is_floating_point() else labels.long())
+
+
+def _pair(name: str, batch: object) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+        raise DataError(
+            f"The {name} data does not hold pairs",
+            given=f"{type(batch).__name__}{size}",
+            valid="(input, label)",
+            fix="give the loader a collate_fn that returns that pair",
+        )
+    inputs, labels = (torch.as_tensor(part).detach().cpu() for part in batch)
+    return inputs, labels
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
 def _check_form(name: str, split: Split) -> None:
     """Refuse what is not a pair of tensors of samples and whole-number labels."""
     inputs, labels = split
@@ -165,17 +236,14 @@ def _check_form(name: str, split: Split) -> None:
             valid="int64 " + " or ".join(map(str, shapes)),
         )
     if not inputs.numel():
-        raise DataError(
-            f"The {name} split is empty",
-            given=list(inputs.shape),
-            valid="at least one sample in each of train, validation and test",
-        )
+        valid = "at least one sample in each of train, validation and test"
+        raise DataError(f"The {name} split is empty", given=list(inputs.shape), valid=valid)
     if labels.device != inputs.device:
-        raise DataError(
-            f"The {name} split lies on two devices",
-            given=f"inputs on {inputs.device}, labels on {labels.device}",
-            fix="move both to one device",
+        given, fix = (
+            f"inputs on {inputs.device}, labels on {labels.device}",
+            "move both to one device",
         )
+        raise DataError(f"The {name} split lies on two devices", given=given, fix=fix)
 
 
 def _check_split(name: str, split: Split, classes: int) -> None:
@@ -183,18 +251,12 @@ def _check_split(name: str, split: Split, classes: int) -> None:
     inputs, labels = split
     low, high = (int(bound) for bound in labels.aminmax())
     if low < 0 or high >= classes:
-        raise DataError(
-            f"A label of the {name} split is out of range",
-            given=f"labels from {low} to {high}",
-            valid=f"0 to {classes - 1}",
-        )
+        given, valid = f"labels from {low} to {high}", f"0 to {classes - 1}"
+        raise DataError(f"A label of the {name} split is out of range", given=given, valid=valid)
     if not inputs.is_floating_point():
-        if inputs.min() < 0:
-            raise DataError(
-                f"A token of the {name} split is negative",
-                given=int(inputs.min()),
-                valid="0 or more",
-            )
+        if (least := int(inputs.min())) < 0:
+            what = f"A token of the {name} split is negative"
+            raise DataError(what, given=least, valid="0 or more")
     elif not bool(inputs.isfinite().all()):
         bad = int((~inputs.isfinite()).flatten(1).any(1).sum())
         raise DataError(
@@ -207,9 +269,7 @@ def _check_split(name: str, split: Split, classes: int) -> None:
 def _check_pair(first: str, a: Split, second: str, b: Split) -> None:
     """Refuse two splits that do not match, or that are the same samples."""
     for what, one, other in (("inputs", a.inputs, b.inputs), ("labels", a.labels, b.labels)):
-        forms = [
-            f"{tensor.dtype} {list(tensor.shape[1:])} on {tensor.device}" for tensor in (one, other)
-        ]
+        forms = [f"{each.dtype} {list(each.shape[1:])} on {each.device}" for each in (one, other)]
         if forms[0] != forms[1]:
             raise DataError(
                 f"The {what} of {first} and {second} differ in form",

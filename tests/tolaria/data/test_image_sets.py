@@ -2,7 +2,7 @@
 
 import torch
 
-from esper.tolaria.data.images import channel_statistics, image_splits
+from esper.tolaria.data.image_sets import channel_statistics, image_splits
 from esper.tolaria.data.splits import Split
 
 

@@ -1,11 +1,13 @@
-"""Images move and flip, each by its own draw."""
+"""What environments are fed: images move and flip, each by its own draw."""
 
 import pytest
 import torch
 
 from esper.leyline.errors import DataError
-from esper.tolaria.augment import Augmentation
-from tests.tolaria.test_shuffle import Count
+from esper.tolaria.feed import Augmentation, Feed
+from esper.tolaria.population import Population
+from tests.tolaria.test_random_streams import Count
+from tests.tolaria.twins import HOSTS, make_splits
 
 SEEDS = torch.arange(10, 13)
 IMAGES = 1 + torch.rand(3, 40, 2, 6, 5, generator=torch.Generator().manual_seed(0))
@@ -83,3 +85,23 @@ def test_images_without_environments_are_refused() -> None:
         Augmentation()(IMAGES, SEEDS[:2], 0)
     with pytest.raises(DataError, match="less than nothing"):
         Augmentation(shift=-1)
+
+
+def test_augmentation_differs_by_environment_and_batch_and_repeats_with_the_run() -> None:
+    def batches(count: int) -> torch.Tensor:
+        feed = Feed(
+            [make_splits("conv2d")],
+            [0] * count,
+            batch=4,
+            batches=3,
+            augmentation=Augmentation(shift=2, flip=True),
+        )
+        population = Population(HOSTS["conv2d"], feed, identities=range(count))
+        order = feed.epoch(population.seeds, population.lifecycle.epoch)
+        same = order[:1].expand(3, -1, -1)  # the same samples three times
+        return torch.stack([feed.fetch(index)[0] for index in same])
+
+    few, many = batches(2), batches(5)
+    assert torch.equal(few, many[:, :2])
+    assert not torch.equal(few[0], few[1])
+    assert not torch.equal(few[:, 0], few[:, 1])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import DataError
-from esper.tolaria.mnist1d import TEMPLATES, Mnist1dConfig, generate
+from esper.tolaria.data.mnist1d import TEMPLATES, Mnist1dConfig, generate
 
 SMALL = Mnist1dConfig(samples=200, seed=3)
 CLEAN = replace(SMALL, scale=0, shear=0, correlated_noise=0, independent_noise=0, max_translation=0)

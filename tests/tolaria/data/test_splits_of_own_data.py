@@ -15,7 +15,7 @@ from torch.utils.data import (
 )
 
 from esper.leyline.errors import DataError
-from esper.tolaria.data.own import splits_from
+from esper.tolaria.data.splits import splits_from
 
 INPUTS = torch.arange(60.0).view(30, 2)
 LABELS = torch.arange(30) % 3

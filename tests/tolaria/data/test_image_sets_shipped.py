@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline.errors import DataError
-from esper.tolaria.data.digits import FILE, digits
+from esper.tolaria.data.image_sets import DIGITS_FILE, digits
 
-SHIPPED = FILE.read_bytes()
+SHIPPED = DIGITS_FILE.read_bytes()
 KILOBYTES = 60
 PRINT = "18f2650a9db91cc7f2ade07397f554350c44612c856c059e04eb83ef82187a34"
 

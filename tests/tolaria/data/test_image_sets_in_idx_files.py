@@ -11,14 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline.errors import DataError
-from esper.tolaria.data.idx import FASHION_MNIST, FILES, MNIST, idx_splits, read_idx
+from esper.tolaria.data.image_sets import (
+    FASHION_MNIST,
+    IDX_FILES,
+    MNIST,
+    ImageFiles,
+    idx_splits,
+    read_idx,
+)
 from tests.tolaria.data.fake_files import IDX_TEST, IDX_TRAIN, idx_bytes, write_idx
 
 VALUES = np.arange(5 * 4 * 3).reshape(5, 4, 3) * 4
 PLAIN = idx_bytes(VALUES)
 ZIPPED = gzip.compress(PLAIN, mtime=0)
 HEADER = 4 + 4 * 3
-FIX = "get the files with: a command"
+SOURCE = ImageFiles(title="A set", folder="a-set", command="a command")
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "gzipped"])
@@ -36,12 +43,12 @@ def outcome(
     path = factory.mktemp("idx") / name
     path.write_bytes(content)
     try:
-        return read_idx(path, 3, FIX)
+        return read_idx(SOURCE, path, 3)
     except DataError as error:
         refusal = error
     assert str(path) in str(refusal)
     assert "\n" not in str(refusal)
-    assert str(refusal).endswith(f"remove it and {FIX}.")
+    assert str(refusal).endswith("remove it and get the files with: a command.")
     return refusal
 
 
@@ -144,19 +151,19 @@ def test_missing_data_is_one_sentence_with_the_command(
 
 
 def test_a_folder_that_lacks_a_file_is_named(folder: Path) -> None:
-    for path in folder.glob(f"{FILES[3]}*"):
+    for path in folder.glob(f"{IDX_FILES[3]}*"):
         path.unlink()
-    with pytest.raises(DataError, match=f"incomplete in {folder}; given: no {FILES[3]};"):
+    with pytest.raises(DataError, match=f"incomplete in {folder}; given: no {IDX_FILES[3]};"):
         idx_splits(FASHION_MNIST, 0)
 
 
 @pytest.mark.parametrize(
     ("name", "values", "words"),
     [
-        (FILES[0], np.zeros((IDX_TRAIN, 28, 27)), r"holds other images; given: \[28, 27\]"),
-        (FILES[1], np.zeros(IDX_TRAIN - 1), "does not fit its images; given: 59; valid: 60"),
-        (FILES[1], np.full(IDX_TRAIN, 10), "impossible labels; given: 10; valid: 0 to 9"),
-        (FILES[3], np.zeros((IDX_TEST, 1)), "starts wrongly; given: 00 00 08 02"),
+        (IDX_FILES[0], np.zeros((IDX_TRAIN, 28, 27)), r"holds other images; given: \[28, 27\]"),
+        (IDX_FILES[1], np.zeros(IDX_TRAIN - 1), "does not fit its images; given: 59; valid: 60"),
+        (IDX_FILES[1], np.full(IDX_TRAIN, 10), "impossible labels; given: 10; valid: 0 to 9"),
+        (IDX_FILES[3], np.zeros((IDX_TEST, 1)), "starts wrongly; given: 00 00 08 02"),
     ],
 )
 def test_files_that_do_not_fit_each_other_are_refused(
@@ -172,4 +179,4 @@ def test_files_that_do_not_fit_each_other_are_refused(
 
 def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
-        read_idx(tmp_path, 3, FIX)
+        read_idx(SOURCE, tmp_path, 3)

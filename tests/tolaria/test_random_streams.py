@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.leyline.errors import DataError
 from esper.leyline.streams import derive_seed
-from esper.tolaria import shuffle
-from esper.tolaria.shuffle import GOLDEN, _mix, fold, keys, orders, uniform
+from esper.tolaria import random_streams
+from esper.tolaria.random_streams import GOLDEN, _mix, fold, keys, orders, uniform
 
 SEEDS = torch.arange(64)  # neighbours on purpose: the worst that a caller can do
 
@@ -132,7 +132,7 @@ def test_the_largest_key_is_still_below_one(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     ends = torch.tensor([[0, -1]])  # no bit set, every bit set
-    monkeypatch.setattr(shuffle, "keys", lambda *_: ends)
+    monkeypatch.setattr(random_streams, "keys", lambda *_: ends)
     low, high = uniform(SEEDS, "x", 0, 2, dtype=dtype)[0].tolist()
     assert low == 0
     assert 1 - 1e-6 < high < 1
