@@ -6,7 +6,7 @@ from torch import nn
 import esper
 from esper.api.flowing import slot_flow
 from esper.api.ticking import measuring
-from esper.kasmina.flow import flow_statistics
+from esper.kasmina.flow_statistics import flow_statistics
 from esper.leyline.signals import FLOW_STATISTICS
 
 

@@ -20,7 +20,7 @@ from esper.kasmina import (
     export_module,
     export_program,
 )
-from esper.kasmina.probe import call
+from esper.kasmina.watching import call
 from esper.leyline import ExportError, SeedStage
 from tests.kasmina import export_models as models
 from tests.kasmina.grown_hosts import FAMILIES, HOSTS, RULES, grow, plant

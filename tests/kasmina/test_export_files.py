@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from esper.kasmina import SlottedModel, export_files, export_module, export_onnx, export_program
-from esper.kasmina.probe import call
+from esper.kasmina.watching import call
 from esper.leyline import ExportError
 from tests.kasmina.grown_hosts import FAMILIES, HOSTS, RULES
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina import SlottedModel, export_module, export_python, python_export
-from esper.kasmina.probe import Sample, call
+from esper.kasmina.watching import Sample, call
 from esper.leyline import ExportError
 from tests.kasmina.grown_hosts import HOSTS, RULES, plant
 from tests.kasmina.twins import blueprint_for

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from esper.kasmina.probe import Sample, Target, call
+from esper.kasmina.probe import Target
+from esper.kasmina.watching import Sample, call
 from esper.leyline import Layout
 from tests.kasmina import zoo_forms as forms
 from tests.kasmina import zoo_modern as modern

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.kasmina import SlottedModel, Target
-from esper.kasmina.probe import Sample, call
+from esper.kasmina.watching import Sample, call
 from esper.leyline import Layout
 from tests.kasmina import zoo_forms as forms
 from tests.kasmina import zoo_sequence as sequence

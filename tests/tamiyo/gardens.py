@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import GateRules, Situation, build_catalogue, build_host, decide, pass_time
-from esper.kasmina.masks import legality
+from esper.kasmina.gates import legality
 from esper.leyline import (
     HEADS,
     Actions,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.flow import flow_statistics
+from esper.kasmina.flow_statistics import flow_statistics
 from esper.leyline import Actions, Blend, LifecycleOp
 from esper.leyline.signals import FLOW_STATISTICS
 from esper.tolaria.extraction import extract

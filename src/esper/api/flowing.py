@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.flow import flow_statistics
+from esper.kasmina.flow_statistics import flow_statistics
 from esper.kasmina.isolation import state_kept
 from esper.kasmina.slot import part_of
 from esper.kasmina.watching import call

@@ -21,7 +21,7 @@ from esper.kasmina.export import export_module
 from esper.kasmina.gates import UNLIMITED, GateRules
 from esper.kasmina.isolation import Isolation
 from esper.kasmina.probe import Sample, Sighting, Target
-from esper.kasmina.seed import Seed
+from esper.kasmina.slot import Seed
 from esper.kasmina.slotted import SlottedModel
 from esper.leyline.errors import EsperError, OptimizerMismatchError, SlotError, first_line
 from esper.leyline.lifecycle import Lifecycle, Transitions

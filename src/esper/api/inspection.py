@@ -9,8 +9,15 @@ from esper.api.budgets import Budget, BudgetLike
 from esper.api.sites import auto_places
 from esper.kasmina.blueprints import build_catalogue
 from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.probe import Place, Sample, Sighting, Target, survey
-from esper.kasmina.screening import module_at, require_slottable
+from esper.kasmina.probe import (
+    Place,
+    Sample,
+    Sighting,
+    Target,
+    module_at,
+    require_slottable,
+    survey,
+)
 from esper.leyline.catalogue import NOT_APPLICABLE
 from esper.leyline.errors import EsperError, SlotError
 from esper.leyline.slots import SlotSpec

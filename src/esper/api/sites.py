@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.layout import opening
+from esper.kasmina.layout_inference import opening
 from esper.kasmina.probe import Place, Sample, Sighting, Target, survey
 from esper.leyline.constants import DEFAULT_SLOT_COUNT
 from esper.leyline.errors import EsperError, SlotError

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from esper.kasmina.seed import Seed
+from esper.kasmina.slot import Seed
 
 if TYPE_CHECKING:
     from esper.api.hosts import GrowingModel

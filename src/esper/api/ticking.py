@@ -18,7 +18,7 @@ from esper.api.flowing import slot_flow
 from esper.api.signal_window import flag
 from esper.api.steps import FractionWarning
 from esper.kasmina.isolation import Isolation, randomness_kept, state_kept
-from esper.kasmina.surgery import require_same_parameters
+from esper.kasmina.optimizer_surgery import require_same_parameters
 from esper.leyline.errors import EsperError, OptimizerMismatchError
 from esper.leyline.legality import Actions
 from esper.leyline.lifecycle import TransitionRecord

@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from esper.kasmina.graft import Seen, drop_taps, graft
 from esper.kasmina.isolation import randomness_kept, state_kept
 from esper.kasmina.plain import make_plain, require_plain
-from esper.kasmina.probe import Place, Sample, call
+from esper.kasmina.probe import Place
 from esper.kasmina.slot import Mode, Slot, part_of
 from esper.kasmina.slotted import SlottedModel
+from esper.kasmina.watching import Sample, call
 from esper.leyline.errors import ExportError, first_line
 
 TOLERANCE = 1e-6  # relative; only devices whose kernels are not deterministic need it

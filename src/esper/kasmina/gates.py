@@ -1,10 +1,10 @@
-"""Gates: one for each transition, as conditions over the lifecycle arrays.
+"""Gates, one for each transition, as conditions over the lifecycle arrays; and what they permit.
 
 Legality and gates are one thing: an action is legal exactly when its gate accepts. Every
 condition can say, for any host and slot, why it is not met.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,13 +21,16 @@ from esper.leyline.constants import (
     DEFAULT_MIN_TRAINING_EPOCHS,
     DEFAULT_PRUNE_TEMPO,
 )
-from esper.leyline.errors import AgreementError, EsperError
+from esper.leyline.errors import AgreementError, GateRefusedError, UnknownNameError
+from esper.leyline.heads import HEADS, ActionSpace
+from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import Lifecycle
-from esper.leyline.ops import LifecycleOp
+from esper.leyline.ops import Blend, LifecycleOp
+from esper.leyline.settings import COUNT, WHOLE, require_settings
 from esper.leyline.slots import require_agreement
 from esper.leyline.stages import LIVING_STAGES, SeedStage
 
-# N hosts, S slots, P blueprints, K blends
+# N hosts, O ops, S slots, P blueprints, K blends
 
 UNLIMITED = torch.iinfo(torch.int64).max
 
@@ -47,10 +50,16 @@ class GateRules:
     max_loss_rise: float | None = DEFAULT_MAX_LOSS_RISE
 
     def __post_init__(self) -> None:
-        limits = (("blend_tempo", 1), ("prune_tempo", 1), ("embargo", 0), ("min_host_epochs", 0))
-        for name, least in limits:
-            if getattr(self, name) < least:
-                raise EsperError(f"{name} is too small", given=getattr(self, name), valid=least)
+        require_settings(
+            self,
+            "gate rule",
+            blend_tempo=COUNT,
+            prune_tempo=COUNT,
+            embargo=WHOLE,
+            min_host_epochs=WHOLE,
+            min_training_epochs=WHOLE,
+            min_holding_epochs=WHOLE,
+        )
 
     @classmethod
     def unmeasured(cls) -> "GateRules":
@@ -172,32 +181,23 @@ def _why_nothing_fits(situation: Situation, host: int, slot: int) -> str:
     return f"the cheapest seed costs {cheapest} parameters, the budget has room for {room}"
 
 
-def _gradient_flows(situation: Situation) -> Tensor:
-    life, least = situation.life, situation.rules.min_gradient
-    if least is None:
-        return torch.ones(life.shape, dtype=torch.bool)
-    return life.gradient_known & (life.gradient >= least)
+def _measured(name: str, rule: Callable[[GateRules], float | None], finding: str) -> Condition:
+    """The seed's gradient or contribution is known, and at least what the rule asks for."""
 
+    def met(situation: Situation) -> Tensor:
+        life, least = situation.life, rule(situation.rules)
+        if least is None:
+            return torch.ones(life.shape, dtype=torch.bool)
+        enough: Tensor = getattr(life, f"{name}_known") & (getattr(life, name) >= least)
+        return enough
 
-def _why_no_gradient(situation: Situation, host: int, slot: int) -> str:
-    if not bool(situation.life.gradient_known[host, slot]):
-        return "the seed's gradient has not been measured yet"
-    seen = float(situation.life.gradient[host, slot])
-    return f"the seed's gradient norm is {seen:.3g}, at least {situation.rules.min_gradient} needed"
+    def otherwise(situation: Situation, host: int, slot: int) -> str:
+        if not bool(getattr(situation.life, f"{name}_known")[host, slot]):
+            return f"the seed's {name} has not been measured yet"
+        seen = float(getattr(situation.life, name)[host, slot])
+        return f"{finding.format(seen)}, at least {rule(situation.rules)} needed"
 
-
-def _contributes(situation: Situation) -> Tensor:
-    life, least = situation.life, situation.rules.min_contribution
-    if least is None:
-        return torch.ones(life.shape, dtype=torch.bool)
-    return life.contribution_known & (life.contribution >= least)
-
-
-def _why_no_contribution(situation: Situation, host: int, slot: int) -> str:
-    if not bool(situation.life.contribution_known[host, slot]):
-        return "the seed's contribution has not been measured yet"
-    seen = float(situation.life.contribution[host, slot])
-    return f"the seed contributes {seen:.4g}, at least {situation.rules.min_contribution} needed"
+    return Condition(met, otherwise)
 
 
 def _stable(situation: Situation) -> Tensor:
@@ -214,82 +214,146 @@ def _why_unstable(situation: Situation, host: int, slot: int) -> str:
     return f"the training loss rose by {seen:.0%} in the last epoch, at most {most:.0%} allowed"
 
 
-def _alpha_at_least_one(situation: Situation) -> Tensor:
-    return situation.life.alpha >= 1.0
-
-
-def _alpha_zero(situation: Situation) -> Tensor:
-    return situation.life.alpha == 0.0
-
-
 def _why_alpha(situation: Situation, host: int, slot: int) -> str:
     return f"alpha is {float(situation.life.alpha[host, slot]):.3g} and still moving"
-
-
-def _rested(situation: Situation) -> Tensor:
-    return situation.life.embargo <= 0
 
 
 def _why_embargoed(situation: Situation, host: int, slot: int) -> str:
     return f"the slot rests for {int(situation.life.embargo[host, slot])} more epochs"
 
 
-GERMINATE_GATE = Gate(
-    SeedStage.GERMINATED,
-    LifecycleOp.GERMINATE,
-    (
-        _in_stage(SeedStage.DORMANT),
-        Condition(_host_ready, _why_host_not_ready),
-        Condition(_something_fits, _why_nothing_fits),
-    ),
-)
-TRAIN_GATE = Gate(SeedStage.TRAINING, None, (_in_stage(SeedStage.GERMINATED),))
-ADVANCE_GATE = Gate(
-    SeedStage.BLENDING,
-    LifecycleOp.ADVANCE,
-    (
-        _in_stage(SeedStage.TRAINING),
-        _old_enough(lambda rules: rules.min_training_epochs),
-        Condition(_gradient_flows, _why_no_gradient),
-    ),
-)
-HOLD_GATE = Gate(
-    SeedStage.HOLDING,
-    None,
-    (_in_stage(SeedStage.BLENDING), Condition(_alpha_at_least_one, _why_alpha)),
-)
-FOSSILIZE_GATE = Gate(
-    SeedStage.FOSSILIZED,
-    LifecycleOp.FOSSILIZE,
-    (
-        _in_stage(SeedStage.HOLDING),
-        _old_enough(lambda rules: rules.min_holding_epochs),
-        Condition(_contributes, _why_no_contribution),
-        Condition(_stable, _why_unstable),
-    ),
-)
-PRUNE_GATE = Gate(SeedStage.PRUNED, LifecycleOp.PRUNE, (_in_stage(*sorted(LIVING_STAGES)),))
-EMBARGO_GATE = Gate(
-    SeedStage.EMBARGOED, None, (_in_stage(SeedStage.PRUNED), Condition(_alpha_zero, _why_alpha))
-)
-RESET_GATE = Gate(
-    SeedStage.RESETTING, None, (_in_stage(SeedStage.EMBARGOED), Condition(_rested, _why_embargoed))
-)
-FREE_GATE = Gate(
-    SeedStage.DORMANT, None, (_in_stage(SeedStage.RESETTING), _old_enough(lambda rules: 1))
-)
-
 GATES = (
-    GERMINATE_GATE,
-    TRAIN_GATE,
-    ADVANCE_GATE,
-    HOLD_GATE,
-    FOSSILIZE_GATE,
-    PRUNE_GATE,
-    EMBARGO_GATE,
-    RESET_GATE,
-    FREE_GATE,
+    Gate(
+        SeedStage.GERMINATED,
+        LifecycleOp.GERMINATE,
+        (
+            _in_stage(SeedStage.DORMANT),
+            Condition(_host_ready, _why_host_not_ready),
+            Condition(_something_fits, _why_nothing_fits),
+        ),
+    ),
+    Gate(SeedStage.TRAINING, None, (_in_stage(SeedStage.GERMINATED),)),
+    Gate(
+        SeedStage.BLENDING,
+        LifecycleOp.ADVANCE,
+        (
+            _in_stage(SeedStage.TRAINING),
+            _old_enough(lambda rules: rules.min_training_epochs),
+            _measured(
+                "gradient", lambda rules: rules.min_gradient, "the seed's gradient norm is {:.3g}"
+            ),
+        ),
+    ),
+    Gate(
+        SeedStage.HOLDING,
+        None,
+        (
+            _in_stage(SeedStage.BLENDING),
+            Condition(lambda situation: situation.life.alpha >= 1.0, _why_alpha),
+        ),
+    ),
+    Gate(
+        SeedStage.FOSSILIZED,
+        LifecycleOp.FOSSILIZE,
+        (
+            _in_stage(SeedStage.HOLDING),
+            _old_enough(lambda rules: rules.min_holding_epochs),
+            _measured(
+                "contribution", lambda rules: rules.min_contribution, "the seed contributes {:.4g}"
+            ),
+            Condition(_stable, _why_unstable),
+        ),
+    ),
+    Gate(SeedStage.PRUNED, LifecycleOp.PRUNE, (_in_stage(*sorted(LIVING_STAGES)),)),
+    Gate(
+        SeedStage.EMBARGOED,
+        None,
+        (
+            _in_stage(SeedStage.PRUNED),
+            Condition(lambda situation: situation.life.alpha == 0.0, _why_alpha),
+        ),
+    ),
+    Gate(
+        SeedStage.RESETTING,
+        None,
+        (
+            _in_stage(SeedStage.EMBARGOED),
+            Condition(lambda situation: situation.life.embargo <= 0, _why_embargoed),
+        ),
+    ),
+    Gate(SeedStage.DORMANT, None, (_in_stage(SeedStage.RESETTING), _old_enough(lambda rules: 1))),
 )
+GATES_INTO = {gate.after: gate for gate in GATES}
 OP_GATES = {gate.op: gate for gate in GATES if gate.op is not None}
 assert set(OP_GATES) == set(LifecycleOp) - {LifecycleOp.WAIT}, "every op but WAIT needs a gate"
-assert {gate.after for gate in GATES} == set(SeedStage), "every stage needs a gate into it"
+assert set(GATES_INTO) == set(SeedStage), "every stage needs a gate into it"
+
+
+# --- what is open, and why the rest is not ---------------------------------------------------
+
+
+def legality(situation: Situation, space: ActionSpace | None = None) -> Legality:
+    """Masks for every head, from the gates."""
+    space = space or HEADS.resolve(situation.catalogue)
+    hosts, slots = situation.life.shape
+    by_op = torch.zeros(hosts, len(LifecycleOp), slots, dtype=torch.bool)  # [N, O, S]
+    for op, gate in OP_GATES.items():
+        by_op[:, op] = gate.accepts(situation)
+    ops = by_op.any(dim=2)
+    ops[:, LifecycleOp.WAIT] = True
+    blends = situation.affordable()  # [N, S, P, K]
+    masks = {"op": ops, "slot": by_op, "blueprint": blends.any(dim=3), "blend": blends}
+    return Legality(space, hosts, masks)
+
+
+def explain(
+    situation: Situation,
+    host: int,
+    op: LifecycleOp,
+    slot: int,
+    *,
+    blueprint: int | None = None,
+    blend: int | None = None,
+) -> list[str]:
+    """Why this op is refused for one host and slot; empty when it is legal."""
+    if op not in list(LifecycleOp):
+        raise UnknownNameError.of("op", str(op), [each.name for each in LifecycleOp])
+    op = LifecycleOp(op)
+    if op is LifecycleOp.WAIT:
+        return []
+    reasons = OP_GATES[op].refusals(situation, host, slot)
+    if reasons or op is not LifecycleOp.GERMINATE or blueprint is None:
+        return reasons
+    name = situation.catalogue.names[blueprint]
+    costs = situation.catalogue.total_costs()[slot, blueprint]  # [K]
+    cost = int(costs.min() if blend is None else costs[blend])
+    if cost < 0:
+        return [f"blueprint {name!r} does not fit slot {situation.catalogue.slots.names[slot]!r}"]
+    room = int(situation.room()[host])
+    if cost > room:
+        how = "" if blend is None else f" with blend {Blend(blend).name}"
+        return [f"{name!r}{how} costs {cost} parameters, the budget has room for {room}"]
+    return []
+
+
+def require_legal(situation: Situation, actions: Actions, legal: Legality) -> None:
+    """Raise with the reason of the first host whose action is refused."""
+    refused = ~legal.permits(actions)
+    if not bool(refused.any()):
+        return
+    host = int(refused.nonzero()[0, 0])
+    op, slot = LifecycleOp(int(actions["op"][host])), int(actions["slot"][host])
+    reasons: Sequence[str] = explain(
+        situation,
+        host,
+        op,
+        slot,
+        blueprint=int(actions["blueprint"][host]),
+        blend=int(actions["blend"][host]),
+    )
+    open_ops = [o.name for o in LifecycleOp if bool(legal.masks["op"][host, o])]
+    raise GateRefusedError(
+        f"{op.name} of slot {situation.catalogue.slots.names[slot]!r} in host {host} is refused",
+        given="; ".join(reasons) or "the action is masked",
+        valid=f"in this host now: {', '.join(open_ops)}",
+    )

@@ -19,8 +19,7 @@ from torch import fx, nn
 from torch.fx.graph import CodeGen
 
 from esper.kasmina.plain import make_plain, trace
-from esper.kasmina.seed import Seed
-from esper.kasmina.slot import Slot, Tap
+from esper.kasmina.slot import Seed, Slot, Tap
 from esper.leyline.errors import ExportError
 
 # Their forward may run every child, so a seed among the children would be run as one of them.

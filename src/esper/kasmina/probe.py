@@ -4,23 +4,27 @@ A place is accepted when it is certain what a seed there would see and that it c
 otherwise it is refused with the reason and what to do instead.
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from esper.kasmina.batch_axes import axes_that_follow, batch_size
 from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.layout import Axes, Event, infer_layout, opening
-from esper.kasmina.screening import module_at, require_slottable
-from esper.kasmina.slot import part_of
-from esper.kasmina.watching import Call, Part, Run, Sample, Watched, call, watch
-from esper.leyline.errors import EsperError, SlotError, UnknownNameError
+from esper.kasmina.layout_inference import Axes, axes_that_follow, batch_size, infer_layout, opening
+from esper.kasmina.slot import Slot, Tap, part_of
+from esper.kasmina.watching import Call, Event, Part, Run, Sample, Watched, watch
+from esper.leyline.errors import EsperError, SlotError, UnknownNameError, first_line
 from esper.leyline.slots import Layout, SlotSpec
 
-__all__ = ["Place", "Sample", "Sighting", "Target", "call", "find_places", "probe", "survey"]
+__all__ = ["Place", "Sample", "Sighting", "Target", "places_of", "probe", "survey"]
+
+# By name, so that torch's distributed packages are not imported for the question.
+_PARALLEL = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+_SHOWN_PATHS = 10
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Sighting:
     is_returned: bool = False  # as (part of) the model's own output
 
 
-def find_places(
+def places_of(
     model: nn.Module, places: Sequence[Target | str] | None, sample: Sample | None
 ) -> list[Place]:
     """Those that an Esper host announces, or the named ones of any other model."""
@@ -203,10 +207,9 @@ def _run(model: nn.Module, watched: Sequence[Watched], sample: Sample) -> list[R
         if runs and all(runs[-1].brings_gradients(index) for index in range(len(watched))):
             break
     if not runs:
-        reason = str(failures[0]).strip().partition("\n")[0]
         raise SlotError(
             "The model fails on the sample",
-            given=f"{type(failures[0]).__name__}: {reason}",
+            given=f"{type(failures[0]).__name__}: {first_line(failures[0])}",
             valid="a tensor, a tuple of positional or a dict of keyword arguments that it accepts",
         ) from failures[0]
     return runs
@@ -266,8 +269,7 @@ def _describe(
         sizes[0] if len(set(sizes)) == 1 else None
         for sizes in zip(*(spec.extent for spec in specs), strict=True)
     )
-    spec = SlotSpec(name=target.slot_name, layout=layout, channels=specs[0].channels, extent=extent)
-    return calls[0].part, spec
+    return calls[0].part, replace(specs[0], extent=extent)
 
 
 def _refuse_different(where: str, what: str, outputs: Sequence[Tensor]) -> None:
@@ -352,16 +354,72 @@ def _require_no_nesting(model: nn.Module, target: Target, events: Sequence[Event
 
 def _spec_of(name: str, layout: Layout, output: Tensor) -> SlotSpec:
     shape = list(output.shape)
-    channel = {
-        Layout.DENSE: 1,
-        Layout.SEQUENCE: 1,
-        Layout.IMAGE: 1,
-        Layout.TOKENS: 2,
-        Layout.TIME_FIRST: 2,
-        Layout.IMAGE_LAST: 3,
-    }[layout]
-    batch = 1 if layout is Layout.TIME_FIRST else 0
-    if channel >= len(shape):
+    if layout.channel_axis >= len(shape):
         raise SlotError(f"Slot {name!r} is not laid out as {layout.value}", given=shape)
-    extent = tuple(size for axis, size in enumerate(shape) if axis not in (batch, channel))
-    return SlotSpec(name=name, layout=layout, channels=shape[channel], extent=extent)
+    channels = shape[layout.channel_axis]
+    return SlotSpec(name=name, layout=layout, channels=channels, extent=layout.extent(shape))
+
+
+# --- models and submodules that cannot carry slots, whatever passes through them -------------
+
+
+def require_slottable(model: nn.Module) -> None:
+    """Raise if no submodule of this model can carry a slot."""
+    if next(model.parameters(), None) is None:
+        raise SlotError(
+            "The model has no parameters, so there is nothing to grow",
+            given=type(model).__name__,
+            fix="attach slots to a model that is trained",
+        )
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise SlotError(
+            "The model has parameters without a shape",
+            given=", ".join(lazy[:_SHOWN_PATHS]),
+            fix="run the model once on the sample, so that its lazy modules get their sizes",
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, Slot) or any(
+            isinstance(h, Tap) for h in module._forward_hooks.values()
+        ):
+            raise SlotError(
+                "The model carries slots already",
+                given=f"submodule {name!r}",
+                fix="name all places when wrapping the model, and wrap it once",
+            )
+
+
+def module_at(model: nn.Module, path: str) -> nn.Module:
+    """The submodule at this path, if a hook on it would be honoured."""
+    _require_hooks_work(path, "", model)
+    known: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
+    if path not in known:
+        near = difflib.get_close_matches(path, [n for n in known if n], n=_SHOWN_PATHS, cutoff=0.0)
+        raise UnknownNameError.of("submodule path", path, near)
+    steps = path.split(".")
+    for depth in range(1, len(steps) + 1):
+        outer = ".".join(steps[:depth])
+        _require_hooks_work(path, outer, known[outer])
+    return known[path]
+
+
+def _require_hooks_work(path: str, outer: str, module: nn.Module) -> None:
+    given = f"{outer!r}, a {type(module).__name__}" if outer else f"a {type(module).__name__}"
+    if isinstance(module, torch.jit.ScriptModule):
+        raise SlotError(
+            f"Submodule {path!r} is TorchScript, which cannot carry slots",
+            given=given,
+            fix="use the module it was scripted from",
+        )
+    if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+        raise SlotError(
+            f"Submodule {path!r} is inside compiled code, which cannot carry slots",
+            given=given,
+            fix="attach slots first, then torch.compile the result",
+        )
+    if any(kind.__name__ in _PARALLEL for kind in type(module).__mro__):
+        raise SlotError(
+            f"Submodule {path!r} is inside a parallel wrapper, which cannot carry slots",
+            given=given,
+            fix="attach slots to the model inside the wrapper (its .module)",
+        )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self, cast, overload
 
 import torch
@@ -11,33 +11,101 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from esper.kasmina.blueprints import build_catalogue, find_blueprint, learning_rate_scales
-from esper.kasmina.gates import UNLIMITED, GateRules, Situation
+from esper.kasmina.gates import UNLIMITED, GateRules, Situation, explain, legality
 from esper.kasmina.isolation import Isolation, only_learning, state_kept
-from esper.kasmina.lifecycle import decide, pass_time, remove_now
-from esper.kasmina.masks import explain, legality
-from esper.kasmina.probe import Place, Sample, Target, find_places
-from esper.kasmina.seed import Seed, build_seed
-from esper.kasmina.slot import Mode, Slot, set_tap
-from esper.kasmina.surgery import (
+from esper.kasmina.optimizer_surgery import (
     add_parameters,
     arrange_parameters,
     prepare_groups,
     remove_parameters,
     require_same_parameters,
 )
-from esper.kasmina.views import SlotView
+from esper.kasmina.probe import Place, Sample, Target, places_of
+from esper.kasmina.slot import Mode, Seed, Slot, build_seed, set_tap
+from esper.kasmina.transitions import decide, pass_time, remove_now
+from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
 from esper.leyline.heads import HEADS
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
 from esper.leyline.ops import Blend, LifecycleOp
-from esper.leyline.slots import require_agreement
+from esper.leyline.slots import SlotSpec, require_agreement
 from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
 
 _LIFECYCLE_PREFIX = "lifecycle."
 _NAMES_KEY = "blueprint_names"
 _COUNTERS_KEY = "counters"  # seeds planted, seed passes run: what the random streams depend on
+
+
+@dataclass(frozen=True)
+class SeedView:
+    """One seed as it is now; reads the arrays, holds nothing."""
+
+    read: Callable[[], Lifecycle]
+    catalogue: BlueprintCatalogue
+    host: int
+    slot: int
+
+    @property
+    def stage(self) -> SeedStage:
+        return SeedStage(int(self.read().stage[self.host, self.slot]))
+
+    @property
+    def blueprint(self) -> str:
+        return self.catalogue.names[int(self.read().blueprint[self.host, self.slot])]
+
+    @property
+    def blend(self) -> Blend:
+        return Blend(int(self.read().blend[self.host, self.slot]))
+
+    @property
+    def alpha(self) -> float:
+        return float(self.read().alpha[self.host, self.slot])
+
+    @property
+    def age(self) -> int:
+        return int(self.read().age[self.host, self.slot])
+
+    @property
+    def epochs_in_stage(self) -> int:
+        return int(self.read().epochs_in_stage[self.host, self.slot])
+
+    @property
+    def params(self) -> int:
+        return int(self.read().params[self.host, self.slot])
+
+    @property
+    def contribution(self) -> float | None:
+        life = self.read()
+        if not bool(life.contribution_known[self.host, self.slot]):
+            return None
+        return float(life.contribution[self.host, self.slot])
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """One slot and, when it is occupied, its seed."""
+
+    read: Callable[[], Lifecycle]
+    catalogue: BlueprintCatalogue
+    spec: SlotSpec
+    host: int
+    slot: int
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def stage(self) -> SeedStage:
+        return SeedStage(int(self.read().stage[self.host, self.slot]))
+
+    @property
+    def seed(self) -> SeedView | None:
+        if not bool(self.read().occupied[self.host, self.slot]):
+            return None
+        return SeedView(self.read, self.catalogue, self.host, self.slot)
 
 
 class SlottedModel(nn.Module):
@@ -74,7 +142,7 @@ class SlottedModel(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self._places = find_places(model, places, sample)
+        self._places = places_of(model, places, sample)
         self.model = model
         self.specs = tuple(place.spec for place in self._places)
         self.slots = nn.ModuleList(Slot(spec) for spec in self.specs)

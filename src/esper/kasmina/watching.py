@@ -6,7 +6,7 @@ The model, the sample and all random states are afterwards as they were before.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,12 +14,21 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina.isolation import randomness_kept, state_kept
-from esper.kasmina.layout import Event
 from esper.kasmina.slot import part_of, replace_part
 from esper.leyline.errors import SlotError
 
 Sample = Tensor | Sequence[Any] | Mapping[str, Any]
 Part = int | str | None
+
+
+@dataclass(frozen=True)
+class Event:
+    """One call of a module while the model ran on the sample."""
+
+    module: nn.Module
+    inputs: tuple[object, ...]
+    output: object
+    named_inputs: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class EsperError(Exception):
 
 def first_line(error: BaseException) -> str:
     """Of what another library says, which may run over many lines."""
-    return next(iter(str(error).splitlines()), "")
+    return next(iter(str(error).strip().splitlines()), "")
 
 
 class UnknownNameError(EsperError):

@@ -1,6 +1,6 @@
 """Slots: their names and order, and what the activations at a slot look like."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -28,6 +28,19 @@ class Layout(StrEnum):
     TOKENS = "tokens"  # [B, T, C]
     TIME_FIRST = "time_first"  # [T, B, C]
     IMAGE_LAST = "image_last"  # [B, H, W, C]
+
+    @property
+    def batch_axis(self) -> int:
+        return _FACTS[self].to_canonical[0]
+
+    @property
+    def channel_axis(self) -> int:
+        return _FACTS[self].to_canonical[_FACTS[self].channel_axis]
+
+    def extent(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The sizes of the other axes, of activations of this shape."""
+        apart = (self.batch_axis, self.channel_axis)
+        return tuple(size for axis, size in enumerate(shape) if axis not in apart)
 
 
 @dataclass(frozen=True)

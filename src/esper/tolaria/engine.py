@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints import find_blueprint
-from esper.kasmina.flow import flow_statistics
+from esper.kasmina.flow_statistics import flow_statistics
 from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.seed import BlendGate
+from esper.kasmina.slot import BlendGate
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.lifecycle import NOTHING
 from esper.leyline.slots import SlotSpec

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints import build_catalogue
-from esper.kasmina.gates import UNLIMITED, Situation
+from esper.kasmina.gates import UNLIMITED, Situation, legality
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.isolation import Isolation
-from esper.kasmina.lifecycle import decide, pass_time, remove_now
-from esper.kasmina.masks import legality
+from esper.kasmina.transitions import decide, pass_time, remove_now
 from esper.leyline.errors import AgreementError, GateRefusedError, UnknownNameError
 from esper.leyline.heads import HEADS
 from esper.leyline.legality import Actions, Legality

@@ -1,9 +1,8 @@
 """Blueprints: small modules that can be planted in a slot, by family of host."""
 
 # Importing a family's module registers its blueprints.
-from esper.kasmina.blueprints import conv1d, conv2d, dense, transformer
-from esper.kasmina.blueprints.parts import ScalarGate, learning_rate_scales, zeroed
-from esper.kasmina.blueprints.registry import (
+from esper.kasmina.blueprints import convolutional, dense, transformer  # noqa: F401
+from esper.kasmina.blueprints.blueprint_registry import (
     Blueprint,
     blueprint,
     blueprint_names,
@@ -12,6 +11,7 @@ from esper.kasmina.blueprints.registry import (
     find_blueprint,
     unregister_blueprint,
 )
+from esper.kasmina.blueprints.bodies import ScalarGate, learning_rate_scales, zeroed
 
 __all__ = [
     "Blueprint",
@@ -19,13 +19,9 @@ __all__ = [
     "blueprint",
     "blueprint_names",
     "build_catalogue",
-    "conv1d",
-    "conv2d",
     "cost",
-    "dense",
     "find_blueprint",
     "learning_rate_scales",
-    "transformer",
     "unregister_blueprint",
     "zeroed",
 ]

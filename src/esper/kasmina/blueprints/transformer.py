@@ -2,9 +2,8 @@
 
 from torch import nn
 
-from esper.kasmina.blueprints.bodies import Attend, Replace, Rescale, activation, reduced
-from esper.kasmina.blueprints.parts import zeroed
-from esper.kasmina.blueprints.registry import blueprint
+from esper.kasmina.blueprints.blueprint_registry import blueprint
+from esper.kasmina.blueprints.bodies import Attend, Replace, Rescale, activation, reduced, zeroed
 from esper.kasmina.layers import ChannelNorm, TokenLinear
 from esper.leyline.slots import Family, SlotSpec
 

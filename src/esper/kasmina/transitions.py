@@ -9,16 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from esper.kasmina.gates import (
-    EMBARGO_GATE,
-    FREE_GATE,
-    HOLD_GATE,
-    RESET_GATE,
-    TRAIN_GATE,
-    Gate,
-    Situation,
-)
-from esper.kasmina.masks import legality, require_legal
+from esper.kasmina.gates import GATES_INTO, Situation, legality, require_legal
 from esper.leyline.errors import AgreementError, GateRefusedError
 from esper.leyline.legality import Actions
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions, move
@@ -51,45 +42,44 @@ class _Change:
     def life(self) -> Lifecycle:
         return self.situation.life
 
-    def update(self, life: Lifecycle) -> None:
-        self.situation = replace(self.situation, life=life)
+    def set(self, **arrays: Tensor) -> None:
+        self.situation = replace(self.situation, life=replace(self.life, **arrays))
 
     def move(self, where: Tensor, after: SeedStage, cause: Tensor | int) -> None:
         if bool(where.any()):
             life, record = move(self.life, where, after, cause)
-            self.update(life)
+            self.situation = replace(self.situation, life=life)
             self.record += record
 
-    def pass_gate(self, gate: Gate, cause: Tensor | int, where: Tensor | None = None) -> Tensor:
+    def pass_gate(
+        self, after: SeedStage, cause: Tensor | int, where: Tensor | None = None
+    ) -> Tensor:
         """Move every slot (of `where`) for which the gate is open; returns which did."""
-        open_ = gate.accepts(self.situation)
+        open_ = GATES_INTO[after].accepts(self.situation)
         if where is not None:
             open_ = open_ & where
-        self.move(open_, gate.after, cause)
+        self.move(open_, after, cause)
         return open_
 
     def bury(self, cause: Tensor | int, where: Tensor | None = None) -> None:
         """Remove condemned seeds whose alpha is zero; their slots start to rest."""
-        gone = self.pass_gate(EMBARGO_GATE, cause, where)
+        gone = self.pass_gate(SeedStage.EMBARGOED, cause, where)
         life = self.life
 
         def cleared(array: Tensor, value: int = 0) -> Tensor:
             return torch.where(gone, torch.tensor(value, dtype=array.dtype), array)
 
-        self.update(
-            replace(
-                life,
-                blueprint=cleared(life.blueprint, NOTHING),
-                blend=cleared(life.blend, NOTHING),
-                alpha=cleared(life.alpha),
-                age=cleared(life.age),
-                params=cleared(life.params),
-                embargo=cleared(life.embargo, self.situation.rules.embargo),
-                contribution=cleared(life.contribution),
-                contribution_known=cleared(life.contribution_known),
-                gradient=cleared(life.gradient),
-                gradient_known=cleared(life.gradient_known),
-            )
+        self.set(
+            blueprint=cleared(life.blueprint, NOTHING),
+            blend=cleared(life.blend, NOTHING),
+            alpha=cleared(life.alpha),
+            age=cleared(life.age),
+            params=cleared(life.params),
+            embargo=cleared(life.embargo, self.situation.rules.embargo),
+            contribution=cleared(life.contribution),
+            contribution_known=cleared(life.contribution_known),
+            gradient=cleared(life.gradient),
+            gradient_known=cleared(life.gradient_known),
         )
 
 
@@ -113,7 +103,7 @@ def decide(situation: Situation, actions: Actions) -> tuple[Lifecycle, Transitio
     change.move(slots_of(LifecycleOp.FOSSILIZE), SeedStage.FOSSILIZED, LifecycleOp.FOSSILIZE)
     _prune(change, slots_of(LifecycleOp.PRUNE))
     intervened = (ops != LifecycleOp.WAIT).long()
-    change.update(replace(change.life, interventions=change.life.interventions + intervened))
+    change.set(interventions=change.life.interventions + intervened)
     return change.life, change.record
 
 
@@ -122,17 +112,14 @@ def _germinate(change: _Change, where: Tensor, actions: Actions) -> None:
     blueprints, blends = actions["blueprint"][:, None], actions["blend"][:, None]  # [N, 1]
     slot_index = torch.arange(life.shape[1])[None, :]
     costs = change.situation.catalogue.total_costs()[slot_index, blueprints, blends]  # [N, S]
-    change.update(
-        replace(
-            life,
-            blueprint=torch.where(where, blueprints, life.blueprint),
-            blend=torch.where(where, blends, life.blend),
-            params=torch.where(where, costs, life.params),
-            age=torch.where(where, 0, life.age),
-        )
+    change.set(
+        blueprint=torch.where(where, blueprints, life.blueprint),
+        blend=torch.where(where, blends, life.blend),
+        params=torch.where(where, costs, life.params),
+        age=torch.where(where, 0, life.age),
     )
     change.move(where, SeedStage.GERMINATED, LifecycleOp.GERMINATE)
-    change.pass_gate(TRAIN_GATE, LifecycleOp.GERMINATE, where)
+    change.pass_gate(SeedStage.TRAINING, LifecycleOp.GERMINATE, where)
     _advance(change, where & (blends == Blend.IMMEDIATE), LifecycleOp.GERMINATE)
 
 
@@ -141,15 +128,15 @@ def _advance(change: _Change, where: Tensor, cause: LifecycleOp) -> None:
     life = change.life
     first = blend_alpha(life.epochs_in_stage, change.situation.rules.blend_tempo)
     first = torch.where(life.blend == Blend.IMMEDIATE, 1.0, first)
-    change.update(replace(life, alpha=torch.where(where, first, life.alpha)))
-    change.pass_gate(HOLD_GATE, cause, where)
+    change.set(alpha=torch.where(where, first, life.alpha))
+    change.pass_gate(SeedStage.HOLDING, cause, where)
 
 
 def _prune(change: _Change, where: Tensor) -> None:
     change.move(where, SeedStage.PRUNED, LifecycleOp.PRUNE)
     life = change.life
     faded = _fade(life.alpha, change.situation.rules.prune_tempo)
-    change.update(replace(life, alpha=torch.where(where, faded, life.alpha)))
+    change.set(alpha=torch.where(where, faded, life.alpha))
     change.bury(LifecycleOp.PRUNE, where)
 
 
@@ -171,11 +158,11 @@ def pass_time(situation: Situation) -> tuple[Lifecycle, Transitions]:
     )
     change = _Change(replace(situation, life=life))
     # From the end of life backwards, so that no slot takes two steps in one epoch.
-    change.pass_gate(FREE_GATE, Cause.TIME)
-    change.pass_gate(RESET_GATE, Cause.TIME)
+    change.pass_gate(SeedStage.DORMANT, Cause.TIME)
+    change.pass_gate(SeedStage.RESETTING, Cause.TIME)
     change.bury(Cause.TIME)
-    change.pass_gate(HOLD_GATE, Cause.TIME)
-    change.pass_gate(TRAIN_GATE, Cause.TIME)
+    change.pass_gate(SeedStage.HOLDING, Cause.TIME)
+    change.pass_gate(SeedStage.TRAINING, Cause.TIME)
     return change.life, change.record
 
 
@@ -192,6 +179,6 @@ def remove_now(situation: Situation, where: Tensor) -> tuple[Lifecycle, Transiti
         )
     change = _Change(situation)
     change.move(where & ~life.at(SeedStage.PRUNED), SeedStage.PRUNED, Cause.GOVERNOR)
-    change.update(replace(change.life, alpha=torch.where(where, 0.0, change.life.alpha)))
+    change.set(alpha=torch.where(where, 0.0, change.life.alpha))
     change.bury(Cause.GOVERNOR, where)
     return change.life, change.record

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.kasmina.flow import flow_statistics
+from esper.kasmina.flow_statistics import flow_statistics
 from esper.leyline.signals import FLOW_STATISTICS
 
 

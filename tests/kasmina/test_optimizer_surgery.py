@@ -16,7 +16,7 @@ from esper.kasmina import (
     remove_parameters,
     require_same_parameters,
 )
-from esper.kasmina.surgery import SCALE_KEY, arrange_parameters
+from esper.kasmina.optimizer_surgery import SCALE_KEY, arrange_parameters
 from esper.leyline.errors import OptimizerMismatchError
 from tests.kasmina.twins import same_bits
 

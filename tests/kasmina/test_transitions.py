@@ -5,7 +5,7 @@ import torch
 
 from esper.kasmina import GATES, GateRules, Situation, decide, explain, legality, pass_time
 from esper.kasmina.gates import OP_GATES, UNLIMITED
-from esper.kasmina.lifecycle import blend_alpha, remove_now
+from esper.kasmina.transitions import blend_alpha, remove_now
 from esper.leyline import (
     HEADS,
     TRANSITIONS,
@@ -252,5 +252,5 @@ def test_every_transition_of_the_table_has_a_gate_into_its_stage() -> None:
 
 @pytest.mark.parametrize("wrong", [{"blend_tempo": 0}, {"prune_tempo": 0}, {"embargo": -1}])
 def test_impossible_rules_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(EsperError, match="too small"):
+    with pytest.raises(EsperError, match="out of range"):
         GateRules(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,209 @@
+"""Esper's own hosts: chains of segments with a slot after each but the last.
+
+Shapes: `B` batch, `C` channels, `L` positions, `H` height, `W` width, `T` tokens, `V` vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention, TokenLinear
+from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.slots import Layout, SlotConfig, SlotSpec
+
+STRIDE = 2  # of the convolutions along sequences
+GROUPS = 8  # of channels that are normalised together in images, where the width allows
+INITIAL_SCALE = 0.02  # of embeddings, so that positions and tokens start as small as in GPT-2
+EXPANSION = 4  # a transformer's feed-forward middle, in widths
+
+
+@dataclass(frozen=True)
+class SlotShape:
+    """The activations that leave one segment, without the batch."""
+
+    layout: Layout
+    channels: int
+    extent: tuple[int | None, ...] = ()
+
+
+class SegmentedHost(nn.Module):
+    """Applies `segments` in order; slot k is on the output of `segments[k]`, the last is the head.
+
+    The segments are what a fused population stacks; the slots between them are what it gathers.
+    """
+
+    def __init__(self, segments: Sequence[nn.Module], shapes: Sequence[SlotShape]) -> None:
+        super().__init__()
+        if len(segments) != len(shapes) + 1:
+            raise EsperError(
+                "A host has one slot after each segment but the last",
+                given=f"{len(segments)} segments, {len(shapes)} slots",
+            )
+        self.segments = nn.ModuleList(segments)
+        names = SlotConfig.of_size(len(shapes)).names
+        self._specs = tuple(
+            SlotSpec(name=name, layout=at.layout, channels=at.channels, extent=at.extent)
+            for name, at in zip(names, shapes, strict=True)
+        )
+
+    def slot_specs(self) -> tuple[SlotSpec, ...]:
+        return self._specs
+
+    def slot_paths(self) -> dict[str, str]:
+        """The submodule whose output carries each slot."""
+        return {spec.name: f"segments.{index}" for index, spec in enumerate(self._specs)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        for segment in self.segments:
+            x = segment(x)
+        return x
+
+
+class MlpHost(SegmentedHost):
+    """Two hidden layers on [B, C]; slots on the input itself and after each hidden layer."""
+
+    def __init__(self, *, features: int = 40, width: int = 16, classes: int = 10) -> None:
+        segments = [
+            nn.Identity(),
+            nn.Sequential(nn.Linear(features, width), nn.ReLU()),
+            nn.Sequential(nn.Linear(width, width), nn.ReLU()),
+            nn.Linear(width, classes),
+        ]
+        shapes = [SlotShape(Layout.DENSE, channels) for channels in (features, width, width)]
+        super().__init__(segments, shapes)
+
+
+class Conv1dHost(SegmentedHost):
+    """Strided convolutions without normalisation on [B, L] or [B, 1, L]; a slot after each."""
+
+    def __init__(
+        self,
+        *,
+        length: int = 40,
+        channels: int = 8,
+        kernel: int = 5,
+        stages: int = 3,
+        classes: int = 10,
+    ) -> None:
+        padding = kernel // 2
+        segments: list[nn.Module] = []
+        shapes: list[SlotShape] = []
+        given, size = 1, length
+        for stage in range(stages):
+            # Accepts both ranks without looking at the input, so that the host can be traced.
+            entry = [nn.Flatten(1), nn.Unflatten(1, (1, length))] if stage == 0 else []
+            convolution = nn.Conv1d(given, channels, kernel, stride=STRIDE, padding=padding)
+            segments.append(nn.Sequential(*entry, convolution, nn.ReLU()))
+            given, size = channels, (size + 2 * padding - kernel) // STRIDE + 1
+            shapes.append(SlotShape(Layout.SEQUENCE, channels, (size,)))
+        segments.append(nn.Sequential(nn.Flatten(1), nn.Linear(channels * size, classes)))
+        super().__init__(segments, shapes)
+
+
+class Conv2dHost(SegmentedHost):
+    """Stages of convolution, normalisation and pooling on [B, C, H, W]; a slot after each."""
+
+    def __init__(
+        self,
+        *,
+        channels_in: int = 3,
+        size: int = 32,
+        widths: Sequence[int] = (32, 64, 128),
+        classes: int = 10,
+    ) -> None:
+        segments: list[nn.Module] = []
+        shapes: list[SlotShape] = []
+        given = channels_in
+        for width in widths:
+            segments.append(
+                nn.Sequential(
+                    nn.Conv2d(given, width, 3, padding=1, bias=False),
+                    GroupNorm(width, position_axes=2, groups=gcd(width, GROUPS)),
+                    nn.ReLU(),
+                    nn.MaxPool2d(2, ceil_mode=True),
+                )
+            )
+            given, size = width, (size + 1) // 2
+            shapes.append(SlotShape(Layout.IMAGE, width, (size, size)))
+        segments.append(
+            nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(given, classes))
+        )
+        super().__init__(segments, shapes)
+
+
+class Embedding(nn.Module):
+    """Tokens [B, T] to vectors [B, T, C] that know their position."""
+
+    def __init__(self, vocabulary: int, width: int, context: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.empty(context, width))
+        nn.init.normal_(self.tokens.weight, std=INITIAL_SCALE)
+        nn.init.normal_(self.positions, std=INITIAL_SCALE)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.tokens(tokens) + self.positions[: tokens.shape[1]]
+        return embedded
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each normalised first and added to its input."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attend = nn.Sequential(
+            ChannelNorm(width), SelfAttention(width, inner=width, heads=heads, causal=True)
+        )
+        self.think = nn.Sequential(
+            ChannelNorm(width),
+            TokenLinear(width, EXPANSION * width),
+            nn.GELU(),
+            TokenLinear(EXPANSION * width, width),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        attended: Tensor = x + self.attend(x)
+        thought: Tensor = attended + self.think(attended)
+        return thought
+
+
+class GptHost(SegmentedHost):
+    """Tokens [B, T <= context] to logits [B, T, V]; a slot after each block."""
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int = 256,
+        width: int = 64,
+        heads: int = 4,
+        blocks: int = 3,
+        context: int = 64,
+    ) -> None:
+        if heads < 1 or width % heads:
+            raise EsperError(
+                "The heads of a transformer share its width evenly",
+                given=f"width {width}, heads {heads}",
+                valid="heads that divide the width",
+            )
+        bodies: list[nn.Module] = [Block(width, heads) for _ in range(blocks)]
+        bodies[:1] = [nn.Sequential(Embedding(vocabulary, width, context), *bodies[:1])]
+        head = nn.Sequential(ChannelNorm(width), nn.Linear(width, vocabulary, bias=False))
+        super().__init__([*bodies, head], [SlotShape(Layout.TOKENS, width, (None,))] * blocks)
+
+
+HOSTS: dict[str, Callable[..., SegmentedHost]] = {
+    "conv1d": Conv1dHost,
+    "conv2d": Conv2dHost,
+    "mlp": MlpHost,
+    "gpt": GptHost,
+}
+
+
+def build_host(name: str, **sizes: object) -> SegmentedHost:
+    """The named host; `sizes` are its constructor's keyword arguments."""
+    if name not in HOSTS:
+        raise UnknownNameError.of("host", name, HOSTS)
+    return HOSTS[name](**sizes)
