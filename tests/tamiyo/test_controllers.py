@@ -29,7 +29,7 @@ from esper.tamiyo import (
     register_controller,
 )
 from esper.tamiyo.controllers import Arm, FixedSchedule, NeverGrow, Oracle, RowSchedule
-from esper.tamiyo.controllers.registry import _KINDS, controller_kind
+from esper.tamiyo.controllers.by_name import _KINDS, controller_kind
 from esper.tamiyo.controllers.specs import written
 from tests.tamiyo import scripted
 from tests.tamiyo.gardens import Tape, TapeGarden, catalogue_of, decisions, play

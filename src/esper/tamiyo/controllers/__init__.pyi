@@ -1,3 +1,6 @@
+from .by_name import controller_names as controller_names
+from .by_name import make_controller as make_controller
+from .by_name import register_controller as register_controller
 from .learned import LearnedController as LearnedController
 from .learned import drawn as drawn
 from .proposals import Proposal as Proposal
@@ -9,9 +12,6 @@ from .protocol import SideBySide as SideBySide
 from .protocol import needs_contributions as needs_contributions
 from .racing import Race as Race
 from .racing import RaceConfig as RaceConfig
-from .registry import controller_names as controller_names
-from .registry import make_controller as make_controller
-from .registry import register_controller as register_controller
 from .rules import Gap as Gap
 from .rules import Heuristic as Heuristic
 from .rules import HeuristicConfig as HeuristicConfig
