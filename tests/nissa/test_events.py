@@ -10,21 +10,22 @@ import torch
 from esper.leyline import HEADS, AgreementError, Blend, BlueprintCatalogue, SlotConfig
 from esper.leyline.results import HeadGradientNorms, PerHead
 from esper.nissa import Decisions, Evaluated, Event, Layout, Stepped, events, flatten
-from esper.nissa.rows import rows_of
-from esper.nissa.tables import TABLES_OF_KINDS, schema
+from esper.nissa.events import KINDS
+from esper.nissa.store import keys, rows_of, schema
 from tests.nissa.runs import LAYOUT, decisions
 
 N, H = 3, 4
 
 
-def test_every_kind_of_event_has_a_table_and_a_version() -> None:
-    kinds = {kind.kind: kind.version for kind in Event.__subclasses__()}
-    assert kinds.keys() == TABLES_OF_KINDS.keys()
-    assert all(version >= 1 for version in kinds.values())
+def test_every_kind_of_event_has_a_table_of_its_own_and_a_version() -> None:
+    assert all(name == kind.kind and kind.version >= 1 for name, kind in KINDS.items())
+    tables = [kind.table for kind in KINDS.values()]
+    assert len(set(tables)) == len(tables)
+    assert keys().keys() > set(tables)
 
 
 def test_only_samples_may_be_dropped() -> None:
-    assert [kind.kind for kind in Event.__subclasses__() if kind.droppable] == ["sample"]
+    assert [kind.kind for kind in KINDS.values() if kind.droppable] == ["sample"]
 
 
 def test_an_event_does_not_change_with_the_tensors_it_was_made_from() -> None:
@@ -112,9 +113,10 @@ def catalogue() -> BlueprintCatalogue:
 def test_the_columns_of_decisions_are_the_heads_of_the_table() -> None:
     layout = Layout.of(HEADS.resolve(catalogue()), ("epoch",), catalogue())
     assert layout.heads == HEADS.names
-    assert layout.named("op", 1) == "GERMINATE"
-    assert layout.named("slot", 1) == "late"
-    assert layout.named("blueprint", 1) == "conv"
+    actions = dict(zip(layout.heads, layout.actions, strict=True))
+    assert actions["op"][1] == "GERMINATE"
+    assert actions["slot"][1] == "late"
+    assert actions["blueprint"][1] == "conv"
     created = next(sql for sql in schema(layout) if "TABLE decisions" in sql)
     assert all(f'"{name}" INTEGER' in created for name in HEADS.names)
     assert Layout.from_json(layout.to_json()) == layout
@@ -129,7 +131,7 @@ def test_a_head_nobody_has_named_gets_a_column_and_numbered_actions() -> None:
         given=(*space.given, ()),
     )
     layout = Layout.of(more, (), catalogue())
-    assert layout.named("tempo", 2) == "2"
+    assert layout.actions[-1] == ("0", "1", "2")
     assert any('"tempo" INTEGER' in sql for sql in schema(layout))
 
 
@@ -163,7 +165,8 @@ def test_flat_metrics_stay_as_they_are() -> None:
 
 
 def test_events_are_frozen_records_with_a_round() -> None:
-    for kind in Event.__subclasses__():
+    for kind in KINDS.values():
+        assert issubclass(kind, Event)
         assert "round" in {field.name for field in fields(kind)}
         assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert events.DEFAULT_WATCHED == 16

@@ -1,6 +1,8 @@
 """The run store: whole batches or nothing, rewinding, versions."""
 
 import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline import AgreementError
-from esper.nissa import Layout, Noted, RunReader, RunStore, Stepped, StoreError
+from esper.nissa import Event, Layout, Noted, RunReader, RunStore, Stepped, StoreError
+from esper.nissa.events import KINDS
+from esper.nissa.schema import Integers, Reals, Stages, Texts
 from esper.nissa.store import _chunks
 from tests.nissa.runs import ENVS, LAYOUT, STEPS, a_round, decisions, stepped, written
 
@@ -131,6 +135,68 @@ def test_another_version_is_refused_with_both(tmp_path: Path) -> None:
     for opened in (RunReader, lambda path: RunStore(path, LAYOUT)):
         with pytest.raises(StoreError, match="given: version 7; valid: version 1"):
             opened(path)
+
+
+@pytest.fixture
+def new_event() -> Iterator[type[Event]]:
+    @dataclass(frozen=True, kw_only=True)
+    class Weighed(Event):
+        kind = "weighing"
+        table = "weighings"
+
+        step: int
+        env: Integers  # [M]
+        stage: Stages  # [M]
+        scale: str
+        weight: Reals | None = None  # [M]
+        remark: Texts | None = None  # [M]
+
+    yield Weighed
+    del KINDS["weighing"]
+
+
+def test_a_new_event_is_a_dataclass_and_nothing_else(
+    tmp_path: Path, new_event: type[Event]
+) -> None:
+    given = new_event(round=1, step=2, env=[4, 5], stage=[0, 2], scale="kg", weight=[1.5, np.nan])  # type: ignore[call-arg]
+    with RunStore(tmp_path, LAYOUT) as store:
+        store.write([given])
+    with RunReader(tmp_path) as reader:
+        (event,) = reader.events()
+        assert (event.kind, event.round, event.step) == ("weighing", 1, 2)
+        shared = {"round": 1, "event": 1, "step": 2, "scale": "kg", "remark": None}
+        assert event.rows == [
+            {**shared, "n": 0, "env": 4, "stage": "DORMANT", "weight": 1.5},
+            {**shared, "n": 1, "env": 5, "stage": "TRAINING", "weight": None},
+        ]
+        assert reader.export(tmp_path / "run.jsonl") == 2
+        before = reader.digest()
+    with RunStore(tmp_path, LAYOUT) as store:
+        store.rewind(0)
+    with RunReader(tmp_path) as reader:
+        assert reader.digest() != before
+        assert not list(reader.each("weighings"))
+
+
+def test_a_file_from_before_an_event_or_a_column_was_known_is_read_and_continued(
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path / "run.sqlite", rounds=2)
+    with RunReader(path) as reader:
+        digest = reader.digest()
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE evaluations")
+        connection.execute("ALTER TABLE lifecycle DROP COLUMN reason")
+    with RunReader(path) as reader:
+        assert reader.export(tmp_path / "run.jsonl") > 0
+        assert not list(reader.each("evaluations"))
+        assert len(reader.decisions(1, 0)) == STEPS
+    with RunStore(path, LAYOUT) as store:
+        store.rewind(0)
+        for number in (1, 2):
+            store.write(a_round(number))
+    with RunReader(path) as reader:
+        assert reader.digest() == digest
 
 
 def test_another_layout_is_refused(tmp_path: Path) -> None:

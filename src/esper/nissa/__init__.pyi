@@ -14,7 +14,6 @@ from .events import Sampled as Sampled
 from .events import Stepped as Stepped
 from .events import UpdateMetrics as UpdateMetrics
 from .hub import Hub as Hub
-from .layout import Layout as Layout
 from .metrics import flatten as flatten
 from .reader import RunReader as RunReader
 from .records import Cell as Cell
@@ -22,9 +21,10 @@ from .records import DecisionRecord as DecisionRecord
 from .records import RoundSummary as RoundSummary
 from .records import StoredEvent as StoredEvent
 from .records import Table as Table
+from .schema import Layout as Layout
 from .sinks import DurableSink as DurableSink
 from .sinks import Sink as Sink
 from .store import RunStore as RunStore
-from .tables import StoreError as StoreError
+from .store import StoreError as StoreError
 from .tensorboard import TensorBoardSink as TensorBoardSink
 from .thresholds import Thresholds as Thresholds

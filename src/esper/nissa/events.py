@@ -3,26 +3,45 @@
 An event copies what it keeps when it is made, and keeps little, so that whoever makes it may go on
 with its arrays. They are arrays on the CPU: tensors, numpy or lists. What was not measured is NaN.
 
+The annotations of an event are its table too: a new event is a new dataclass here, and a sentence
+in docs/telemetry.md.
+
 Shapes: `N` environments, `W` watched environments (the first ones), `H` heads, `A` actions of the
 largest head, `F` features, `M` rows of an event.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
-import numpy as np
-from numpy.typing import DTypeLike, NDArray
-
-from esper.leyline.errors import AgreementError
-
-Array = Any  # given as a tensor on the CPU, an array or a list; kept as a numpy array
+from esper.nissa.schema import (
+    LOG_PROBS,
+    Array,
+    Blueprints,
+    Causes,
+    Field,
+    Integers,
+    JsonMapping,
+    Masks,
+    Measures,
+    NamedNumbers,
+    Numeric,
+    Observations,
+    PerEnvironment,
+    Probabilities,
+    Reals,
+    Slots,
+    Stages,
+    Text,
+    Texts,
+    fields_of,
+    own,
+)
 
 DEFAULT_WATCHED = 16  # environments whose observations, probabilities and masks are kept
 SUMMARY = "all"  # the context of an evaluation's figure over all contexts
-
-_COLUMN = re.compile(r"(?!(round|step|env|reward)$|reward_)[a-z_][a-z0-9_]*")
+KINDS: "dict[str, type[Event]]" = {}
+"""Every kind of event, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +49,36 @@ class Event:
     """Something that happened in a round of training."""
 
     kind: ClassVar[str]
+    table: ClassVar[str]  # of a run's file
     version: ClassVar[int] = 1
     droppable: ClassVar[bool] = False  # may be lost, and is counted, where a sink is too slow
+    repeatable: ClassVar[bool] = True  # the same, to the bit, if a run is interrupted and resumed
+    declared: ClassVar[Mapping[str, Field]] = {}  # what the annotations say, but for the round
+
+    _kept: ClassVar[Sequence[tuple[str, Field]]] = ()  # the same, required arrays first
 
     round: int
+
+    def __init_subclass__(cls) -> None:
+        cls.declared = {**cls.declared, **fields_of(cls)}
+        cls._kept = sorted(
+            cls.declared.items(),
+            key=lambda item: hasattr(cls, item[0]) or isinstance(item[1], Text),
+        )
+        if "kind" in vars(cls):
+            KINDS[cls.kind] = cls
+
+    def __post_init__(self) -> None:
+        own(self, self._kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEvent(Event):
+    """About every environment of a step: its table has a row for each of those that were active."""
+
+    step: int
+    active: Annotated[Array, Numeric("?")] | None = None  # [N] the others idled
+    first_env: Annotated[int, Field()] = 0  # the number of the first row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,70 +86,51 @@ class RunStarted(Event):
     """A run began, or was resumed after `round`."""
 
     kind = "run"
+    table = "runs"
+    repeatable = False
 
-    config: Mapping[str, Any]  # whatever JSON can hold
-    versions: Mapping[str, str] = field(default_factory=dict)
-    seeds: Mapping[str, int] = field(default_factory=dict)
-    data: Mapping[str, str] = field(default_factory=dict)  # fingerprints by name
+    config: JsonMapping
+    versions: JsonMapping = field(default_factory=dict)
+    seeds: JsonMapping = field(default_factory=dict)
+    data: JsonMapping = field(default_factory=dict)  # fingerprints by name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decisions(Event):
+class Decisions(StepEvent):
     """What was decided for every environment, and of the watched ones why."""
 
     kind = "decision"
+    table = "decisions"
 
-    step: int
-    actions: Array  # [N, H] in the layout's order of heads
-    values: Array  # [N]
-    log_probs: Array  # [N, H] of the actions taken
-    observations: Array | None = None  # [N or W, F]
-    masks: Array | None = None  # [N or W, H, A] bool: what was legal
-    probabilities: Array | None = None  # [N or W, H, A]
-    active: Array | None = None  # [N] bool; the others idled and decided nothing
-    first_env: int = 0  # the number of the first row
+    actions: Annotated[Array, PerEnvironment("<i4", 2)]  # [N, H] in the layout's order of heads
+    values: Annotated[Array, PerEnvironment("<f4", column="value")]  # [N]
+    log_probs: Annotated[  # [N, H] of the actions taken
+        Array, PerEnvironment("<f4", 2, column="log_prob", blob=LOG_PROBS)
+    ]
+    observations: Observations | None = None  # [N or W, F]
+    masks: Masks | None = None  # [N or W, H, A] bool: what was legal
+    probabilities: Probabilities | None = None  # [N or W, H, A]
     watched: InitVar[int] = DEFAULT_WATCHED
 
     def __post_init__(self, watched: int) -> None:
-        _own(self, "actions", np.int32, 2)
-        rows = self.actions.shape[0]
-        _own(self, "values", np.float32, 1, rows)
-        _own(self, "log_probs", np.float32, 2, rows)
-        _own(self, "active", np.bool_, 1, rows)
-        for name, dtype, axes in (
-            ("observations", np.float32, 2),
-            ("masks", np.bool_, 3),
-            ("probabilities", np.float32, 3),
-        ):
+        for name in ("observations", "masks", "probabilities"):
             if getattr(self, name) is not None:
-                _set(self, name, getattr(self, name)[:watched])
-            _own(self, name, dtype, axes)
+                object.__setattr__(self, name, getattr(self, name)[:watched])
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stepped(Event):
+class Stepped(StepEvent):
     """What came of a decision in every environment: its reward, term by term, and measurements."""
 
     kind = "step"
+    table = "steps"
 
-    step: int
-    rewards: Array  # [N]
-    terms: Mapping[str, Array] = field(default_factory=dict)  # [N] each; they sum to the reward
-    measures: Mapping[str, Array] = field(default_factory=dict)  # [N] each
-    active: Array | None = None  # [N] bool
-    first_env: int = 0
-
-    def __post_init__(self) -> None:
-        _own(self, "rewards", np.float64, 1)
-        rows = self.rewards.shape[0]
-        _own(self, "active", np.bool_, 1, rows)
-        for part in ("terms", "measures"):
-            given = getattr(self, part)
-            owned = {
-                _column(name): _owned(f"{part}[{name!r}]", value, np.float64, 1, rows)
-                for name, value in given.items()
-            }
-            _set(self, part, owned)
+    rewards: Annotated[Array, PerEnvironment("<f8", column="reward")]  # [N]
+    terms: Annotated[Mapping[str, Array], Measures("reward_")] = field(  # [N] each, sum: the reward
+        default_factory=dict
+    )
+    measures: Annotated[Mapping[str, Array], Measures()] = field(default_factory=dict)  # [N] each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,21 +138,16 @@ class LifecycleChanged(Event):
     """Slots that changed their stage during a step, in the order in which they did."""
 
     kind = "lifecycle"
+    table = "lifecycle"
 
     step: int
-    env: Array  # [M]
-    slot: Array  # [M]
-    before: Array  # [M] SeedStage
-    after: Array  # [M] SeedStage
-    cause: Array  # [M] LifecycleOp (from 0) or Cause (below 0)
-    blueprint: Array | None = None  # [M] index in the catalogue; below 0: nothing
-    reason: Sequence[str] | None = None  # [M] why a gate let it pass, or the governor did not
-
-    def __post_init__(self) -> None:
-        _own(self, "env", np.int32, 1)
-        for name in ("slot", "before", "after", "cause", "blueprint"):
-            _own(self, name, np.int32, 1, len(self.env))
-        _own_texts(self, "reason", len(self.env))
+    env: Integers  # [M]
+    slot: Slots  # [M]
+    before: Stages  # [M] SeedStage
+    after: Stages  # [M] SeedStage
+    cause: Causes  # [M] LifecycleOp (from 0) or Cause (below 0)
+    blueprint: Blueprints | None = None  # [M] index in the catalogue; below 0: nothing
+    reason: Texts | None = None  # [M] why a gate let it pass, or the governor did not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,29 +155,21 @@ class EpisodeEnded(Event):
     """Episodes that ended with a step. Scores are percent, gains points."""
 
     kind = "episode"
+    table = "episodes"
 
     step: int
-    env: Array  # [M]
-    context: Sequence[str]  # [M]
-    seed: Array  # [M] of the case
-    validation: Array  # [M] the committed network, mean of the last epochs
-    control: Array  # [M] the same case, never grown
-    net_gain: Array  # [M] over the control, less the rent
-    returns: Array  # [M] sum of the rewards
-    added: Array  # [M] parameters
-    exposure: Array  # [M] share of the host's parameters × share of the episode
-    interventions: Array  # [M]
-    rolled_back: Array  # [M] bool
-    test: Array | None = None  # [M]
-
-    def __post_init__(self) -> None:
-        _own(self, "env", np.int32, 1)
-        rows = len(self.env)
-        _own_texts(self, "context", rows)
-        for name in ("validation", "control", "net_gain", "returns", "exposure", "test"):
-            _own(self, name, np.float64, 1, rows)
-        for name in ("seed", "added", "interventions", "rolled_back"):
-            _own(self, name, np.int64, 1, rows)
+    env: Integers  # [M]
+    context: Texts  # [M]
+    seed: Integers  # [M] of the case
+    test: Reals | None = None  # [M]
+    validation: Reals  # [M] the committed network, mean of the last epochs
+    control: Reals  # [M] the same case, never grown
+    net_gain: Reals  # [M] over the control, less the rent
+    returns: Reals  # [M] sum of the rewards
+    added: Integers  # [M] parameters
+    exposure: Reals  # [M] share of the host's parameters × share of the episode
+    interventions: Integers  # [M]
+    rolled_back: Integers  # [M] bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,14 +177,11 @@ class RolledBack(Event):
     """Environments that failed and were put back to their last good state."""
 
     kind = "rollback"
+    table = "rollbacks"
 
     step: int
-    env: Array  # [M]
-    reason: Sequence[str]  # [M]
-
-    def __post_init__(self) -> None:
-        _own(self, "env", np.int32, 1)
-        _own_texts(self, "reason", len(self.env))
+    env: Integers  # [M]
+    reason: Texts  # [M]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +189,9 @@ class UpdateMetrics(Event):
     """What an update of the learner reports, flat: `flatten(agent.update())`."""
 
     kind = "update"
+    table = "updates"
 
-    metrics: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        _own_numbers(self, "metrics")
+    metrics: NamedNumbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,21 +199,14 @@ class Evaluated(Event):
     """Scores of one controller on fixed contexts; the context "all" is the figure over them."""
 
     kind = "evaluation"
+    table = "evaluations"
 
     controller: str
-    context: Sequence[str]  # [M]
-    score: Array  # [M]
-    low: Array | None = None  # [M] of a 95 % interval
-    high: Array | None = None  # [M]
-    episodes: Array | None = None  # [M]
-
-    def __post_init__(self) -> None:
-        _own(self, "score", np.float64, 1)
-        rows = len(self.score)
-        _own_texts(self, "context", rows)
-        for name in ("low", "high"):
-            _own(self, name, np.float64, 1, rows)
-        _own(self, "episodes", np.int64, 1, rows)
+    context: Texts  # [M]
+    score: Reals  # [M]
+    low: Reals | None = None  # [M] of a 95 % interval
+    high: Reals | None = None  # [M]
+    episodes: Integers | None = None  # [M]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +214,7 @@ class AnomalyFound(Event):
     """Something is wrong with the learning, or no longer is."""
 
     kind = "anomaly"
+    table = "anomalies"
 
     name: str
     head: str  # "" where it is about all heads
@@ -232,13 +234,12 @@ class Sampled(Event):
     """Numbers that are nice to have: times of phases, counts of stages."""
 
     kind = "sample"
+    table = "samples"
+    repeatable = False
     droppable = True
 
-    values: Mapping[str, float]
     step: int | None = None
-
-    def __post_init__(self) -> None:
-        _own_numbers(self, "values")
+    values: NamedNumbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +247,8 @@ class Noted(Event):
     """A sentence for people, as when a sink failed."""
 
     kind = "note"
+    table = "notes"
+    repeatable = False
 
     text: str
 
@@ -255,68 +258,9 @@ class Dropped(Event):
     """How many events of a kind a sink was too slow for."""
 
     kind = "dropped"
+    table = "dropped"
+    repeatable = False
 
     sink: str
     what: str  # the kind that was dropped
     count: int
-
-
-def _owned(
-    name: str, value: Array, dtype: DTypeLike, axes: int, rows: int | None = None
-) -> NDArray[Any]:
-    """A copy of an array, refused if it is not where or what it should be."""
-    if hasattr(value, "detach"):
-        if not value.is_cpu:
-            raise AgreementError(
-                f"Events take what is on the CPU, and {name!r} is elsewhere",
-                given=str(value.device),
-                fix="fetch a step's tensors together, once",
-            )
-        try:
-            value = value.detach().numpy()
-        except TypeError:  # numpy has no bfloat16
-            value = value.detach().float().numpy()
-    array = np.array(value, dtype=dtype)
-    if array.ndim != axes or (rows is not None and len(array) != rows):
-        raise AgreementError(
-            f"{name!r} of an event has the wrong shape",
-            given=list(array.shape),
-            valid=f"{axes} axes" + ("" if rows is None else f", {rows} rows"),
-        )
-    return array
-
-
-def _own(event: Event, name: str, dtype: DTypeLike, axes: int, rows: int | None = None) -> None:
-    value = getattr(event, name)
-    if value is not None:
-        _set(event, name, _owned(name, value, dtype, axes, rows))
-
-
-def _own_texts(event: Event, name: str, rows: int) -> None:
-    value = getattr(event, name)
-    if value is None:
-        return
-    texts = tuple(str(text) for text in value)
-    if isinstance(value, str) or len(texts) != rows:
-        raise AgreementError(
-            f"{name!r} of an event needs one text for each row", given=len(texts), valid=rows
-        )
-    _set(event, name, texts)
-
-
-def _own_numbers(event: Event, name: str) -> None:
-    _set(event, name, {key: float(value) for key, value in getattr(event, name).items()})
-
-
-def _column(name: str) -> str:
-    if not _COLUMN.fullmatch(name):
-        raise AgreementError(
-            "A measurement's name becomes a column",
-            given=repr(name),
-            valid="small letters, digits and underscores; round, step, env and reward are taken",
-        )
-    return name
-
-
-def _set(event: Event, name: str, value: object) -> None:
-    object.__setattr__(event, name, value)

@@ -5,43 +5,43 @@ Every question is a short read of its own, so a reader never holds a writer up.
 
 import hashlib
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.nissa.decoding import (
+from esper.archive.files import replace_whole, unfinished
+from esper.nissa.events import KINDS, SUMMARY, StepEvent
+from esper.nissa.records import (
+    Cell,
+    DecisionRecord,
+    RoundSummary,
+    Row,
+    StoredEvent,
+    Table,
+    blobs_by_environment,
+    by_name,
     decision_records,
     packed_rows,
     timeline_cells,
     unpacked,
-    with_rewards,
 )
-from esper.nissa.events import SUMMARY
-from esper.nissa.exporting import export_lines
-from esper.nissa.records import Cell, DecisionRecord, RoundSummary, StoredEvent, Table
-from esper.nissa.tables import (
-    BY_STEP,
+from esper.nissa.store import (
     EVENT_KEY,
     FILE,
-    KEYS,
-    TABLES_OF_KINDS,
     StoreError,
     connect,
     file_of,
+    keys,
     quoted,
     read_layout,
 )
-
-SAME_IN_EVERY_RUN = (
-    "decisions", "steps", "packs", "lifecycle", "episodes", "rollbacks", "updates", "evaluations",
-    "anomalies",
-)  # fmt: skip
-"""Tables that a resumed run and an uninterrupted one have in common, to the bit."""
 
 _INTERRUPTIBLE_EVERY = 10_000  # instructions of SQLite's machine: a millisecond or so
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
@@ -96,10 +96,9 @@ class RunReader:
 
     def runs(self) -> list[dict[str, Any]]:
         """Starts and resumptions: configuration, versions, seeds and data, from JSON."""
-        table = self._table("SELECT round, config, versions, seeds, data FROM runs ORDER BY event")
         return [
             {name: json.loads(v) if isinstance(v, str) else v for name, v in row.items()}
-            for row in table
+            for row in self._table("SELECT * FROM runs ORDER BY event")
         ]
 
     def rounds(self) -> list[RoundSummary]:
@@ -156,16 +155,25 @@ class RunReader:
 
     def decisions(self, round: int, env: int) -> list[DecisionRecord]:
         """The decisions of one episode, with observations by name where they were kept."""
+        rewards = {row["step"]: row["reward"] for row in self.steps(round, env)}
+        found = self._of_environment("decisions", round, env)
+        watched = self._table("SELECT * FROM observations WHERE round = ?", (round,))
+        return decision_records(found, rewards, watched, self.layout)
+
+    def steps(self, round: int, env: int) -> list[Row]:
+        """What came of the decisions of one episode: rewards, their terms and measurements."""
+        return self._of_environment("steps", round, env)
+
+    def _of_environment(self, table: str, round: int, env: int) -> list[Row]:
+        """Rows of one episode; in a large population most environments' are packed."""
         rows = self._table(
-            "SELECT d.*, s.reward FROM decisions d LEFT JOIN steps s USING (round, step, env) "
-            "WHERE d.round = ? AND d.env = ? ORDER BY d.step",
+            f"SELECT * FROM {table} WHERE round = ? AND env = ? ORDER BY step",  # noqa: S608
             (round, env),
         )
-        found = list(rows) or with_rewards(
-            packed_rows(self._table("SELECT * FROM packs WHERE round = ?", (round,)), env)
+        packs = self._table(
+            "SELECT * FROM packs WHERE round = ? AND kind = ? ORDER BY step, first", (round, table)
         )
-        watched = self._table("SELECT * FROM observations WHERE round = ?", (round,))
-        return decision_records(found, watched, self.layout)
+        return list(rows) or [row for _, row in packed_rows(packs, env)]
 
     def timeline(self, round: int, env: int) -> list[Cell]:
         """Every slot at the end of every step of one episode."""
@@ -215,16 +223,19 @@ class RunReader:
         With `round`, of the rounds up to it.
         """
         found = hashlib.sha256()
-        for table in SAME_IN_EVERY_RUN:
+        tables = [kind.table for kind in KINDS.values() if kind.repeatable]
+        tables.insert(tables.index("steps") + 1, "packs")
+        for table in tables:
             columns = [name for name in self._columns(table) if name != "event"]
-            listed = ", ".join(map(quoted, sorted(columns)))
             # Events of several processes come in any order, those of one environment do not.
-            by_environment = EVENT_KEY if "env" not in columns else ("round", "step", "env", "n")
-            order = ", ".join(KEYS.get(table, by_environment))
+            event_order = ("round", "step", "env", "n") if "env" in columns else EVENT_KEY
+            order = event_order if keys()[table] == EVENT_KEY else keys()[table]
+            if not columns:
+                continue  # an older file
             skipped = "name != 'peak_memory_bytes'" if table == "updates" else "1"
             for row in self._each(
-                f"SELECT {listed} FROM {table} WHERE (?1 IS NULL OR round <= ?1) AND {skipped} "  # noqa: S608
-                f"ORDER BY {order}",
+                f"SELECT {', '.join(map(quoted, sorted(columns)))} FROM {table} "  # noqa: S608
+                f"WHERE (?1 IS NULL OR round <= ?1) AND {skipped} ORDER BY {', '.join(order)}",
                 (round,),
             ):
                 found.update(repr((table, row)).encode())
@@ -264,25 +275,45 @@ class RunReader:
     def each(self, table: str) -> Iterator[dict[str, Any]]:
         """The rows of a table one by one, in order of their keys."""
         names = self._columns(table)
-        order = ", ".join(KEYS.get(table, EVENT_KEY))
-        for row in self._each(f"SELECT * FROM {table} ORDER BY {order}"):  # noqa: S608
+        sql = f"SELECT * FROM {table} ORDER BY {', '.join(keys()[table])}"  # noqa: S608
+        for row in self._each(sql) if names else ():  # an older file may not have it
             yield dict(zip(names, row, strict=True))
 
     def _rows_of(self, number: int, kind: str, at: int, step: int | None) -> list[dict[str, Any]]:
-        table = TABLES_OF_KINDS[kind]
-        if table in BY_STEP:
-            key, values = ("round", "step"), (at, step)
-        else:
-            key, values = EVENT_KEY[:2], (at, number)
-        where = " AND ".join(f"{name} = ?" for name in key)
-        return list(self._table(f"SELECT * FROM {table} WHERE {where}", values))  # noqa: S608
+        table = KINDS[kind].table
+        by_step = issubclass(KINDS[kind], StepEvent)
+        key, value = ("step", step) if by_step else ("event", number)
+        sql = f"SELECT * FROM {table} WHERE round = ? AND {key} = ?"  # noqa: S608
+        return list(self._table(sql, (at, value)))
 
     def export(self, path: str | Path) -> int:
         """Write every row as a line of JSON, the table named in `type`; returns their number.
 
         The file appears when it is whole.
         """
-        return export_lines(self, Path(path))
+        path, lines = Path(path), 0
+        try:
+            with unfinished(path).open("w", encoding="utf-8") as stream:
+                for kind, row in self._exported():
+                    plain = {name: _plain(value) for name, value in row.items()}
+                    stream.write(json.dumps({"type": kind, **plain}) + "\n")
+                    lines += 1
+            replace_whole(unfinished(path), path)
+        finally:
+            unfinished(path).unlink(missing_ok=True)
+        return lines
+
+    def _exported(self) -> Iterator[tuple[str, Row]]:
+        """(type, row) of everything; what is packed comes as the rows that it stands for."""
+        yield from packed_rows(self.each("packs"))
+        for row in self.each("observations"):
+            for env, blobs in blobs_by_environment(row).items():
+                key = {"round": row["round"], "step": row["step"], "env": env}
+                yield "observations", {**key, **by_name(blobs, self.layout)}
+        yield from (("runs", row) for row in self.runs())
+        # Each row of `events` is told by the table of its kind.
+        for table in keys().keys() - {"packs", "observations", "runs", "events"}:
+            yield from ((table, row) for row in self.each(table))
 
     # --- SQL ---------------------------------------------------------------------------------
 
@@ -312,25 +343,31 @@ class RunReader:
         return [name for (name,) in self._rows("SELECT name FROM pragma_table_info(?)", (table,))]
 
     def _each(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        try:
+        with self._reading():
             yield from self._connection.execute(sql, values)
+
+    def _table(self, sql: str, values: Sequence[Any] = ()) -> Table:
+        with self._reading():
+            cursor = self._connection.execute(sql, values)
+            names = tuple(column[0] for column in cursor.description)
+            return Table(names, cursor.fetchall())
+
+    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._table(sql, values).rows
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.Error as error:
             if str(error) == "interrupted":  # by Ctrl-C, which SQLite turned into this
                 raise KeyboardInterrupt from error
             raise StoreError(f"{self.path} cannot be read", given=error) from error
 
-    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return list(self._each(sql, values))
 
-    def _table(self, sql: str, values: Sequence[Any] = ()) -> Table:
-        try:
-            cursor = self._connection.execute(sql, values)
-            names = tuple(column[0] for column in cursor.description)
-            return Table(names, cursor.fetchall())
-        except sqlite3.Error as error:
-            if str(error) == "interrupted":
-                raise KeyboardInterrupt from error
-            raise StoreError(f"{self.path} cannot be read", given=error) from error
+def _plain(value: Any) -> Any:
+    """JSON has no infinity."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _authorize(action: int, first: str | None, *rest: str | None) -> int:

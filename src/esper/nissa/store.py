@@ -1,36 +1,249 @@
 """The run store: one SQLite file for each run, that other processes read while it is written.
 
+The tables follow from the events. Those of `decisions` and `steps` have a row for each environment
+and step; their key is (round, step, env). In a large population only the first environments have
+rows of their own, and `packs` holds those of all others, an array for each column of a step.
+`observations` has a row for each step, with arrays over the watched environments. Both have a row
+for each process, told apart by the number of its `first` environment. All other events have rows in
+their order; their key is (round, event, n).
+
 A batch of events is one transaction. Rows go in many at a time, in statements that do not repeat
 what all rows share: each statement is one call in which other Python threads can run.
+
+Shapes: `N` environments, `W` watched ones, `K` those that were active.
 """
 
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from esper.nissa.events import Event
-from esper.nissa.layout import Layout
-from esper.nissa.rows import DEFAULT_ROWS, Rows, rows_of
-from esper.nissa.tables import (
-    APPLICATION,
-    BY_STEP,
-    FILE,
-    ROUND_TABLES,
-    SCHEMA_VERSION,
-    StoreError,
-    connect,
-    file_of,
-    quoted,
-    read_layout,
-    schema,
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.leyline.errors import AgreementError, EsperError
+from esper.nissa.events import KINDS, Decisions, Event, StepEvent
+from esper.nissa.schema import (
+    Layout,
+    Measures,
+    Numeric,
+    PerEnvironment,
+    PerRow,
+    Single,
+    Watched,
 )
 
+FILE = "events.sqlite"
+SCHEMA_VERSION = 1  # of tables and columns that are there; new ones do not change it
+APPLICATION = 0x45535052  # "ESPR", in the header of every such file
+BUSY_SECONDS = 30.0
+DEFAULT_ROWS = 256  # environments that have rows of their own
 CHUNKS = (256, 64, 16, 4, 1)  # rows of a statement; few sizes, so that statements are prepared once
+
+STEP_KEY = ("round", "step", "env")
+EVENT_KEY = ("round", "event", "n")
+BLOBS = {
+    field.blob.column: field.blob
+    for field in Decisions.declared.values()
+    if isinstance(field, Numeric) and field.blob is not None
+}
+"""Columns of `observations`, with what people read in them."""
+_OTHER_KEYS = {
+    "events": ("id",),
+    "commits": ("round",),
+    "observations": ("round", "step", "first"),
+    "packs": ("round", "step", "kind", "first", "name"),
+}
+_OTHER_TABLES = (
+    "meta (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
+    "names (kind TEXT, place INTEGER, name TEXT, PRIMARY KEY (kind, place)) WITHOUT ROWID",
+    # Numbers of events are not used again after a rewind, so that a follower misses nothing.
+    "events (id INTEGER PRIMARY KEY AUTOINCREMENT, round INTEGER, step INTEGER, kind TEXT, "
+    "version INTEGER, time REAL)",
+    "commits (round INTEGER PRIMARY KEY, time REAL)",
+    f"observations (round INTEGER, step INTEGER, first INTEGER, envs BLOB, "
+    f"{', '.join(f'{name} BLOB' for name in BLOBS)}, "
+    "PRIMARY KEY (round, step, first)) WITHOUT ROWID",
+    "packs (round INTEGER, step INTEGER, kind TEXT, first INTEGER, name TEXT, dtype TEXT, "
+    "data BLOB, PRIMARY KEY (round, step, kind, first, name)) WITHOUT ROWID",
+)
+
+
+class StoreError(EsperError):
+    """A run's file that is missing, damaged, foreign or of another version."""
+
+
+def keys() -> dict[str, tuple[str, ...]]:
+    """Every table whose rows belong to a round, with its key."""
+    return _OTHER_KEYS | {
+        kind.table: STEP_KEY if issubclass(kind, StepEvent) else EVENT_KEY
+        for kind in KINDS.values()
+    }
+
+
+def columns_of(kind: type[Event], layout: Layout) -> dict[str, str]:
+    """The columns of an event's table, with their types in SQL."""
+    columns = dict.fromkeys(keys()[kind.table], "INTEGER")
+    for name, field in kind.declared.items():
+        columns |= field.columns(name, layout)
+    return columns
+
+
+def schema(layout: Layout) -> list[str]:
+    """The statements that make an empty file."""
+    taken = columns_of(Decisions, replace(layout, heads=()))
+    clashing = [name for name in layout.heads if name.lower() in taken]
+    if clashing:
+        raise AgreementError(
+            "A head's name becomes a column of `decisions`, and that one is taken",
+            given=", ".join(clashing),
+        )
+    return [
+        *(f"CREATE TABLE {table}" for table in _OTHER_TABLES),
+        *(_created(kind, layout) for kind in KINDS.values()),
+    ]
+
+
+def _created(kind: type[Event], layout: Layout) -> str:
+    columns = [f"{quoted(name)} {sql}" for name, sql in columns_of(kind, layout).items()]
+    key = ", ".join(keys()[kind.table])
+    return f"CREATE TABLE {kind.table} ({', '.join(columns)}, PRIMARY KEY ({key})) WITHOUT ROWID"
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def file_of(path: str | Path) -> Path:
+    """The file of a run, given it or its directory."""
+    path = Path(path)
+    return path / FILE if path.is_dir() else path
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """Open a file; statements are transactions of their own unless one is begun."""
+    mode = "ro" if read_only else "rwc"
+    return sqlite3.connect(
+        f"{path.resolve().as_uri()}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        timeout=BUSY_SECONDS,
+        check_same_thread=False,
+        cached_statements=256,
+    )
+
+
+def read_layout(connection: sqlite3.Connection, path: Path) -> Layout:
+    """The layout of an open file, after a look at whose it is and of which version."""
+    try:
+        ((application,),) = connection.execute("PRAGMA application_id").fetchall()
+        ((version,),) = connection.execute("PRAGMA user_version").fetchall()
+        if application != APPLICATION:
+            raise StoreError(
+                f"{path} is not a run's file",
+                given=f"a database of another application ({application:#x})",
+                fix=f"name the directory of a run, or its {FILE}",
+            )
+        if version != SCHEMA_VERSION:
+            raise StoreError(
+                f"{path} has another version of the tables",
+                given=f"version {version}",
+                valid=f"version {SCHEMA_VERSION}",
+                fix="read it with the version of Esper that wrote it",
+            )
+        ((text,),) = connection.execute("SELECT value FROM meta WHERE name = 'layout'").fetchall()
+        return Layout.from_json(text)
+    except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:
+        raise StoreError(
+            f"{path} cannot be read", given=error, fix="use a copy, or delete it and start anew"
+        ) from error
+
+
+# --- from events to rows ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one table, as columns of one length."""
+
+    table: str
+    columns: Mapping[str, Sequence[Any]]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+
+def rows_of(event: Event, layout: Layout, rows: int = DEFAULT_ROWS) -> list[Rows]:
+    """What an event adds to the tables; round, step or event are added by the store.
+
+    `rows`: of how many environments decisions and steps are rows; the others' are packed.
+    """
+    if isinstance(event, StepEvent):
+        return _by_environment(event, layout, rows)
+    shared: dict[str, Any] = {}
+    columns: dict[str, Sequence[Any]] = {}
+    for name, field in event.declared.items():
+        value = getattr(event, name)
+        if isinstance(field, Single):
+            shared[name] = field.stored(value)
+        elif isinstance(field, PerRow) and value is not None:
+            columns |= field.rows(name, value, layout)
+    count = len(next(iter(columns.values()))) if columns else 1
+    return [Rows(event.table, {**{n: [v] * count for n, v in shared.items()}, **columns})]
+
+
+def _by_environment(event: StepEvent, layout: Layout, rows: int) -> list[Rows]:
+    """The active environments as rows, beyond the first ones as packs; the watched ones' blobs."""
+    columns: dict[str, NDArray[Any]] = {}  # [N] each
+    for name, field in event.declared.items():
+        if isinstance(field, PerEnvironment | Measures):
+            columns |= field.arrays(getattr(event, name), layout)
+    count = len(next(iter(columns.values())))
+    active = np.arange(count) if event.active is None else np.flatnonzero(event.active)
+    arrays = {"env": (active + event.first_env).astype("<i4")}  # [K] each
+    arrays |= {name: array[active] for name, array in columns.items()}
+    few = int(np.searchsorted(active, rows))
+    made = [Rows(event.table, {name: array[:few].tolist() for name, array in arrays.items()})]
+    if few < len(active):
+        many = {name: array[few:] for name, array in arrays.items()}
+        packs: dict[str, Sequence[Any]] = {
+            "kind": [event.table] * len(many),
+            "first": [event.first_env] * len(many),
+            "name": list(many),
+            "dtype": [array.dtype.str for array in many.values()],
+            "data": [array.tobytes() for array in many.values()],
+        }
+        made.append(Rows("packs", packs))
+    return made + _watched(event, active, layout)
+
+
+def _watched(event: StepEvent, active: NDArray[np.intp], layout: Layout) -> list[Rows]:
+    """One row for all watched environments of a step: each blob holds an array over them."""
+    parts: dict[str, NDArray[Any]] = {}
+    watched: list[int] = []
+    for name, field in event.declared.items():
+        value = getattr(event, name)
+        if isinstance(field, Numeric) and field.blob is not None and value is not None:
+            parts[field.blob.column] = field.blob.encode(value, layout)
+            watched += [len(value)] if isinstance(field, Watched) else []
+    if not any(watched):
+        return []
+    active = active[active < min(watched)]
+    columns: dict[str, Sequence[Any]] = {
+        "first": [event.first_env],
+        "envs": [(active + event.first_env).astype("<i4").tobytes()],
+    }
+    columns |= {name: [part[active].tobytes()] for name, part in parts.items()}
+    return [Rows("observations", columns)]
+
+
+# --- the store -------------------------------------------------------------------------------
 
 
 class RunStore:
@@ -49,7 +262,7 @@ class RunStore:
         try:
             self._connection = connect(self.path)
             self._prepare()
-            self._measures = self._columns_of_steps()
+            self._measures = self._columns("steps")
         except sqlite3.DatabaseError as error:
             raise StoreError(
                 f"{self.path} cannot be opened",
@@ -71,6 +284,7 @@ class RunStore:
                     given=_difference(self.layout, found),
                     fix="give every run a directory of its own",
                 )
+            self._add_what_is_new()
             return
         with self._transaction():
             for statement in schema(self.layout):
@@ -80,6 +294,18 @@ class RunStore:
             connection.executemany("INSERT INTO names VALUES (?, ?, ?)", self.layout.names())
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _add_what_is_new(self) -> None:
+        """Tables and columns of events that were not known when the file was made."""
+        with self._transaction():
+            for kind in KINDS.values():
+                there = self._columns(kind.table)
+                if not there:
+                    self._connection.execute(_created(kind, self.layout))
+                    continue
+                for name, sql in columns_of(kind, self.layout).items():
+                    if name not in there:
+                        self._add_column(kind.table, name, sql)
 
     @property
     def last_commit(self) -> int | None:
@@ -97,7 +323,7 @@ class RunStore:
                     for event in batch:
                         self._add(event, now)
             except BaseException:
-                self._measures = self._columns_of_steps()  # new ones went with the batch
+                self._measures = self._columns("steps")  # new ones went with the batch
                 raise
 
     def commit(self, round: int) -> None:
@@ -118,7 +344,7 @@ class RunStore:
         If that is an earlier one, the store had failed before the checkpoint was written.
         """
         with self._lock, self._transaction():
-            for table in ROUND_TABLES:
+            for table in keys():
                 self._connection.execute(f"DELETE FROM {table} WHERE round > ?", (round,))  # noqa: S608
         return self.last_commit
 
@@ -146,26 +372,27 @@ class RunStore:
             (event.round, step, event.kind, event.version, now),
         ).lastrowid
         for rows in rows_of(event, self.layout, self.rows):
-            if rows.table in BY_STEP:
+            if isinstance(event, StepEvent):
                 self._measure(rows)
                 self._insert(rows, ("round", "step"), (event.round, step))
             else:
                 columns = {"n": range(len(rows)), **rows.columns}
                 self._insert(Rows(rows.table, columns), ("round", "event"), (event.round, number))
 
-    def _columns_of_steps(self) -> set[str]:
-        found = self._connection.execute("SELECT name FROM pragma_table_info('steps')")
+    def _columns(self, table: str) -> set[str]:
+        found = self._connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
         return {name for (name,) in found}
+
+    def _add_column(self, table: str, name: str, sql: str) -> None:
+        self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {quoted(name)} {sql}")
 
     def _measure(self, rows: Rows) -> None:
         """Columns of `steps` come into being with the first measurement of their name."""
-        if rows.table == "steps":
-            if not self._measures.issuperset(rows.columns):
-                self._measures = self._columns_of_steps()  # another process may have made them
-            for name in rows.columns:
-                if name not in self._measures:
-                    self._connection.execute(f"ALTER TABLE steps ADD COLUMN {quoted(name)} REAL")
-                    self._measures.add(name)
+        if rows.table == "steps" and not self._measures.issuperset(rows.columns):
+            self._measures = self._columns("steps")  # another process may have made them
+            for name in [name for name in rows.columns if name not in self._measures]:
+                self._add_column("steps", name, "REAL")
+                self._measures.add(name)
 
     def _insert(self, rows: Rows, shared: tuple[str, str], values: tuple[object, object]) -> None:
         names, columns = (*shared, *rows.columns), list(rows.columns.values())
@@ -215,7 +442,6 @@ def _statement(table: str, names: tuple[str, ...], rows: int) -> str:
 
 
 def _difference(ours: Layout, theirs: Layout) -> str:
-    for name in ("heads", "actions", "features", "slots", "blueprints", "relevance"):
-        if getattr(ours, name) != getattr(theirs, name):
-            return f"{name} {getattr(ours, name)}, in the file {getattr(theirs, name)}"[:400]
-    return "equal layouts"
+    names = (field.name for field in fields(Layout))
+    name = next(name for name in names if getattr(ours, name) != getattr(theirs, name))
+    return f"{name} {getattr(ours, name)}, in the file {getattr(theirs, name)}"[:400]

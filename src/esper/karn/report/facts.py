@@ -16,7 +16,7 @@ from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import SeedStage
 from esper.nissa import Layout, RoundSummary, RunReader
 from esper.nissa.events import SUMMARY
-from esper.nissa.tables import file_of
+from esper.nissa.store import file_of
 
 LATE_EPISODES = 240  # enough to say what a policy does now
 LATE_SHARE = 0.25  # of the run's rounds, at most

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.nissa import Cell, DecisionRecord, RunReader
-from esper.nissa.decoding import packed_rows
 
 Row = Mapping[str, Any]
 Array = NDArray[np.float64]
@@ -78,7 +77,7 @@ def read_stories(
 def _story(reader: RunReader, kind: str, episode: Row, controls: Controls) -> Story:
     number, env = episode["round"], episode["env"]
     decisions = reader.decisions(number, env)
-    measured = {row["step"]: row for row in _steps(reader, number, env)}
+    measured = {row["step"]: row for row in reader.steps(number, env)}
     steps = max((*measured, *(each.step for each in decisions)), default=-1) + 1
     slots = reader.layout.slots
 
@@ -101,19 +100,6 @@ def _story(reader: RunReader, kind: str, episode: Row, controls: Controls) -> St
         control=_control(episode, controls),
         failure=failures[0] if failures else None,
     )
-
-
-def _steps(reader: RunReader, number: int, env: int) -> list[Row]:
-    """Rows of one episode; in a large population most environments' are packed."""
-    rows: list[Row] = list(
-        reader.query("SELECT * FROM steps WHERE round = ? AND env = ? ORDER BY step", (number, env))
-    )
-    if rows:
-        return rows
-    packs = reader.query(
-        "SELECT * FROM packs WHERE round = ? AND kind = 'steps' ORDER BY step, name", (number,)
-    )
-    return [row for _, row in packed_rows(packs, env)]
 
 
 def _control(episode: Row, controls: Controls) -> Array | None:

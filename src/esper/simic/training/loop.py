@@ -35,7 +35,7 @@ from esper.nissa import (
     UpdateMetrics,
     flatten,
 )
-from esper.nissa.rows import DEFAULT_ROWS
+from esper.nissa.store import DEFAULT_ROWS
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.processes import ALONE, Processes
 from esper.simic.training.config import TrainConfig

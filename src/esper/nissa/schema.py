@@ -1,0 +1,415 @@
+"""What the fields of events are: how each is kept, and which columns of a run's file it becomes.
+
+An event names the kind of each field in its annotation. Tables, what is inserted and what is read
+follow from that, so a column is stated once.
+
+Shapes: `N` environments, `W` watched ones (the first), `K` those that were active, `M` rows of an
+event, `H` heads, `A` actions of the largest head, `F` features.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.leyline.errors import AgreementError
+from esper.leyline.ops import Blend, LifecycleOp, cause_name
+from esper.leyline.stages import SeedStage
+
+if TYPE_CHECKING:
+    from esper.leyline.catalogue import BlueprintCatalogue
+    from esper.leyline.heads import ActionSpace
+
+Array = Any  # given as a tensor on the CPU, an array or a list; kept as a numpy array
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the columns of a run mean: names in the order of the arrays that events carry."""
+
+    heads: tuple[str, ...]
+    actions: tuple[tuple[str, ...], ...]  # of each head
+    relevance: tuple[tuple[bool, ...], ...]  # [op][head]: does this head matter for this op?
+    features: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
+    blueprints: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        space: "ActionSpace",
+        features: Sequence[str] = (),
+        catalogue: "BlueprintCatalogue | None" = None,
+        ops: Sequence[str] = (),
+    ) -> "Layout":
+        """From a space of actions; heads that nobody named have actions 0, 1, 2, ...
+
+        With a catalogue the slots and blueprints have their names, and ops those of LifecycleOp.
+        """
+        known: dict[str, Sequence[str]] = {}
+        slots: tuple[str, ...] = ()
+        blueprints: tuple[str, ...] = ()
+        if catalogue is not None:
+            slots, blueprints = catalogue.slots.names, catalogue.names
+            known = {
+                "op": [op.name for op in LifecycleOp],
+                "slot": slots,
+                "blueprint": blueprints,
+                "blend": [blend.name for blend in Blend],
+            }
+        if ops:
+            known[space.names[0]] = ops
+        actions = []
+        for head, size in zip(space.names, space.sizes, strict=True):
+            names = tuple(known.get(head, ())) or tuple(map(str, range(size)))
+            if len(names) != size:
+                raise AgreementError(
+                    f"Head {head!r} has another number of actions than names",
+                    given=", ".join(names),
+                    valid=f"{size} names",
+                )
+            actions.append(names)
+        return cls(space.names, tuple(actions), space.relevance, tuple(features), slots, blueprints)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(len(names) for names in self.actions)
+
+    def by_action(self, values: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """Values of all heads' actions, one after another, by head and action."""
+        ends = accumulate(self.sizes)
+        return {
+            head: dict(zip(names, values[end - len(names) : end], strict=True))
+            for head, names, end in zip(self.heads, self.actions, ends, strict=True)
+        }
+
+    def names(self) -> list[tuple[str, int, str]]:
+        """(kind, place, name) of everything, as the table `names` holds it."""
+        kinds: dict[str, Sequence[str]] = {"head": self.heads, "observation": self.features}
+        kinds |= dict(zip(self.heads, self.actions, strict=True))
+        return [
+            (kind, place, name) for kind, names in kinds.items() for place, name in enumerate(names)
+        ]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Layout":
+        found = json.loads(text)
+        return cls(**{field.name: _frozen(found[field.name]) for field in fields(cls)})
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, also inside."""
+    return tuple(_frozen(inner) for inner in value) if isinstance(value, list) else value
+
+
+# --- kinds of fields -------------------------------------------------------------------------
+
+
+class Field:
+    """What a field of an event is; this kind is kept, and is no column."""
+
+    def kept(self, name: str, value: Any, rows: int | None) -> Any:
+        """The event's own copy, refused if it is not where or what it should be."""
+        return value
+
+    def columns(self, name: str, layout: Layout) -> dict[str, str]:
+        """Names of columns, with their types in SQL."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Single(Field):
+    """One value, the same in all rows of the event."""
+
+    sql: str
+    stored: Callable[[Any], Any] = lambda value: value  # as SQLite takes it
+
+    def columns(self, name: str, layout: Layout) -> dict[str, str]:
+        return {name: self.sql}
+
+
+class PerRow(Field):
+    """A value for each row of an event."""
+
+    def rows(self, name: str, value: Any, layout: Layout) -> dict[str, Sequence[Any]]:
+        """The values of every column."""
+        return {name: value}
+
+
+class Numbers(PerRow):
+    """Numbers by name, a row each."""
+
+    def kept(self, name: str, value: Mapping[str, Any], rows: int | None) -> dict[str, float]:
+        return {key: float(number) for key, number in value.items()}
+
+    def columns(self, name: str, layout: Layout) -> dict[str, str]:
+        return {"name": "TEXT", "value": "REAL"}
+
+    def rows(self, name: str, value: Mapping[str, float], layout: Layout) -> dict[str, Any]:
+        return {"name": list(value), "value": list(value.values())}
+
+
+class Text(PerRow):
+    """[M] texts."""
+
+    def kept(self, name: str, value: Sequence[str], rows: int | None) -> tuple[str, ...]:
+        texts = tuple(str(text) for text in value)
+        if isinstance(value, str) or len(texts) != rows:
+            raise AgreementError(
+                f"{name!r} of an event needs one text for each row", given=len(texts), valid=rows
+            )
+        return texts
+
+    def columns(self, name: str, layout: Layout) -> dict[str, str]:
+        return {name: "TEXT"}
+
+
+@dataclass(frozen=True)
+class Blob:
+    """An array [W, ...] of the watched environments, in a column of `observations`."""
+
+    column: str
+    encode: Callable[[NDArray[Any], Layout], NDArray[Any]]  # [W, ...] to [W, ...]
+    decode: Callable[[bytes, Layout], Any]  # of one environment, by name
+    read_as: str = ""  # where people call it otherwise
+
+
+@dataclass(frozen=True)
+class Numeric(Field):
+    """An array, kept with one row for each of the event's; this kind is not a column itself."""
+
+    dtype: str
+    axes: int = 1
+    blob: Blob | None = None  # what is stored of the watched environments
+
+    def kept(self, name: str, value: Array, rows: int | None) -> NDArray[Any]:
+        return owned(name, value, self.dtype, self.axes, rows)
+
+
+@dataclass(frozen=True)
+class Number(Numeric, PerRow):
+    """[M] numbers, stored as they are or, with `named`, by the name of each."""
+
+    named: Callable[[Layout, int], str | None] | None = None
+
+    def columns(self, name: str, layout: Layout) -> dict[str, str]:
+        return {name: _sql(self.dtype) if self.named is None else "TEXT"}
+
+    def rows(self, name: str, value: NDArray[Any], layout: Layout) -> dict[str, Sequence[Any]]:
+        found = value.tolist()
+        if self.named is not None:
+            names = {number: self.named(layout, number) for number in set(found)}
+            found = [names[number] for number in found]
+        return {name: found}
+
+
+class Watched(Numeric):
+    """[N or W, ...]: of the watched environments only."""
+
+    def kept(self, name: str, value: Array, rows: int | None) -> NDArray[Any]:
+        return owned(name, value, self.dtype, self.axes, None)
+
+
+@dataclass(frozen=True)
+class PerEnvironment(Numeric):
+    """[N], or [N, H] for all heads: columns of a table with a row for each environment.
+
+    `column` is its name; [N, H] without one is a column for each head, and with one their sum.
+    """
+
+    column: str = ""
+
+    def columns(self, name: str, layout: Layout) -> dict[str, str]:
+        names = (self.column,) if self.column else layout.heads
+        return dict.fromkeys(names, _sql(self.dtype))
+
+    def arrays(self, value: NDArray[Any], layout: Layout) -> dict[str, NDArray[Any]]:
+        """The values of every column, [N] each."""
+        if self.column:
+            return {self.column: value if self.axes == 1 else value.astype("<f8").sum(1)}
+        if value.shape[1] != len(layout.heads):
+            raise AgreementError(
+                "Decisions have another number of heads than the run",
+                given=value.shape[1],
+                valid=", ".join(layout.heads),
+            )
+        return dict(zip(layout.heads, value.T, strict=True))
+
+
+@dataclass(frozen=True)
+class Measures(Field):
+    """[N] of each name: columns of a step's table that come into being when they are first used."""
+
+    prefix: str = ""
+
+    def kept(self, name: str, value: Mapping[str, Array], rows: int | None) -> dict[str, Any]:
+        return {
+            _column(key): owned(f"{name}[{key!r}]", array, "<f8", 1, rows)
+            for key, array in value.items()
+        }
+
+    def arrays(self, value: Mapping[str, NDArray[Any]], layout: Layout) -> dict[str, NDArray[Any]]:
+        """The values of every column, [N] each."""
+        return {f"{self.prefix}{name}": array for name, array in value.items()}
+
+
+def fields_of(event: type[Any]) -> dict[str, Field]:
+    """The fields that the annotations of a class declare."""
+    found = {}
+    for name, annotation in inspect.get_annotations(event).items():
+        parts = (annotation, *get_args(annotation))  # of `... | None` also what is inside
+        said = [extra for part in parts for extra in getattr(part, "__metadata__", ())]
+        said += [_PLAIN[part] for part in parts if part in _PLAIN]
+        if said:
+            found[name] = said[0]
+    return found
+
+
+def own(event: Any, declared: Iterable[tuple[str, Field]]) -> None:
+    """Replace what a new event was given by its own copies; the first array says how many rows."""
+    rows: int | None = None
+    for name, field in declared:
+        value = getattr(event, name)
+        if value is not None:
+            value = field.kept(name, value, rows)
+            object.__setattr__(event, name, value)
+            if rows is None and isinstance(field, Numeric):
+                rows = len(value)
+
+
+_PLAIN = {
+    int: Single("INTEGER"),
+    bool: Single("INTEGER"),
+    float: Single("REAL"),
+    str: Single("TEXT"),
+}
+_SQL = {"i": "INTEGER", "f": "REAL"}
+_COLUMN = re.compile(r"(?!(round|step|env|reward)$|reward_)[a-z_][a-z0-9_]*")
+
+
+def _sql(dtype: str) -> str:
+    return _SQL[np.dtype(dtype).kind]
+
+
+def _column(name: str) -> str:
+    if not _COLUMN.fullmatch(name):
+        raise AgreementError(
+            "A measurement's name becomes a column",
+            given=repr(name),
+            valid="small letters, digits and underscores; round, step, env and reward are taken",
+        )
+    return name
+
+
+def owned(name: str, value: Array, dtype: str, axes: int, rows: int | None) -> NDArray[Any]:
+    """A copy of an array, refused if it is not where or what it should be."""
+    if hasattr(value, "detach"):
+        if not value.is_cpu:
+            raise AgreementError(
+                f"Events take what is on the CPU, and {name!r} is elsewhere",
+                given=str(value.device),
+                fix="fetch a step's tensors together, once",
+            )
+        try:
+            value = value.detach().numpy()
+        except TypeError:  # numpy has no bfloat16
+            value = value.detach().float().numpy()
+    array = np.array(value, dtype=dtype)
+    if array.ndim != axes or (rows is not None and len(array) != rows):
+        raise AgreementError(
+            f"{name!r} of an event has the wrong shape",
+            given=list(array.shape),
+            valid=f"{axes} axes" + ("" if rows is None else f", {rows} rows"),
+        )
+    return array
+
+
+# --- annotations -----------------------------------------------------------------------------
+
+
+def _slot_name(layout: Layout, index: int) -> str:
+    return layout.slots[index] if index < len(layout.slots) else str(index)
+
+
+def _blueprint_name(layout: Layout, index: int) -> str | None:
+    if index < 0:
+        return None
+    return layout.blueprints[index] if index < len(layout.blueprints) else str(index)
+
+
+JsonMapping = Annotated[Mapping[str, Any], Single("TEXT", json.dumps)]  # whatever JSON can hold
+NamedNumbers = Annotated[Mapping[str, float], Numbers()]
+Texts = Annotated[Sequence[str], Text()]  # [M], as all below
+Integers = Annotated[Array, Number("<i8")]
+Reals = Annotated[Array, Number("<f8")]
+Slots = Annotated[Array, Number("<i4", named=_slot_name)]
+Blueprints = Annotated[Array, Number("<i4", named=_blueprint_name)]  # below 0: nothing
+Stages = Annotated[Array, Number("<i4", named=lambda _, stage: SeedStage(stage).name)]
+Causes = Annotated[Array, Number("<i4", named=lambda _, cause: cause_name(cause))]
+
+
+# --- what the watched environments saw, as blobs and by name -----------------------------------
+
+
+def _halves(given: NDArray[Any], layout: Layout) -> NDArray[Any]:
+    if given.shape[1] != len(layout.features):
+        raise AgreementError(
+            "Observations have another number of features than the run",
+            given=given.shape[1],
+            valid=len(layout.features),
+        )
+    with np.errstate(over="ignore"):  # beyond the range of float16 is infinite
+        return given.astype("<f2")
+
+
+def _actions_only(given: NDArray[Any], layout: Layout) -> NDArray[Any]:
+    """[W, H, A] without the padding: [W, actions of all heads]."""
+    if given.shape[1] != len(layout.heads) or given.shape[2] < max(layout.sizes):
+        raise AgreementError(
+            "Masks or probabilities do not have the run's heads",
+            given=list(given.shape),
+            valid=f"[environments, {len(layout.heads)}, {max(layout.sizes)}]",
+        )
+    return np.concatenate([given[:, head, :size] for head, size in enumerate(layout.sizes)], axis=1)
+
+
+def _shares(given: NDArray[Any], layout: Layout) -> NDArray[Any]:
+    return _actions_only(given, layout).astype("<f2")
+
+
+def _bits(given: NDArray[Any], layout: Layout) -> NDArray[Any]:
+    return np.packbits(_actions_only(given, layout), axis=1, bitorder="little")
+
+
+def _legal(blob: bytes, layout: Layout) -> dict[str, tuple[str, ...]]:
+    bits = np.unpackbits(np.frombuffer(blob, np.uint8), bitorder="little").tolist()
+    heads = layout.by_action(bits)
+    return {head: tuple(name for name, bit in of.items() if bit) for head, of in heads.items()}
+
+
+def _by_feature(blob: bytes, layout: Layout) -> dict[str, float]:
+    return dict(zip(layout.features, np.frombuffer(blob, "<f2").tolist(), strict=True))
+
+
+def _by_action(blob: bytes, layout: Layout) -> dict[str, dict[str, float]]:
+    return layout.by_action(np.frombuffer(blob, "<f2").tolist())
+
+
+def _by_head(blob: bytes, layout: Layout) -> dict[str, float]:
+    return dict(zip(layout.heads, np.frombuffer(blob, "<f4").tolist(), strict=True))
+
+
+LOG_PROBS = Blob("log_probs", lambda given, layout: given, _by_head)
+Observations = Annotated[Array, Watched("<f4", 2, Blob("observation", _halves, _by_feature))]
+Masks = Annotated[Array, Watched("?", 3, Blob("masks", _bits, _legal, read_as="legal"))]
+Probabilities = Annotated[Array, Watched("<f4", 3, Blob("probabilities", _shares, _by_action))]
