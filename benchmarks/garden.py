@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.garden import Case, Controls, Garden, Listed, find_suite
-from esper.garden.bed import EPOCHS_ALONE
+from esper.garden.episodes import EPOCHS_ALONE
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.tamiyo.controllers import RandomLegal
 from esper.tolaria.population_config import EpochRecord

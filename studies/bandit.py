@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from esper.garden.atlas import FIRST_ATLAS_SEED, Atlas
-from esper.garden.bed import EPOCHS_ALONE, Bed, Case
-from esper.garden.episodes import Episodes
+from esper.garden.cases import Case
+from esper.garden.episodes import EPOCHS_ALONE, Episodes
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.schedules import Schedule, follow, plans_of
@@ -138,14 +138,13 @@ def first_observations(
     atlas: Atlas, cases: Sequence[Case], rows: int, device: torch.device | str
 ) -> Tensor:
     """[P, F]: what is seen of every case when something may first be planted."""
-    bed = Bed(atlas.contexts, min(rows, len(cases)), device=device)
-    episodes = Episodes(bed)
-    wait = Actions.of(bed.population.space, len(bed))
+    episodes = Episodes(atlas.contexts, min(rows, len(cases)), device=device)
+    wait = Actions.of(episodes.population.space, len(episodes))
     found = []
-    for first in range(0, len(cases), len(bed)):
-        batch = list(cases[first : first + len(bed)])
-        padded = [*batch, *[batch[0]] * (len(bed) - len(batch))]
-        episodes.begin(torch.arange(len(bed)), padded)
+    for first in range(0, len(cases), len(episodes)):
+        batch = list(cases[first : first + len(episodes)])
+        padded = [*batch, *[batch[0]] * (len(episodes) - len(batch))]
+        episodes.begin(torch.arange(len(episodes)), padded)
         for _ in range(EPOCHS_ALONE):
             episodes.advance(wait)
         found.append(signals_to_features(episodes.signals())[: len(batch)])

@@ -14,7 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.garden.bed import Bed, Case, by_shape
+from esper.garden.cases import Case
+from esper.garden.contexts import by_shape
+from esper.garden.episodes import Episodes
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.errors import AgreementError
 from esper.leyline.ops import Blend
@@ -88,18 +90,20 @@ def _train(
 ) -> list[list[Mark]]:
     last = max(max(run.marks) for run in runs)
     contexts = {run.case.context.key: run.case.context for run in runs}
-    bed = Bed(list(contexts.values()), len(runs), horizon=last, device=device, config=config)
-    population, everyone = bed.population, torch.arange(len(runs))
-    bed.start(everyone, [run.case for run in runs])
+    episodes = Episodes(
+        list(contexts.values()), len(runs), horizon=last, device=device, config=config
+    )
+    population, everyone = episodes.population, torch.arange(len(runs))
+    episodes.begin(everyone, [run.case for run in runs])
     rates = torch.tensor([run.rate for run in runs], dtype=torch.float64)
     population.set_rates(everyone, rate=rates)
-    _plant(bed, runs)
-    per_epoch = bed.training_flops()
+    _plant(episodes, runs)
+    per_epoch = episodes.training_flops()
     validation = torch.zeros(len(runs), last, dtype=torch.float64)
     test = torch.full_like(validation, torch.nan)
     scored = {epoch for run in runs for mark in run.marks for epoch in _last_epochs(mark)}
     for epoch in range(last):
-        bed.train_epoch()
+        episodes.train_epoch()
         validation[:, epoch] = population.evaluate("validation").accuracy
         if epoch in scored:
             test[:, epoch] = population.evaluate("test").accuracy
@@ -123,13 +127,13 @@ def _train(
     ]
 
 
-def _plant(bed: Bed, runs: Sequence[FixedRun]) -> None:
+def _plant(episodes: Episodes, runs: Sequence[FixedRun]) -> None:
     """Put the seeds of each architecture into the rows that have it."""
-    catalogue = bed.population.catalogue
+    catalogue = episodes.population.catalogue
     for arms, start in dict.fromkeys((run.arms, run.start) for run in runs if run.arms):
         rows = [row for row, run in enumerate(runs) if (run.arms, run.start) == (arms, start)]
         parts = [GrownPart(*arm.place(catalogue), Blend.named(arm.blend)) for arm in arms]
-        bed.population.plant_grown(torch.tensor(rows), parts, start)
+        episodes.population.plant_grown(torch.tensor(rows), parts, start)
 
 
 def _last_epochs(mark: int) -> range:

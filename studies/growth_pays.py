@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from esper.garden.atlases import shipped_atlas
-from esper.garden.bed import EPOCHS_ALONE, Bed, Case, catalogue_of
 from esper.garden.builtin_suites import find_suite
-from esper.garden.case_sampling import EVALUATION_SEED
+from esper.garden.cases import EVALUATION_SEED, Case
 from esper.garden.contexts import Context
+from esper.garden.episodes import EPOCHS_ALONE, Episodes
 from esper.garden.paired_controls import Controls
 from esper.garden.results import Result, ResultFile
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
@@ -216,8 +216,8 @@ def _equal_epochs(
     """Epochs in which small host and final architecture spend what the grown network spent."""
     made = str(_choose(growth, results, trials)[GROWN])
     spent = [r.flops for r in results if (r.context, r.made) == (growth.label, made)]
-    bed = Bed([growth.context], 1)
-    table, catalogue = bed.flops, bed.population.catalogue
+    episodes = Episodes([growth.context], 1)
+    table, catalogue = episodes.flops, episodes.population.catalogue
     whole = table.host
     for arm in growth.arms:
         slot, blueprint = arm.place(catalogue)
@@ -300,7 +300,7 @@ def _description(
         "contexts": {
             growth.label: {
                 "what": str(growth.context),
-                "host_parameters": catalogue_of(growth.context).host_params,
+                "host_parameters": growth.context.catalogue().host_params,
                 "arms": [str(arm) for arm in growth.arms],
                 "constant": [str(arm) for arm in growth.constant],
                 "chosen": {

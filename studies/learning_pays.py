@@ -17,7 +17,7 @@ import torch
 from esper.garden.atlas import Atlas
 from esper.garden.atlases import shipped_atlas
 from esper.garden.builtin_suites import find_suite
-from esper.garden.case_sampling import EVALUATION_SEED, Draw
+from esper.garden.cases import EVALUATION_SEED, Draw
 from esper.garden.controller_choice import Renamed, controller_of
 from esper.garden.environment import Garden
 from esper.garden.evaluation import EvaluationStoppedError, evaluate, fingerprint_of

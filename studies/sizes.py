@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from esper.garden.case_sampling import TRAINING_SEEDS
+from esper.garden.cases import TRAINING_SEEDS
 from esper.simic.agent.settings import PPOConfig
 from esper.simic.training.cohort import CohortSettings
 from studies.tuning import TuningSize

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from esper.garden.bed import Bed, Case, by_shape, catalogue_of
+from esper.garden.cases import Case
+from esper.garden.contexts import by_shape
 from esper.garden.episodes import Episodes
 from esper.garden.paired_controls import Controls
 from esper.garden.playing import Played, play
@@ -99,8 +100,14 @@ class Workshop:
             mine = [trial for trial in trials if trial.case.context.key in keys]
             contexts = list({context.key: context for context in alike}.values())
             rows = min(self.rows, len(mine))
-            bed = Bed(contexts, rows, horizon=self.horizon, device=self.device, config=self.config)
-            episodes = Episodes(bed, test=True)
+            episodes = Episodes(
+                contexts,
+                rows,
+                horizon=self.horizon,
+                device=self.device,
+                config=self.config,
+                test=True,
+            )
             for first in range(0, len(mine), rows):
                 batch = mine[first : first + rows]
                 if any(trial.setting.epochs != self.horizon for trial in batch):
@@ -112,7 +119,7 @@ class Workshop:
                 rates = [trial.setting.rate for trial in batch]
                 rates += [self.config.rate] * (rows - len(batch))
                 # Rates outlive the episode's start, which gives them to the newborn hosts.
-                bed.population.set_rates(torch.arange(rows), rate=torch.tensor(rates).double())
+                episodes.population.set_rates(torch.arange(rows), rate=torch.tensor(rates).double())
                 grower: Controller = RandomLegal()
                 if way == GROW:
                     grower = RowSchedule([trial.setting.arms for trial in batch])
@@ -145,7 +152,7 @@ class Workshop:
         case, setting = trial.case, trial.setting
         exposure = outcome.exposure
         if exposure is None:  # there from the beginning to the end
-            exposure = outcome.added / catalogue_of(case.context).host_params
+            exposure = outcome.added / case.context.catalogue().host_params
         return Result(
             controller=trial.name,
             made=str(setting),

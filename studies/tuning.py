@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.garden.atlas import Atlas
-from esper.garden.bed import Bed, Case
+from esper.garden.cases import Case
 from esper.garden.controller_choice import TUNED
 from esper.garden.episodes import Episodes
 from esper.garden.paired_controls import Controls
@@ -138,8 +138,7 @@ def tune(
     """The best rule of each kind. All kinds of one heat are played side by side."""
     size = size or TuningSize()
     contexts = suite.training
-    bed = Bed(contexts, rows, horizon=controls.horizon, device=device)
-    episodes = Episodes(bed)
+    episodes = Episodes(contexts, rows, horizon=controls.horizon, device=device)
     field = {kind: candidates_of(kind, atlas, suite, size.candidates) for kind in kinds}
     scores: dict[str, list[Tensor]] = {}
     for heat, seeds in enumerate((size.seeds, size.final_seeds)):

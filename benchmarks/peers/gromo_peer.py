@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.garden.bed import catalogue_of
-from esper.garden.case_sampling import EVALUATION_SEED
+from esper.garden.cases import EVALUATION_SEED
 from esper.garden.contexts import Context
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.ops import Blend
@@ -62,7 +61,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=16, help="seeds that are reported")
     options = parser.parse_args()
     growth = growth_of(SUITE, CONTEXT)
-    catalogue = catalogue_of(growth.context)
+    catalogue = growth.context.catalogue()
     costs = catalogue.total_costs()
     added = sum(int(costs[(*arm.place(catalogue), Blend.named(arm.blend))]) for arm in growth.arms)
     with tempfile.TemporaryDirectory() as spare:

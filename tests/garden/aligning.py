@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.garden import Case, Context, Garden, Listed, Transition
-from esper.garden.bed import EPOCHS_ALONE
+from esper.garden.episodes import EPOCHS_ALONE
 from esper.garden.reward_settings import MODES, RewardConfig
 from esper.garden.rewards import rewards
 from esper.leyline import Actions, Blend, Legality, LifecycleOp

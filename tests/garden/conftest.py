@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.garden.bed.GARDEN_BATCHES", 5)
+    monkeypatch.setattr("esper.garden.episodes.GARDEN_BATCHES", 5)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from esper.garden import Case, Context, Draw, Garden, Lesion, Source, Transition
-from esper.garden.bed import EPOCHS_ALONE
+from esper.garden.episodes import EPOCHS_ALONE
 from esper.tamiyo.controllers import Controller, RandomLegal
 from esper.tolaria.population_config import PopulationConfig
 

@@ -7,9 +7,11 @@ import hypothesis.strategies as st
 import torch
 from torch import Tensor
 
+from esper.garden.episodes import Ledger
 from esper.garden.reward_settings import RewardConfig
 from esper.garden.rewards import RewardState, RewardTerms, rewards
 from esper.leyline import Lifecycle, SeedStage
+from esper.leyline.constants import DEFAULT_RENT
 
 N, S = 3, 3
 NEVER = -1
@@ -31,21 +33,33 @@ class Episode:
 
     def states(self) -> list[RewardState]:
         hosts, epochs, slots = self.stage.shape
-        dormant = Lifecycle.dormant(hosts, slots)
-        states = [RewardState.start(dormant, self.horizon)]
+        life, horizon = Lifecycle.dormant(hosts, slots), int(self.horizon.max())
+        ledger = Ledger(hosts, horizon)
+        control = torch.zeros(hosts, horizon, dtype=torch.float64)
+        control[:, :epochs] = self.control
+        states = [RewardState.of(ledger, life, control)]
         for t in range(epochs):
-            states.append(
-                states[-1].advance(
-                    replace(dormant, stage=self.stage[:, t]),
-                    decided=self.decided[:, t],
-                    added_share=self.share[:, t],
-                    committed=self.committed[:, t],
-                    current=self.current[:, t],
-                    control=self.control[:, t],
-                    rolled_back=self.rolled_back_at == t,
-                )
+            active, failed = ~states[-1].ended, self.rolled_back_at == t
+            decided = self.decided[:, t] & active
+            ledger.write(
+                torch.full((hosts,), t),
+                active=active,
+                decided=decided,
+                failed=failed,
+                added_share=self.share[:, t],
+                committed=self.committed[:, t],
+                current=self.current[:, t],
             )
+            # A rollback puts the lifecycle back, the count of its decisions with it.
+            made = life.interventions + (decided & ~failed)
+            life = replace(life, stage=self.stage[:, t], interventions=made)
+            states.append(RewardState.of(ledger, life, control))
         return states
+
+    def net_score(self, rent: float = DEFAULT_RENT) -> Tensor:
+        """[N]: the mean gain of the last three epochs, less the rent for what was added."""
+        gains = (self.committed - self.control)[:, -3:].mean(1)
+        return gains - rent * self.share.double().sum(1) / self.horizon
 
     def terms(self, config: RewardConfig, scale: Tensor | None = None) -> list[RewardTerms]:
         scale = torch.ones(len(self.horizon)) if scale is None else scale

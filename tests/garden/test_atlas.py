@@ -21,9 +21,9 @@ from esper.garden import (
 )
 from esper.garden.atlas import FIRST_ATLAS_SEED
 from esper.garden.atlases import shipped_atlas
-from esper.garden.bed import EPOCHS_ALONE, catalogue_of
 from esper.garden.builtin_suites import SCALES
 from esper.garden.controller_choice import controller_of
+from esper.garden.episodes import EPOCHS_ALONE
 from esper.garden.evaluation import fingerprint_of
 from esper.leyline import AgreementError, Blend, EsperError
 from esper.tamiyo.controllers import Arm, FixedSchedule
@@ -114,7 +114,7 @@ def test_a_small_atlas_agrees_with_its_controls_and_with_itself() -> None:
         progress=lambda done, total: seen.append((done, total)),
         **settings,  # type: ignore[arg-type]
     )
-    catalogue = catalogue_of(PLAIN, few.blueprints)
+    catalogue = PLAIN.catalogue(few.blueprints)
     budget = int(DEFAULT_BUDGET * catalogue.host_params)
     arms = arms_of(catalogue, epochs=(EPOCHS_ALONE,), blends=(Blend.IMMEDIATE,), budget=budget)
     assert Arm(slot="early", blueprint="wide", epoch=EPOCHS_ALONE) not in arms, "it costs too much"

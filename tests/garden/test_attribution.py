@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
+from esper.garden import attribution
 from esper.garden.attribution import (
     AttributionError,
     leave_one_out,
@@ -16,7 +17,6 @@ from esper.garden.attribution import (
     shapley_from_values,
 )
 from esper.leyline import Actions, Blend, LifecycleOp, SeedStage, UnknownNameError
-from esper.simic import attribution
 from esper.tolaria.population import Population
 from tests.tolaria.twins import make_population
 

@@ -43,7 +43,7 @@ def lived(garden: Garden) -> tuple[list[Seen], list[Transition]]:
 @pytest.fixture(scope="module")
 def all_together() -> tuple[Garden, list[Seen], list[Transition]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("esper.garden.bed.GARDEN_BATCHES", 5)
+        patch.setattr("esper.garden.episodes.GARDEN_BATCHES", 5)
         garden = make_garden(ROWS, draw=DEAL)
         return garden, *lived(garden)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.garden import Case, Controls, Draw, Garden, Listed, Transition
-from esper.garden.bed import EPOCHS_ALONE
+from esper.garden.episodes import EPOCHS_ALONE
 from esper.garden.reward_settings import MODES, RewardConfig
 from esper.leyline import AgreementError, LifecycleOp, SeedStage
 from esper.leyline.constants import DEFAULT_ROLLBACK_PENALTY
@@ -31,7 +31,7 @@ ROWS = 6
 
 def poison(garden: Garden, row: int, at: int) -> None:
     """From now on the `at`-th epoch leaves one row's weights without a number."""
-    train: Callable[[], EpochRecord] = garden.episodes.bed.train_epoch
+    train: Callable[[], EpochRecord] = garden.episodes.train_epoch
     epochs = iter(range(1000))
 
     def poisoned() -> EpochRecord:
@@ -40,7 +40,7 @@ def poison(garden: Garden, row: int, at: int) -> None:
             garden.population.pools[HOST].state.theta[row] = torch.nan
         return record
 
-    garden.episodes.bed.train_epoch = poisoned  # type: ignore[method-assign]
+    garden.episodes.train_epoch = poisoned  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("mode", list(MODES))

@@ -9,8 +9,8 @@ import torch
 
 from esper.garden import EVALUATION_SEED, Controls, Result, evaluate, standings
 from esper.garden.atlas import FIRST_ATLAS_SEED
-from esper.garden.bed import EPOCHS_ALONE, catalogue_of
-from esper.garden.case_sampling import SELECTION_SEED
+from esper.garden.cases import SELECTION_SEED
+from esper.garden.episodes import EPOCHS_ALONE
 from esper.leyline import (
     HEADS,
     AgreementError,
@@ -90,7 +90,7 @@ def test_rent_is_paid_for_the_share_of_the_episode_in_which_a_seed_exists(
     controls: Controls,
 ) -> None:
     results = run(controls, controllers=[FixedSchedule(ARM)], seeds=1)
-    whole = catalogue_of(CONTEXTS[0]).host_params
+    whole = CONTEXTS[0].catalogue().host_params
     for result in results:
         # It is there in all epochs but those that the host trains alone.
         assert result.exposure == pytest.approx(result.added / whole * (1 - EPOCHS_ALONE / HORIZON))
@@ -208,7 +208,7 @@ def test_standings_are_those_of_the_results(controls: Controls) -> None:
 def test_results_of_another_controller_under_the_same_name_are_not_taken_for_its_own(
     controls: Controls, tmp_path: Path
 ) -> None:
-    catalogue = catalogue_of(CONTEXTS[0])
+    catalogue = CONTEXTS[0].catalogue()
     table = FeatureTable.of(catalogue)
     space = HEADS.resolve(catalogue)
     played = []

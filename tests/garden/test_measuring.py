@@ -5,8 +5,7 @@ import torch
 
 from esper.garden import Garden
 from esper.garden.attribution import leave_one_out
-from esper.garden.bed import EPOCHS_ALONE
-from esper.garden.measuring import measure, uncommitted
+from esper.garden.episodes import EPOCHS_ALONE, measure, uncommitted
 from esper.leyline import Actions, Blend, LifecycleOp, SeedStage
 from esper.tamiyo.controllers import NeverGrow, RandomLegal
 from tests.garden.plots import make_garden, walk
@@ -18,7 +17,7 @@ ROWS = 24
 def grown() -> Garden:
     """Rows with none, one and several seeds, in every stage."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("esper.garden.bed.GARDEN_BATCHES", 5)
+        patch.setattr("esper.garden.episodes.GARDEN_BATCHES", 5)
         garden = make_garden(ROWS, horizon=12)
         garden.reset()
         walk(garden, 9, RandomLegal(rate=0.9))

@@ -10,15 +10,8 @@ from hypothesis import assume, given, settings
 from torch import Tensor
 
 from esper.garden.reward_settings import MODES, RewardConfig
-from esper.garden.rewards import (
-    added_share,
-    net_score,
-    potential,
-    rent_exposure,
-    reward_scale,
-    rewards,
-)
-from esper.leyline import AgreementError, EsperError, Lifecycle, SeedStage, UnknownNameError
+from esper.garden.rewards import potential, reward_scale, rewards
+from esper.leyline import AgreementError, EsperError, SeedStage, UnknownNameError
 from esper.leyline.constants import (
     DEFAULT_INTERVENTION_COST,
     DEFAULT_ROLLBACK_PENALTY,
@@ -58,13 +51,8 @@ def test_the_sparse_reward_is_the_score_that_evaluation_reports(
     episode: Episode, scale: Tensor, rent: float
 ) -> None:
     assume(episode.committed.shape[1] >= 3)
-    score = net_score(
-        (episode.committed - episode.control)[:, -3:],
-        rent_exposure(episode.share, episode.horizon),
-        rent,
-    )
     paid = returns(episode.terms(RewardConfig(mode="sparse", rent=rent), scale))
-    torch.testing.assert_close(paid, score / scale, rtol=0, atol=1e-9)
+    torch.testing.assert_close(paid, episode.net_score(rent) / scale, rtol=0, atol=1e-9)
 
 
 @given(episodes(), scales, st.floats(0, 5), st.floats(0, 1))
@@ -221,8 +209,7 @@ def test_scripted_policies_rank_as_their_net_scores_do(mode: str) -> None:
     config = RewardConfig(mode=mode)
     truth, paid = {}, {}
     for name, episode in scripts.items():
-        gains = (episode.committed - episode.control)[:, -3:]
-        truth[name] = float(net_score(gains, rent_exposure(episode.share, 25)))
+        truth[name] = float(episode.net_score())
         paid[name] = float(returns(episode.terms(config), config.gamma))
     if mode == "sparse":
         assert sorted(truth, key=truth.__getitem__) == sorted(paid, key=paid.__getitem__)
@@ -312,18 +299,6 @@ def test_rewards_are_in_units_of_the_familys_best_gain_but_at_least_three_points
     torch.testing.assert_close(returns(plain) / 48.0, returns(scaled))
 
 
-def test_what_exists_pays_rent_in_proportion_to_the_host() -> None:
-    life = Lifecycle.dormant(2, S)
-    life = replace(life, params=torch.tensor([[100, 0, 50], [0, 0, 0]]))
-    assert added_share(life, 1000).tolist() == [0.15, 0.0]
-    assert added_share(life, torch.tensor([300, 1])).tolist() == [0.5, 0.0]
-    shares = torch.tensor([[0.0, 0.5, 0.5, 1.0]])
-    assert rent_exposure(shares, 4).tolist() == [0.5]
-    accuracies = torch.tensor([[70.0, 71.0, 72.0]])
-    scores = [float(net_score(accuracies, rent_exposure(shares, 4), rent)) for rent in RENT_LEVELS]
-    assert scores == [71.0, 70.0, 68.5]
-
-
 def test_the_penalty_must_exceed_any_rent_that_a_rollback_saves() -> None:
     RewardConfig().check_budget(9.9)
     with pytest.raises(EsperError, match=r"20 points, rent up to 5 x 4 = 20.*rollback_penalty"):
@@ -359,8 +334,6 @@ def test_wrong_shapes_and_scales_are_refused() -> None:
         rewards(states[0], states[1], torch.zeros(1), RewardConfig())
     with pytest.raises(AgreementError, match=r"'committed_gain'.*given: \[1, 2\]"):
         replace(states[0], committed_gain=torch.zeros(1, 2))
-    with pytest.raises(AgreementError, match="last epochs"):
-        net_score(torch.zeros(4, 2), torch.zeros(4))
 
 
 @pytest.mark.parametrize("name", ["exposure", "interventions"])

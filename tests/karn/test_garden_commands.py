@@ -19,7 +19,7 @@ CONTEXT = Context(
 @pytest.fixture
 def own_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A suite of one context, with short epochs."""
-    monkeypatch.setattr("esper.garden.bed.GARDEN_BATCHES", 2)
+    monkeypatch.setattr("esper.garden.episodes.GARDEN_BATCHES", 2)
     monkeypatch.setenv("COLUMNS", "200")
     path = tmp_path / "own.toml"
     save_suite(Suite(name="own", training=(CONTEXT,)), path)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.garden import EVALUATION_SEED, Bed, Case, find_suite
+from esper.garden import EVALUATION_SEED, Case, Episodes, find_suite
 from esper.garden.atlas import FIRST_ATLAS_SEED
-from esper.garden.case_sampling import SELECTION_SEED
+from esper.garden.cases import SELECTION_SEED
 from esper.leyline import AgreementError, DataError, UnknownNameError
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.tamiyo.controllers import Arm
@@ -37,7 +37,7 @@ PLAN = C1Size(contexts=(), tuning_seeds=1, test_seeds=2, rows=64, rates=(3e-3, 1
 
 @pytest.fixture(autouse=True)
 def _short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("esper.garden.bed", "studies.growth_pays"):
+    for place in ("esper.garden.episodes", "studies.growth_pays"):
         monkeypatch.setattr(f"{place}.GARDEN_BATCHES", BATCHES)
 
 
@@ -45,7 +45,7 @@ def _short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("c1")
     with pytest.MonkeyPatch.context() as patch:
-        for place in ("esper.garden.bed", "studies.growth_pays"):
+        for place in ("esper.garden.episodes", "studies.growth_pays"):
             patch.setattr(f"{place}.GARDEN_BATCHES", BATCHES)
         assert study_growth(folder, [GROWTH], PLAN)
     return folder
@@ -75,8 +75,8 @@ def test_the_small_host_is_its_own_control_and_growing_adds_what_scratch_has(stu
 
 def test_equal_flops_are_equal_to_the_nearest_epoch(study: Path) -> None:
     found = {each.controller: each for each in read_results(study / RESULTS)}
-    bed = Bed([CONTEXT], 1)
-    epoch = float(bed.training_flops()) / bed.population.feed.batches * BATCHES
+    episodes = Episodes([CONTEXT], 1)
+    epoch = float(episodes.training_flops()) / episodes.population.feed.batches * BATCHES
     assert abs(found["small_flops"].flops - found["grown_tuned"].flops) <= epoch / 2
     whole = found["scratch"].flops / PLAN.horizon
     assert abs(found["scratch_flops"].flops - found["grown_tuned"].flops) <= whole / 2
@@ -104,8 +104,8 @@ def test_a_finished_study_trains_nothing_again(
     study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {path.name: path.read_bytes() for path in study.iterdir()}
-    monkeypatch.setattr("studies.trials.Bed", None)
-    monkeypatch.setattr("studies.fixed.Bed", None)
+    monkeypatch.setattr("studies.trials.Episodes", None)
+    monkeypatch.setattr("studies.fixed.Episodes", None)
     assert study_growth(study, [GROWTH], PLAN)
     assert {path.name: path.read_bytes() for path in study.iterdir()} == before
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.garden import Atlas, Bed, Case, Source, find_suite
+from esper.garden import Atlas, Case, Episodes, Source, find_suite
 from esper.garden.atlases import shipped_atlas
 from esper.garden.plans import Plans
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
@@ -151,26 +151,26 @@ def test_a_card_says_what_it_was_trained_on_and_what_that_cost() -> None:
 def test_a_bed_knows_with_which_epoch_each_rows_task_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("esper.garden.bed.GARDEN_BATCHES", 1)
-    bed = Bed((PLAIN, DRIFT), 5, horizon=HORIZON, config=DOUBLE)
-    assert bed.drift_epochs.tolist() == [-1] * 5, "nothing has begun"
+    monkeypatch.setattr("esper.garden.episodes.GARDEN_BATCHES", 1)
+    episodes = Episodes((PLAIN, DRIFT), 5, horizon=HORIZON, config=DOUBLE)
+    assert episodes.drift_epochs.tolist() == [-1] * 5, "nothing has begun"
     cases = [Case(PLAIN, 0), *(Case(DRIFT, seed) for seed in range(4))]
-    bed.start(torch.arange(5), cases)
-    told = bed.drift_epochs
+    episodes.begin(torch.arange(5), cases)
+    told = episodes.drift_epochs
     expected = [case.context.drift_epoch(case.seed) for case in cases]
     assert told.tolist() == [-1 if epoch is None else epoch for epoch in expected]
     assert sorted((told >= 0).tolist()) == [False] * 3 + [True] * 2
 
-    first = bed.population.feed.assignment.clone()
+    first = episodes.population.feed.assignment.clone()
     for _ in range(HORIZON):
-        epoch = bed.population.lifecycle.epoch
+        epoch = episodes.population.lifecycle.epoch
         changed = (told >= 0) & (epoch > told)  # what the teacher goes by
-        assert torch.equal(bed.population.feed.assignment != first, changed)
-        bed.train_epoch()
-        bed.population.pass_time()
-    assert torch.equal(bed.drift_epochs, told), "it is still known when it is over"
+        assert torch.equal(episodes.population.feed.assignment != first, changed)
+        episodes.train_epoch()
+        episodes.population.pass_time()
+    assert torch.equal(episodes.drift_epochs, told), "it is still known when it is over"
 
     told.fill_(0)
-    assert 0 not in bed.drift_epochs.tolist(), "what is told is a copy"
-    bed.start(torch.tensor([1, 2, 3, 4]), [Case(PLAIN, 1)] * 4)
-    assert bed.drift_epochs.tolist() == [-1] * 5
+    assert 0 not in episodes.drift_epochs.tolist(), "what is told is a copy"
+    episodes.begin(torch.tensor([1, 2, 3, 4]), [Case(PLAIN, 1)] * 4)
+    assert episodes.drift_epochs.tolist() == [-1] * 5

@@ -9,8 +9,7 @@ import torch
 from esper.garden import Atlas, Case, Controls, Suite, find_suite, measure_atlas
 from esper.garden.atlas import FIRST_ATLAS_SEED
 from esper.garden.atlases import shipped_atlas
-from esper.garden.bed import EPOCHS_ALONE, Bed, catalogue_of
-from esper.garden.episodes import Episodes
+from esper.garden.episodes import EPOCHS_ALONE, Episodes
 from esper.leyline import Blend
 from esper.tamiyo.controllers import Arm, NeverGrow, make_controller
 from studies.bandit import RULES, Bandit, fit_bandit
@@ -42,7 +41,7 @@ def test_candidates_are_different_rules_of_one_kind_that_the_host_can_follow(kin
     specs = candidates_of(kind, shipped, suite, 12)
     assert len(set(specs)) == 12
     assert specs == candidates_of(kind, shipped, suite, 12), "the same search twice"
-    catalogue = catalogue_of(suite.training[0])
+    catalogue = suite.training[0].catalogue()
     for spec in specs:
         assert spec.partition(":")[0] == kind
         assert make_controller(spec, catalogue).name == spec
@@ -58,7 +57,7 @@ def test_rules_are_judged_by_their_gain_over_the_control(atlas: Atlas) -> None:
     grows = make_controller("fixed:slot=early,blueprint=convpool,epoch=3")
     scores = {}
     for rows in (2, 4, 1):  # together, side by side, one after the other
-        episodes = Episodes(Bed((PLAIN, NOISY), rows, horizon=HORIZON, config=DOUBLE))
+        episodes = Episodes((PLAIN, NOISY), rows, horizon=HORIZON, config=DOUBLE)
         scores[rows] = judged(episodes, [NeverGrow(), grows], cases, controls)
         assert scores[rows].shape == (2, 2)
         assert float(scores[rows][0].abs().max()) < 1e-9, "never growing gains nothing"
@@ -96,7 +95,7 @@ def test_a_bandit_tells_contexts_apart_by_their_first_epochs(
     assert fit_bandit(made, rows=12)[0].fingerprint == bandit.fingerprint
     other = fit_bandit(replace(made, validation=-gain), rows=12)[0]
     assert other.fingerprint != bandit.fingerprint, "another fit is another controller"
-    episodes = Episodes(Bed((PLAIN, NOISY), 6))
+    episodes = Episodes((PLAIN, NOISY), 6)
     cases = [Case(PLAIN if n % 2 else NOISY, FIRST_ATLAS_SEED + 50 + n) for n in range(6)]
     planted = _planted(bandit, episodes, cases)
     right = torch.tensor([n % 2 == 1 for n in range(6)])

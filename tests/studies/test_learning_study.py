@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.garden import Atlas, Suite, bed
+from esper.garden import Atlas, Suite, episodes
 from esper.leyline.errors import DataError
 from esper.simic.agent.settings import PPOConfig
 from esper.simic.training.cohort import CohortSettings
@@ -50,7 +50,7 @@ def made_up_atlas() -> Atlas:
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bed, "GARDEN_BATCHES", 1)
+    monkeypatch.setattr(episodes, "GARDEN_BATCHES", 1)
     monkeypatch.setattr(c2, "SIZES", {"tiny": TINY})
     monkeypatch.setattr(c2, "find_suite", lambda name: SUITE)
     monkeypatch.setattr(c2, "shipped_atlas", lambda suite: made_up_atlas())

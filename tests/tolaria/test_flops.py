@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.garden import Bed, evaluate, find_suite
+from esper.garden import Episodes, evaluate, find_suite
 from esper.kasmina.isolation import Isolation
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.ops import Blend
@@ -24,32 +24,32 @@ CONVPOOL_EARLY = 2 * (40 * 16 * 1 * 5 + 16 * 40)
 
 @pytest.fixture(autouse=True)
 def _short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.garden.bed.GARDEN_BATCHES", BATCHES)
+    monkeypatch.setattr("esper.garden.episodes.GARDEN_BATCHES", BATCHES)
 
 
-def bed_of(suite: str) -> Bed:
-    return Bed(find_suite(suite).training[:1], 1)
+def episodes_of(suite: str) -> Episodes:
+    return Episodes(find_suite(suite).training[:1], 1)
 
 
 def test_hosts_and_seeds_count_two_for_each_multiply_add() -> None:
-    bed = bed_of("garden")
-    names, table = bed.population.catalogue.names, bed.flops
+    episodes = episodes_of("garden")
+    names, table = episodes.population.catalogue.names, episodes.flops
     assert table.host == CONV1D
     assert int(table.seeds[0, names.index("conv")]) == CONV_EARLY
     assert int(table.seeds[0, names.index("token_mix")]) == TOKEN_MIX_EARLY
     assert int(table.seeds[0, names.index("norm")]) == 0, "no product in it"
     assert table.gates.tolist() == [2 * 8 * 20, 2 * 8 * 10, 2 * 8 * 5]
-    bed = bed_of("garden_mlp")
-    assert bed.flops.host == MLP
-    convpool = bed.population.catalogue.index("convpool")
-    assert int(bed.flops.seeds[0, convpool]) == CONVPOOL_EARLY
+    episodes = episodes_of("garden_mlp")
+    assert episodes.flops.host == MLP
+    convpool = episodes.population.catalogue.index("convpool")
+    assert int(episodes.flops.seeds[0, convpool]) == CONVPOOL_EARLY
 
 
 def test_counting_leaves_random_numbers_alone() -> None:
-    bed = bed_of("garden")
-    host = bed.population.build_host()
+    episodes = episodes_of("garden")
+    host = episodes.population.build_host()
     before = torch.get_rng_state()
-    count_flops(host, torch.zeros(1, 40), bed.population.catalogue)
+    count_flops(host, torch.zeros(1, 40), episodes.population.catalogue)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.garden.bed import catalogue_of
 from esper.kasmina.blueprints import blueprint_names
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import AgreementError, EsperError, UnknownNameError
@@ -111,7 +110,7 @@ def _trained_for(folder: Path, controller: LearnedController) -> TrainedFor:
     slots = controller.network.space.size("slot")
     if (folder / CONFIG).is_file():
         contexts = RunFolder.open(folder).suite.training
-        return TrainedFor(slots, catalogue_of(contexts[0]).names)
+        return TrainedFor(slots, contexts[0].catalogue().names)
     return _by_sizes(controller)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from esper.archive import read_archive, write_archive
-from esper.garden.bed import Bed, Case
+from esper.garden.cases import Case
 from esper.garden.contexts import Context
 from esper.garden.episodes import Episodes
 from esper.garden.plans import Plans, Progress, play_plans
@@ -220,13 +220,12 @@ def measure_atlas(
             given=f"{seeds} seeds, {rows} rows",
             valid="at least 2 seeds and 1 row",
         )
-    bed = Bed(contexts, rows, horizon=horizon, device=device, config=config)
-    episodes = Episodes(bed, test=True)
-    budget = int(bed.population.budget.min())
-    arms = arms_of(bed.population.catalogue, epochs=epochs, blends=blends, budget=budget)
+    episodes = Episodes(contexts, rows, horizon=horizon, device=device, config=config, test=True)
+    budget = int(episodes.population.budget.min())
+    arms = arms_of(episodes.population.catalogue, epochs=epochs, blends=blends, budget=budget)
     for arm in arms:
         arm.require_in_time(horizon)
-    first = bed.population.config.rules.min_host_epochs
+    first = episodes.population.config.rules.min_host_epochs
     if min(epochs) < first:
         raise AgreementError(
             "A host is alone at first, so an arm this early would be another one",

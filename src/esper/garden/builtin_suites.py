@@ -9,8 +9,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from esper.garden.contexts import Context, Source
-from esper.garden.lesions import Lesion
+from esper.garden.contexts import Context, Lesion, Source
 from esper.garden.suites import Suite, load_suite
 from esper.leyline.errors import UnknownNameError
 

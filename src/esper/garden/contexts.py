@@ -1,20 +1,25 @@
-"""Contexts: a source of data, a host, a lesion and a change of task, as one frozen value."""
+"""Contexts: a source of data, a host, a lesion and a change of task, as one frozen value.
+
+Shapes: `P` parameters of a host.
+"""
 
 import hashlib
 import inspect
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from typing import Any, Self
 
 import torch
+from torch import Tensor, nn
 
 from esper.garden.families import FAMILIES, LENGTH, noisy_labels
-from esper.garden.lesions import Lesion, lesion_mask
+from esper.kasmina.blueprints import build_catalogue
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
+from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import MIN_REWARD_SCALE
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.leyline.streams import derive_seed
@@ -23,6 +28,7 @@ from esper.tolaria.data.splits import Split, Splits
 
 VALIDATION_SAMPLES = 1000  # the same in every context, so that one population can hold them all
 TEST_SAMPLES = 2000
+NARROW_CHANNELS = 2  # that a narrowed stage still has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +116,27 @@ PARAMETERS = ("translation", "noise", "amplitude", "gain", "order")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lesion:
+    """`narrow`: two channels of the stage's output live; `tap`: its kernel's centre lives."""
+
+    kind: str
+    stage: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in _SILENCE:
+            raise UnknownNameError.of("kind of lesion", self.kind, _SILENCE)
+        if type(self.stage) is not int or self.stage < 0:
+            raise EsperError(
+                "A lesion's stage is a whole number",
+                given=repr(self.stage),
+                valid="0 for the host's first stage, and so on",
+            )
+
+    def __str__(self) -> str:
+        return f"{self.kind} at stage {self.stage}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Context:
     """What an episode draws: a task, the host that meets it, and what becomes of both."""
 
@@ -142,6 +169,12 @@ class Context:
     def build_host(self) -> SegmentedHost:
         """A new host, unharmed; its weights come from torch's current random stream."""
         return build_host(self.host, **dict(self.host_sizes))
+
+    def catalogue(self, blueprints: tuple[str, ...] | None = None) -> BlueprintCatalogue:
+        """What can be planted in its host."""
+        host = self.build_host()
+        size = sum(parameter.numel() for parameter in host.parameters())
+        return build_catalogue(host.slot_specs(), size, blueprints)
 
     @property
     def host_shape(self) -> str:
@@ -241,6 +274,14 @@ class Context:
         return tuple(sorted(self.host_sizes))
 
 
+def by_shape(contexts: Sequence[Context]) -> list[list[Context]]:
+    """The contexts in groups whose hosts have one shape, in the order of their first members."""
+    groups: dict[str, list[Context]] = {}
+    for context in contexts:
+        groups.setdefault(context.host_shape, []).append(context)
+    return list(groups.values())
+
+
 @lru_cache
 def _sketch(name: str, sizes: tuple[tuple[str, int], ...]) -> SegmentedHost:
     """The host with meaningless weights, if it reads a line and has ten logits."""
@@ -259,6 +300,67 @@ def _sketch(name: str, sizes: tuple[tuple[str, int], ...]) -> SegmentedHost:
             valid=f"[1, {CLASSES}]: ten logits, whatever the context",
         )
     return host
+
+
+# --- lesions -------------------------------------------------------------------------------
+
+
+def lesion_mask(host: SegmentedHost, lesion: Lesion | None) -> Tensor:
+    """[P] bool over the host's parameters, in the order of its names: True where one lives.
+
+    With the others at exactly zero, a narrowed host computes what a host with two channels at that
+    stage would, and one with a single tap what a kernel of size 1 would.
+    """
+    live = {
+        name: torch.ones(parameter.shape, dtype=torch.bool)
+        for name, parameter in host.named_parameters()
+    }
+    if lesion is not None:
+        layer, name = _layer_of(host, lesion)
+        _SILENCE[lesion.kind](layer, live[f"{name}.weight"], live.get(f"{name}.bias"))
+    return torch.cat([part.flatten() for part in live.values()])
+
+
+def _layer_of(host: SegmentedHost, lesion: Lesion) -> tuple[nn.Module, str]:
+    """The layer of the stage that can be lesioned, and its name in the host."""
+    wanted = _LAYERS[lesion.kind]
+    found: dict[int, tuple[nn.Module, str]] = {}
+    for stage in range(len(host.slot_specs())):  # all but the head
+        for name, layer in host.segments[stage].named_modules():
+            if isinstance(layer, wanted):
+                path = f"segments.{stage}.{name}" if name else f"segments.{stage}"
+                found.setdefault(stage, (layer, path))
+    if lesion.stage not in found:
+        what = "convolution" if nn.Linear not in wanted else "convolution or dense layer"
+        raise EsperError(
+            f"This host cannot have a lesion {str(lesion)!r}",
+            given=f"{type(host).__name__}, whose stage {lesion.stage} has no {what}",
+            valid="stage " + " or ".join(map(str, found)) if found else f"a host with a {what}",
+        )
+    return found[lesion.stage]
+
+
+def _narrow(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    weight[NARROW_CHANNELS:] = False
+    if bias is not None:
+        bias[NARROW_CHANNELS:] = False
+
+
+def _tap(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    assert isinstance(layer, nn.Conv1d)
+    centre = layer.kernel_size[0] // 2
+    weight[..., :centre] = False
+    weight[..., centre + 1 :] = False
+
+
+_SILENCE: dict[str, Callable[[nn.Module, Tensor, Tensor | None], None]] = {
+    "narrow": _narrow,
+    "tap": _tap,
+}
+_LAYERS: dict[str, tuple[type[nn.Module], ...]] = {
+    "narrow": (nn.Conv1d, nn.Linear),
+    "tap": (nn.Conv1d,),
+}
 
 
 # --- checks --------------------------------------------------------------------------------

@@ -8,13 +8,12 @@ Shapes: `N` rows, `F` features, `H` heads, `T` epochs of an episode.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from esper.garden.bed import Bed, Case
-from esper.garden.case_sampling import Deal
+from esper.garden.cases import Case, Deal
 from esper.garden.episodes import Episodes, Epoch
 from esper.garden.paired_controls import Controls
 from esper.garden.playing import idle_where
@@ -26,7 +25,6 @@ from esper.leyline.errors import AgreementError
 from esper.leyline.heads import ActionSpace
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import Lifecycle
-from esper.leyline.ops import LifecycleOp
 from esper.leyline.results import Outcome
 from esper.leyline.signals import Signals
 from esper.tamiyo.features import FeatureTable, signals_to_features
@@ -74,17 +72,15 @@ class Garden:
                 given=f"{self.controls.horizon} epochs",
                 valid=f"{horizon} epochs",
             )
-        bed = Bed(draw.contexts, envs, horizon=horizon, device=device, config=config)
-        self.episodes = Episodes(bed, test=test)
-        self.table = FeatureTable.of(bed.population.catalogue)
-        whole = bed.population.catalogue.host_params
-        self.reward.check_budget(int(bed.population.budget.max()) / whole)
+        self.episodes = Episodes(
+            draw.contexts, envs, horizon=horizon, device=device, config=config, test=test
+        )
+        self.table = FeatureTable.of(self.catalogue)
+        self.reward.check_budget(int(self.population.budget.max()) / self.catalogue.host_params)
         self._number = torch.full((envs,), -1)  # of the episode that each row is in
-        self._cases: list[Case] = []
-        self._control = torch.zeros(envs, horizon, dtype=torch.float64)
+        self._control = torch.zeros(envs, horizon, dtype=torch.float64)  # scores of the control
         self._scale = torch.ones(envs, dtype=torch.float64)  # never observed
-        self._horizon = torch.full((envs,), horizon)
-        self._state = RewardState.start(bed.population.lifecycle, self._horizon)
+        self._state = self._reward_state()
 
     @property
     def envs(self) -> int:
@@ -92,7 +88,7 @@ class Garden:
 
     @property
     def horizon(self) -> int:
-        return self.episodes.bed.horizon
+        return self.episodes.horizon
 
     @property
     def population(self) -> Population:
@@ -116,7 +112,7 @@ class Garden:
     @property
     def drift_epochs(self) -> Tensor:
         """[N]: with which epoch each row's task changes; -1: it does not."""
-        return self.episodes.bed.drift_epochs
+        return self.episodes.drift_epochs
 
     @property
     def state_dim(self) -> int:
@@ -125,7 +121,7 @@ class Garden:
     @property
     def cases(self) -> tuple[Case, ...]:
         """What every row is playing."""
-        return tuple(self._cases)
+        return tuple(case for case in self.episodes.cases if case is not None)
 
     def reset(self, draw: Deal | None = None) -> Tensor:
         """Start the next episode of every row; returns first observations [N, F].
@@ -153,24 +149,14 @@ class Garden:
         if isinstance(actions, Tensor):
             actions = Actions(self.space, actions.cpu())
         chosen = idle_where(~self.episodes.running, actions)
-        now = self.episodes.population.lifecycle.epoch.clamp(max=self._control.shape[1] - 1)
+        cases = self.cases
         epoch = self.episodes.advance(chosen)
-        population, cases = self.episodes.population, self.cases
-        before = self._state
-        self._state = before.advance(
-            population.lifecycle,
-            decided=chosen["op"] != LifecycleOp.WAIT,
-            added_share=epoch.added.double() / population.catalogue.host_params,
-            committed=epoch.committed,
-            current=epoch.accuracy,
-            control=self._control.gather(1, now[:, None])[:, 0],
-            rolled_back=epoch.rolled_back,
-        )
+        before, self._state = self._state, self._reward_state()
         after, scale = self._state, self._scale.clone()
         terms = rewards(before, after, scale, self.reward)
         observations = final = self.observations()
         # A round lasts as long as an episode, also if every row was rolled back before.
-        over = epoch.ended if self.in_place else population.lifecycle.epoch >= self._horizon
+        over = epoch.ended if self.in_place else self.lifecycle.epoch >= self.horizon
         if bool(over.any()):
             self._begin(over.nonzero()[:, 0])
             observations = self.observations()
@@ -197,15 +183,13 @@ class Garden:
         cases = [self.draw(row, number) for row, number in numbered]
         self.controls.require(cases)
         self.episodes.begin(rows, cases)
-        self._cases = self._cases or list(cases)
-        for row, case in zip(rows.tolist(), cases, strict=True):
-            self._cases[row] = case
         self._control[rows] = self.controls.validation(cases)
         scales = [case.context.scale for case in cases]
         self._scale[rows] = torch.tensor(scales, dtype=torch.float64)
-        life = self.episodes.population.lifecycle
-        fresh = RewardState.start(life, self._horizon)
-        self._state = _with_rows(self._state, rows, fresh)
+        self._state = self._reward_state()
+
+    def _reward_state(self) -> RewardState:
+        return RewardState.of(self.episodes.ledger, self.lifecycle, self._control)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Where every row is in its sequence of cases, and the controls that were measured.
@@ -213,7 +197,7 @@ class Garden:
         Taken between rounds that is all there is. Controls measured again, in other company,
         would be the same only to float tolerance.
         """
-        if bool((self.episodes.population.lifecycle.epoch > 0).any()):
+        if bool((self.lifecycle.epoch > 0).any()):
             raise AgreementError(
                 "A garden is saved between rounds",
                 given="rows in the middle of an episode",
@@ -244,15 +228,3 @@ class Garden:
 
 
 _CONTROL = "control."  # before the names of controls in a garden's state
-
-
-def _with_rows(state: RewardState, rows: Tensor, fresh: RewardState) -> RewardState:
-    """The state with these rows as in `fresh`."""
-    changed = {}
-    for field in fields(state):
-        value = getattr(state, field.name)
-        if isinstance(value, Tensor):
-            value = value.clone()
-            value[rows] = getattr(fresh, field.name)[rows]
-        changed[field.name] = value
-    return RewardState(**(changed | {"lifecycle": fresh.lifecycle}))

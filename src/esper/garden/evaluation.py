@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from esper.garden.bed import EPOCHS_ALONE, Bed, Case, by_shape, catalogue_of
-from esper.garden.case_sampling import EVALUATION_SEED
-from esper.garden.contexts import Context
-from esper.garden.episodes import Episodes
+from esper.garden.cases import EVALUATION_SEED, Case
+from esper.garden.contexts import Context, by_shape
+from esper.garden.episodes import EPOCHS_ALONE, Episodes
 from esper.garden.paired_controls import Controls
 from esper.garden.playing import Played, play
 from esper.garden.results import Result, ResultFile
@@ -103,8 +102,7 @@ def evaluate(
             continue
         batches = -(-len(todo) // rows)
         even = -(-len(todo) // batches)  # a last batch of few would cost as much as a whole one
-        bed = Bed(alike, even, horizon=horizon, device=device, config=config)
-        episodes = Episodes(bed, test=True)
+        episodes = Episodes(alike, even, horizon=horizon, device=device, config=config, test=True)
         for first in range(0, len(todo), len(episodes)):
             batch = todo[first : first + len(episodes)]
             fresh = _played(episodes, batch, made, controls)
@@ -146,7 +144,7 @@ def _require_possible(
     """Refuse what a host or an episode contradicts before hours have been spent on the others."""
     blueprints = None if config is None else config.blueprints
     for alike in by_shape(contexts):
-        catalogue = catalogue_of(alike[0], blueprints)
+        catalogue = alike[0].catalogue(blueprints)
         for controller in controllers:
             if isinstance(controller, Checkable):
                 controller.require_possible(catalogue, horizon)

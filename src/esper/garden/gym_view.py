@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.garden.builtin_suites import find_suite
-from esper.garden.case_sampling import Deal, Draw
+from esper.garden.cases import Deal, Draw
 from esper.garden.composite_actions import CompositeActions
 from esper.garden.environment import Garden, Transition
 from esper.leyline.errors import ActionError, UnknownNameError

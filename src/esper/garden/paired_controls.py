@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from esper.garden.bed import Bed, Case, by_shape
+from esper.garden.cases import Case
+from esper.garden.contexts import by_shape
 from esper.garden.episodes import Episodes
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
 from esper.leyline.errors import AgreementError
@@ -66,12 +67,17 @@ class Controls:
 
     def _run(self, cases: Sequence[Case]) -> None:
         contexts = list({case.context.key: case.context for case in cases}.values())
-        bed = Bed(
-            contexts, len(cases), horizon=self.horizon, device=self.device, config=self.config
+        episodes = Episodes(
+            contexts,
+            len(cases),
+            horizon=self.horizon,
+            device=self.device,
+            config=self.config,
+            test=True,
+            attribute=False,
         )
-        episodes = Episodes(bed, test=True, attribute=False)
         episodes.begin(torch.arange(len(cases)), cases)
-        wait = Actions.of(bed.population.space, len(cases))
+        wait = Actions.of(episodes.population.space, len(cases))
         for _ in range(self.horizon):
             episodes.advance(wait)
         tests = episodes.ledger.test[:, -SCORED_EPOCHS:].mean(1)

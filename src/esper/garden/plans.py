@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esper.garden.bed import Case
+from esper.garden.cases import Case
 from esper.garden.episodes import Episodes
 from esper.garden.playing import play
 from esper.tamiyo.controllers import Arm, RowSchedule

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from esper.garden.bed import Case
+from esper.garden.cases import Case
 from esper.garden.episodes import Episodes
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.legality import Actions
@@ -43,7 +43,7 @@ def play(episodes: Episodes, controller: Controller, cases: Sequence[Case]) -> P
     if isinstance(controller, Privileged):
         controller.reset([case.context.name for case in padded])
     starts = torch.ones(rows, dtype=torch.bool)
-    for _ in range(episodes.bed.horizon):
+    for _ in range(episodes.horizon):
         actions = controller.act(episodes.signals(), episodes.legal(), starts)
         episodes.advance(idle_where(~episodes.running, actions))
         starts = torch.zeros_like(starts)
@@ -63,7 +63,7 @@ def _results(episodes: Episodes) -> Played:
         test=ledger.test[:, -SCORED_EPOCHS:].mean(1),
         validation=ledger.committed[:, -SCORED_EPOCHS:].mean(1),
         curve=ledger.committed.clone(),
-        exposure=ledger.exposure.clone(),
+        exposure=ledger.exposure[:, -1].clone(),
         added=(life.params * kept).sum(1),
         seeds=kept.sum(1),
         flops=ledger.flops.clone(),

@@ -4,7 +4,7 @@ A state knows validation scores only as gains over the paired control, the same 
 grown, so the host's own progress cannot be claimed. Everything is in points of accuracy until it
 is divided by the scale of the environment's family. docs/rewards.md derives the formulas.
 
-Shapes: `N` environments, `S` slots, `K` epochs that are scored, `T` epochs.
+Shapes: `N` environments, `S` slots, `K` epochs that are scored, `T` epochs of an episode.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from esper.garden.episodes import Ledger
 from esper.garden.reward_settings import MODES, RewardConfig
 from esper.leyline.constants import (
     BLENDING_POTENTIAL,
-    DEFAULT_RENT,
     DEFAULT_SHAPING_WEIGHT,
     FOSSILIZED_POTENTIAL,
     GERMINATED_POTENTIAL,
@@ -67,51 +67,25 @@ class RewardState:
                 )
 
     @classmethod
-    def start(cls, lifecycle: Lifecycle, horizon: Tensor) -> "RewardState":
-        """The beginning of an episode: nothing is measured, nothing is owed."""
-        hosts = lifecycle.shape[0]
-        return cls(
-            epoch=torch.zeros(hosts, dtype=torch.int64),
-            horizon=horizon,
-            committed_gain=torch.full((hosts, SCORED_EPOCHS), torch.nan, dtype=torch.float64),
-            current_gain=torch.full((hosts,), torch.nan, dtype=torch.float64),
-            exposure=torch.zeros(hosts, dtype=torch.float64),
-            interventions=torch.zeros(hosts, dtype=torch.int64),
-            rolled_back=torch.zeros(hosts, dtype=torch.bool),
-            lifecycle=lifecycle,
-        )
+    def of(cls, ledger: Ledger, lifecycle: Lifecycle, control: Tensor) -> "RewardState":
+        """What is owed now, of scores [N, T] of the paired controls.
 
-    def advance(
-        self,
-        lifecycle: Lifecycle,
-        *,
-        decided: Tensor,
-        added_share: Tensor,
-        committed: Tensor,
-        current: Tensor,
-        control: Tensor,
-        rolled_back: Tensor | None = None,
-    ) -> "RewardState":
-        """The state one decision and one epoch later; [N] each, scores in points.
-
-        `decided`: was it another op than WAIT? `added_share`: parameters in seeds during the epoch
-        / the host's. Where it was rolled back scores stay what they were, but the decision and the
-        epoch's rent are owed. An episode that is over does not change any more.
+        Where an epoch was rolled back scores stay what they were, but the decision and the epoch's
+        rent are owed. An episode that is over does not change any more.
         """
-        over = self.ended
-        failed = torch.zeros_like(over) if rolled_back is None else rolled_back
-        kept = over | failed
-        latest = (committed - control).double()[:, None]
-        shifted = torch.cat((self.committed_gain[:, 1:], latest), 1)
-        rent = added_share.double() / self.horizon
-        return RewardState(
-            epoch=self.epoch + (~over).long(),
-            horizon=self.horizon,
-            committed_gain=torch.where(kept[:, None], self.committed_gain, shifted),
-            current_gain=torch.where(kept, self.current_gain, (current - control).double()),
-            exposure=self.exposure + rent.masked_fill(over, 0.0),
-            interventions=self.interventions + (decided & ~over).long(),
-            rolled_back=self.rolled_back | (failed & ~over),
+        lived = ledger.lived.clone()
+        scored = lived - ledger.rolled_back.long()
+        places = scored[:, None] + torch.arange(-SCORED_EPOCHS, 0)  # [N, K]
+        gains = (ledger.committed - control).gather(1, places.clamp(min=0))
+        current = ledger.at(ledger.current - control, scored - 1)
+        return cls(
+            epoch=lived,
+            horizon=torch.full_like(lived, ledger.horizon),
+            committed_gain=gains.masked_fill(places < 0, torch.nan),
+            current_gain=current.masked_fill(scored < 1, torch.nan),
+            exposure=ledger.at(ledger.exposure, lived - 1).masked_fill(lived < 1, 0.0),
+            interventions=lifecycle.interventions + ledger.undone,
+            rolled_back=ledger.rolled_back.clone(),
             lifecycle=lifecycle,
         )
 
@@ -193,31 +167,6 @@ def potential(state: RewardState, weight: float = DEFAULT_SHAPING_WEIGHT) -> Ten
     return (weight * points).masked_fill((state.epoch == 0) | state.ended, 0.0)
 
 
-def added_share(lifecycle: Lifecycle, host_params: Tensor | int) -> Tensor:
-    """[N]: parameters that exist in seeds, as a share of the host's."""
-    return lifecycle.params.sum(1).double() / host_params
-
-
-def rent_exposure(added_shares: Tensor, horizon: Tensor | int) -> Tensor:
-    """Added shares of each epoch [..., T] summed and divided by the horizon [...]."""
-    return added_shares.double().sum(-1) / horizon
-
-
-def net_score(last_scores: Tensor, exposure: Tensor, rent: float = DEFAULT_RENT) -> Tensor:
-    """The score of an episode in points: the mean of [..., K] less the rent for [...].
-
-    Of accuracies of the committed network: its net score. Of its gains over the control: its net
-    gain, which is what `sparse` pays at the end.
-    """
-    if last_scores.shape[-1:] != (SCORED_EPOCHS,):
-        raise AgreementError(
-            "A net score is taken over the last epochs",
-            given=f"scores {list(last_scores.shape)}",
-            valid=f"[..., {SCORED_EPOCHS}]",
-        )
-    return last_scores.double().mean(-1) - rent * exposure
-
-
 def reward_scale(best_net_gain: Tensor) -> Tensor:
     """What rewards of a family are divided by, from the net gain of its best known arm."""
     return best_net_gain.double().clamp(min=MIN_REWARD_SCALE)
@@ -236,5 +185,5 @@ def _check(before: RewardState, after: RewardState, scale: Tensor) -> None:
             raise AgreementError(
                 f"{name!r} of a reward state fell, and what was paid is never given back",
                 given=f"{earlier.tolist()[:8]}, then {later.tolist()[:8]}",
-                fix="carry the state on by advance(); a rollback does not take it back",
+                fix="compare states of one ledger; a rollback does not take back what it says",
             )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.garden.atlas import FIRST_ATLAS_SEED, WAIT_MARGIN, Atlas, arms_of
-from esper.garden.bed import Bed, Case
+from esper.garden.cases import Case
 from esper.garden.episodes import Episodes
 from esper.garden.plans import Plans, Progress, play_plans
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
@@ -50,10 +50,11 @@ def search_plans(
 ) -> Atlas:
     """The same atlas with the oracle's schedules and the best constant one, of up to S seeds."""
     seeds = min(seeds, atlas.gain.shape[2])
-    bed = Bed(atlas.contexts, rows, horizon=horizon, device=device, config=config)
-    episodes = Episodes(bed, test=True)
-    catalogue = bed.population.catalogue
-    budget = int(bed.population.budget.min())
+    episodes = Episodes(
+        atlas.contexts, rows, horizon=horizon, device=device, config=config, test=True
+    )
+    catalogue = episodes.population.catalogue
+    budget = int(episodes.population.budget.min())
     arms = arms_of(catalogue, epochs=epochs, blends=blends, budget=budget)
     fronts, played = _first_fronts(atlas, seeds), 0
     for _ in range(len(catalogue.slots) - 1):

@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 
 from esper.kasmina.gates import GATES_INTO, Situation, legality, require_legal
 from esper.leyline.errors import AgreementError, GateRefusedError
-from esper.leyline.legality import Actions
+from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions, move
 from esper.leyline.ops import Blend, Cause, LifecycleOp
 from esper.leyline.stages import LIVING_STAGES, SeedStage
@@ -83,14 +83,19 @@ class _Change:
         )
 
 
-def decide(situation: Situation, actions: Actions) -> tuple[Lifecycle, Transitions]:
-    """Carry out one decision a host, all or none: an illegal one raises with its reason."""
+def decide(
+    situation: Situation, actions: Actions, legal: Legality | None = None
+) -> tuple[Lifecycle, Transitions]:
+    """Carry out one decision a host, all or none: an illegal one raises with its reason.
+
+    `legal`: what is legal in this situation, if it is known already.
+    """
     hosts, slots = situation.life.shape
     if len(actions) != hosts:
         raise AgreementError(
             "Every host needs one action", given=f"{len(actions)} actions", valid=f"{hosts} hosts"
         )
-    require_legal(situation, actions, legality(situation, actions.space))
+    require_legal(situation, actions, legal or legality(situation, actions.space))
     change = _Change(situation)
     ops = actions["op"]
     chosen = one_hot(actions["slot"], slots).bool()  # [N, S]

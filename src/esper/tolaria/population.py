@@ -168,8 +168,8 @@ class Population:
         legal.masks["op"][self.frozen] = wait
         return legal
 
-    def apply(self, actions: Actions) -> Transitions:
-        """Carry out one decision a host, all or none."""
+    def apply(self, actions: Actions, legal: Legality | None = None) -> Transitions:
+        """Carry out one decision a host, all or none; `legal` if it was asked for already."""
         if len(actions) == len(self):
             refused = self.frozen & (actions["op"] != LifecycleOp.WAIT)
             if bool(refused.any()):
@@ -178,7 +178,7 @@ class Population:
                     given=LifecycleOp(int(actions["op"][refused][0])).name,
                     valid="WAIT, until reset_rows() starts it anew",
                 )
-        return self._become(*decide(self.situation, actions))
+        return self._become(*decide(self.situation, actions, legal))
 
     def pass_time(self) -> Transitions:
         """An epoch has ended: alphas, counters, and what needs no decision."""

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from esper.garden.bed import Case
-from esper.garden.case_sampling import Draw
+from esper.garden.cases import Case, Draw
 from esper.garden.contexts import Context
 from esper.garden.controller_choice import controller_of
 from esper.garden.environment import Garden

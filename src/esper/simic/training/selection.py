@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.garden.bed import Bed, Case
-from esper.garden.case_sampling import SELECTION_SEED
+from esper.garden.cases import SELECTION_SEED, Case
 from esper.garden.contexts import Context
 from esper.garden.episodes import Episodes
 from esper.garden.paired_controls import Controls
@@ -100,6 +99,7 @@ class Judge:
 
     def _played_on(self) -> Episodes:
         if self._episodes is None:
-            bed = Bed(self.contexts, self._rows, horizon=self.controls.horizon, device=self._device)
-            self._episodes = Episodes(bed)
+            self._episodes = Episodes(
+                self.contexts, self._rows, horizon=self.controls.horizon, device=self._device
+            )
         return self._episodes

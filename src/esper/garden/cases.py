@@ -1,4 +1,7 @@
-"""Which case an environment gets next: from names and numbers alone, never from order or N."""
+"""Cases: single environments, and which of them a row plays next.
+
+That follows from names and numbers alone, never from order or N.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +9,6 @@ from typing import Protocol
 
 import torch
 
-from esper.garden.bed import Case
 from esper.garden.contexts import Context
 from esper.leyline.errors import AgreementError
 from esper.leyline.streams import derive_seed
@@ -14,6 +16,22 @@ from esper.leyline.streams import derive_seed
 TRAINING_SEEDS = 32  # cases of each context that training draws from, so that controls are few
 SELECTION_SEED = 900_000  # where cases begin by which a run chooses its best controller
 EVALUATION_SEED = 1_000_000  # evaluation starts here: no case is both trained and evaluated on
+
+
+@dataclass(frozen=True)
+class Case:
+    """One environment: a context, and the seed of its weights, its order of data and its drift."""
+
+    context: Context
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.context.name} #{self.seed}"
+
+    @property
+    def identity(self) -> int:
+        """What all its random streams follow from; equal seeds of two contexts share nothing."""
+        return derive_seed(self.context.key, self.seed)
 
 
 class Deal(Protocol):
