@@ -144,16 +144,11 @@ def test_members_have_rows_of_their_own_and_blanked_ones_see_the_time_alone() ->
 def test_what_the_teacher_played_is_not_told_as_its_pupils_score() -> None:
     taught = MemberSettings(name="taught", rows=4, seed=0)
     alone = MemberSettings(name="alone", rows=4, seed=1, apprentice=False)
-    scores, acted = cohort_of_played(taught, alone)
+    played = cohort_of(taught, alone).play()
     led = torch.tensor([True, True, False, False, False, False, False, False])
-    assert torch.equal(scores.isnan(), led)
-    assert torch.equal(acted.isnan(), led)
-
-
-def cohort_of_played(*members: MemberSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    cohort = cohort_of(*members)
-    cohort._observations = cohort.garden.reset()
-    return cohort._play()
+    assert torch.equal(played.scores.isnan(), led)
+    assert torch.equal(played.acted.isnan(), led)
+    assert not bool(played.returns.isnan().any())
 
 
 @pytest.mark.parametrize("stop", [1, 2])

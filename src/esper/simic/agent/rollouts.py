@@ -1,18 +1,20 @@
-"""The plain loop: act in a vectorised world, record, learn.
+"""The one loop: agents act in a vectorised world, record what came of it, and learn.
 
-Shapes: `E` environments, `F` features, `H` heads.
+Shapes: `E` environments, `K` of them one agent's, `F` features, `H` heads.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from esper.leyline.heads import ActionSpace
 from esper.leyline.legality import Legality
 from esper.leyline.results import PPOUpdateMetrics
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.types import Outcome
+from esper.simic.agent.types import Decision, Outcome
 
 
 class VectorWorld(Protocol):
@@ -37,15 +39,83 @@ class VectorWorld(Protocol):
         ...
 
 
-def collect(agent: PPOAgent, world: VectorWorld, observations: Tensor) -> Tensor:
-    """Fill the agent's buffer; returns the observations [E, F] to go on from."""
-    while agent.buffer.longest < agent.buffer.steps:
-        decision = agent.act(observations, world.legal())
-        outcome = world.step(decision.actions)
-        agent.record(decision, outcome)
+class Seat(NamedTuple):
+    """An agent and the environments it decides for."""
+
+    agent: PPOAgent
+    rows: Tensor | None = None  # [K]; None: all of the world's
+
+
+Steer = Callable[[Legality, Tensor], Tensor]
+Listen = Callable[[int, Sequence[Decision], Outcome], None]
+
+
+def roll_out(
+    seats: Sequence[Seat],
+    world: VectorWorld,
+    observations: Tensor,
+    *,
+    steer: Steer = lambda legality, actions: actions,
+    listen: Listen = lambda step, decisions, outcome: None,
+    phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+) -> Tensor:
+    """Fill the agents' buffers; returns the observations [E, F] to go on from.
+
+    `steer` may put other actions [E, H] in the place of those that were drawn. `listen` is told
+    every step, and `phase` is entered around deciding, stepping and telling.
+    """
+    buffer = seats[0].agent.buffer
+    for step in range(buffer.longest, buffer.steps):
+        with phase("decide"):
+            legality = world.legal()
+            decisions = [_decide(seat, observations, legality) for seat in seats]
+            actions = steer(legality, _joined(seats, decisions, world))
+        with phase("step"):
+            outcome = world.step(actions)
+        for seat, decision in zip(seats, decisions, strict=True):
+            seat.agent.record(decision, _part(outcome, seat.rows))
         observations = outcome.observations
-    agent.finish(observations)
+        with phase("tell"):
+            listen(step, decisions, outcome)
+    for agent, rows in seats:
+        agent.finish(observations if rows is None else observations[rows])
     return observations
+
+
+def _decide(seat: Seat, observations: Tensor, legality: Legality) -> Decision:
+    if seat.rows is None:
+        return seat.agent.act(observations, legality)
+    return seat.agent.act(observations[seat.rows], legality.rows(seat.rows))
+
+
+def _joined(seats: Sequence[Seat], decisions: Sequence[Decision], world: VectorWorld) -> Tensor:
+    """[E, H]: everyone's actions; those of one agent with all environments stay where they are."""
+    if len(seats) == 1 and seats[0].rows is None:
+        return decisions[0].actions
+    actions = torch.zeros(world.envs, len(world.space), dtype=torch.int64)
+    for seat, decision in zip(seats, decisions, strict=True):
+        actions[seat.rows] = decision.actions.cpu()
+    return actions
+
+
+def _part(outcome: Outcome, rows: Tensor | None) -> Outcome:
+    """What came of one agent's environments."""
+    if rows is None:
+        return outcome
+    final, active = outcome.final_observations, outcome.active
+    return Outcome(
+        observations=outcome.observations[rows],
+        rewards=outcome.rewards[rows],
+        terminals=outcome.terminals[rows],
+        truncations=outcome.truncations[rows],
+        final_observations=None if final is None else final[rows],
+        active=None if active is None else active[rows],
+    )
+
+
+def collect(agent: PPOAgent, world: VectorWorld, observations: Tensor) -> Tensor:
+    """Fill one agent's buffer; returns the observations [E, F] to go on from."""
+    return roll_out([Seat(agent)], world, observations)
 
 
 def train(

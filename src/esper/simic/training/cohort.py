@@ -1,32 +1,38 @@
-"""A cohort: several agents that learn side by side, each with rows of its own in one garden.
+"""A cohort: agents that learn side by side, each with rows of its own in one garden.
 
-Hosts of all agents train as one population, so five trainings cost little more than one. An agent
-may be an apprentice first: a teacher that knows every context says what it would do, and the agent
-learns to foresee that from what it sees. Then it learns by itself, from rewards.
+Hosts of all agents train as one population, so five trainings cost little more than one; a run's
+trainer is a cohort of one. An agent may be an apprentice first: a teacher that knows every context
+says what it would do, and the agent learns to foresee that from what it sees. Then it learns by
+itself, from rewards.
 
-Shapes: `N` rows of all members, `K` rows of one.
+Shapes: `N` rows of all members, `K` rows of one, `H` heads.
 """
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from esper.archive import read_archive, write_archive
 from esper.garden.environment import Garden, Transition
+from esper.leyline.constants import DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.errors import AgreementError
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.results import PPOUpdateMetrics
 from esper.simic.agent.imitation import Lessons, LessonSettings, Notebook, learn_lessons
 from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.processes import ALONE, Processes
+from esper.simic.agent.rollouts import Seat, Steer, roll_out
 from esper.simic.agent.settings import PPOConfig
 from esper.simic.agent.types import Decision, Outcome
+from esper.simic.training.config import DEFAULT_FINAL_RATE, DEFAULT_PATIENCE, changed_settings
 from esper.tamiyo.controllers.schedules import Teacher
 from esper.tamiyo.features import FeatureTable
 from esper.tamiyo.normalisation import GARDEN_FLOOR
@@ -34,6 +40,10 @@ from esper.tamiyo.normalisation import GARDEN_FLOOR
 STATE, KIND, VERSION = "state", "esper cohort", 1
 _LESSONS = "lessons."
 TIME_ONLY = ("epoch", "remaining")  # what a blanked observation still shows
+
+Hear = Callable[[int, Sequence[Decision], Transition, Tensor], None]
+"""Is told each step of a round: its number, decisions, what came of them, returns [N] so far."""
+Phase = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +55,7 @@ class MemberSettings:
     seed: int
     blanked: bool = False  # it sees the time and nothing else
     apprentice: bool = True
-    patience: float = 2.0  # how reluctant it is to prune at first
+    patience: float = DEFAULT_PATIENCE  # how reluctant it is to prune at first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +67,34 @@ class CohortSettings:
     led: tuple[float, ...] = (0.5, 0.25)  # share of rows the teacher plays itself, round by round
     ppo: PPOConfig = field(default_factory=PPOConfig)
     lessons: LessonSettings = field(default_factory=LessonSettings)
-    final_rate: float = 0.1  # learning rate at the end, of the one at first
+    final_rate: float = DEFAULT_FINAL_RATE  # learning rate at the end, of the one at first
     final_entropy: float = 0.2  # and the entropy's coefficient
-    lstm: int = 128
+    lstm: int = DEFAULT_LSTM_HIDDEN_DIM
+
+    def annealed(self, round_: int, apprentice: bool) -> "Annealed":
+        """From what they are at first to their last values, from the round alone."""
+        first = self.lesson_rounds if apprentice else 0
+        left = 1.0 - (round_ - first) / max(1, self.rounds - first)
+        rate = self.final_rate + (1.0 - self.final_rate) * left
+        entropy = self.final_entropy + (1.0 - self.final_entropy) * left
+        return Annealed(self.ppo.entropy_coef * entropy, self.ppo.learning_rate * rate)
+
+
+class Annealed(NamedTuple):
+    """What an update uses in place of its settings."""
+
+    entropy_coef: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class PlayedRound:
+    """What a round's episodes came to, [N] each; NaN where the teacher played."""
+
+    returns: Tensor  # sums of rewards, whoever played
+    scores: Tensor  # net gain / scale, on validation data
+    acted: Tensor  # decisions other than WAIT
+    last: Transition  # the step that ended it
 
 
 @dataclass(frozen=True)
@@ -81,12 +116,60 @@ class Member:
     def __init__(self, settings: MemberSettings, first: int, agent: PPOAgent) -> None:
         self.settings, self.agent = settings, agent
         self.rows = torch.arange(first, first + settings.rows)
-        self.lessons: Lessons | None = None
-        self.notebook = Notebook()
+        self.lessons: Lessons | None = None  # so far
+        self.notebook = Notebook()  # of the round
 
     @property
     def name(self) -> str:
         return self.settings.name
+
+    def load(self, place: Path, garden: Garden) -> None:
+        """Take over an agent that was saved."""
+        self.agent = PPOAgent.load(
+            place,
+            device=self.agent.device,
+            space=garden.space,
+            state_dim=garden.state_dim,
+            processes=self.agent.processes,
+        )
+
+    def write_down(self, legality: Legality, taught: Actions) -> None:
+        """Note what the teacher would do in these rows, of everyone's."""
+        own = Actions(taught.space, taught.values[self.rows])
+        self.notebook.write(legality.rows(self.rows), own)
+
+    def take_lessons(self, settings: LessonSettings) -> float:
+        """Learn from all that was noted so far; returns how unlikely the teacher still was."""
+        agent = self.agent
+        new = self.notebook.lessons(agent)
+        self.lessons = new if self.lessons is None else self.lessons.and_(new)
+        agent.network.observe_returns(new.returns, new.valid)
+        agent.network.observation_norm.observe(new.states, new.valid)
+        missed = learn_lessons(agent, self.lessons, settings)
+        agent.buffer.reset()
+        return missed
+
+    def learn_alone(self, annealed: Annealed) -> PPOUpdateMetrics:
+        """Learn from the rewards of the round."""
+        self.lessons = None
+        self.agent.anneal(**annealed._asdict())
+        return self.agent.update()
+
+    def packed_lessons(self) -> dict[str, Tensor]:
+        if self.lessons is None:
+            return {}
+        return {
+            self._place(each.name): getattr(self.lessons, each.name) for each in fields(Lessons)
+        }
+
+    def unpack_lessons(self, tensors: Mapping[str, Tensor]) -> None:
+        """Those among the tensors, if they are all there."""
+        names = [self._place(each.name) for each in fields(Lessons)]
+        if all(name in tensors for name in names):
+            self.lessons = Lessons(*(tensors[name].to(self.agent.device) for name in names))
+
+    def _place(self, field_name: str) -> str:
+        return f"{_LESSONS}{self.name}.{field_name}"
 
 
 class Cohort:
@@ -99,8 +182,11 @@ class Cohort:
         settings: CohortSettings,
         *,
         teacher: Teacher | None = None,
+        annealed: Callable[[int, bool], Annealed] | None = None,
         device: torch.device | str = "cpu",
+        processes: Processes = ALONE,
     ) -> None:
+        """`annealed`: of a round and of who was an apprentice; by default as the settings say."""
         total = sum(member.rows for member in members)
         if total != garden.envs:
             raise AgreementError(
@@ -109,195 +195,185 @@ class Cohort:
         if teacher is None and any(member.apprentice for member in members):
             raise AgreementError("Apprentices need a teacher", given="none")
         self.garden, self.settings, self.teacher = garden, settings, teacher
-        self.round = 0
+        self.annealed = annealed or settings.annealed
+        self.round = 0  # rounds that are over
         self.members: list[Member] = []
         first = 0
         for member in members:
-            agent = _agent(garden, member, settings, device)
+            agent = _agent(garden, member, settings, device, processes)
             self.members.append(Member(member, first, agent))
             first += member.rows
         self._observations: Tensor | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.round >= self.settings.rounds
 
     @property
     def taught(self) -> bool:
         """Is the next round one in which apprentices learn from the teacher?"""
         return self.round < self.settings.lesson_rounds
 
+    # --- rounds --------------------------------------------------------------------------
+
     def one_round(self) -> list[MemberReport]:
         """An episode of every row, and an update of every agent."""
+        return self.learn(self.play())
+
+    def begin(self) -> None:
+        """Start the first episodes, if none are under way."""
         if self._observations is None:
             self._observations = self.garden.reset()
-        scores, acted = self._play()
-        reports = [self._learn(member, scores, acted) for member in self.members]
+
+    def play(
+        self,
+        hear: Hear = lambda step, decisions, transition, returns: None,
+        phase: Phase = lambda name: nullcontext(),
+    ) -> PlayedRound:
+        """One episode of every row, into the agents' buffers."""
+        self.begin()
+        assert self._observations is not None
+        garden = self.garden
+        led, steer = self._lesson()
+        returns = torch.zeros(garden.envs, dtype=torch.float64)
+        acted = torch.zeros(garden.envs)
+        last: Transition | None = None
+
+        def listen(step: int, decisions: Sequence[Decision], outcome: Outcome) -> None:
+            nonlocal last
+            assert isinstance(outcome, Transition)
+            last = outcome
+            returns.add_(last.terms.total)
+            acted.add_(last.actions["op"] != LifecycleOp.WAIT)
+            hear(step, decisions, last, returns)
+
+        alone = len(self.members) == 1
+        seats = [Seat(each.agent, None if alone else each.rows) for each in self.members]
+        self._observations = roll_out(
+            seats, garden, self._observations, steer=steer, listen=listen, phase=phase
+        )
+        assert last is not None
+        scores = (last.after.objective - garden.reward.rent * last.after.exposure) / last.scale
+        # What the teacher played says nothing about its pupil.
+        return PlayedRound(
+            returns, scores.masked_fill(led, torch.nan), acted.masked_fill(led, torch.nan), last
+        )
+
+    def _lesson(self) -> tuple[Tensor, Steer]:
+        """[N] bool: rows that the teacher itself plays, to show the way; and how it does that."""
+        garden, teacher = self.garden, self.teacher
+        led = torch.zeros(garden.envs, dtype=torch.bool)
+        pupils = [each for each in self.members if each.settings.apprentice and self.taught]
+        if not pupils:
+            return led, lambda legality, actions: actions
+        assert teacher is not None
+        teacher.reset([case.context.name for case in garden.cases])
+        teacher.expect_changes(garden.drift_epochs)
+        shares = self.settings.led
+        share = shares[self.round] if self.round < len(shares) else 0.0
+        for member in pupils:
+            led[member.rows[: int(share * len(member.rows))]] = True
+            member.notebook = Notebook()
+        starts = torch.ones(garden.envs, dtype=torch.bool)
+
+        def steer(legality: Legality, actions: Tensor) -> Tensor:
+            nonlocal starts
+            taught = teacher.act(garden.signals(), legality, starts)
+            starts = torch.zeros_like(starts)
+            for member in pupils:
+                member.write_down(legality, taught)
+            return torch.where(led[:, None], taught.values, actions.cpu())
+
+        return led, steer
+
+    def learn(self, played: PlayedRound) -> list[MemberReport]:
+        """An update of every agent, from the round that was played."""
+        reports = [self._learn(member, played) for member in self.members]
         self.round += 1
         return reports
 
-    @property
-    def over(self) -> bool:
-        return self.round >= self.settings.rounds
+    def _learn(self, member: Member, played: PlayedRound) -> MemberReport:
+        missed, metrics = None, None
+        if member.settings.apprentice and self.taught:
+            missed = member.take_lessons(self._lessons())
+        else:
+            metrics = member.learn_alone(self.annealed(self.round, member.settings.apprentice))
+        return MemberReport(
+            name=member.name,
+            round=self.round + 1,
+            episodes=(self.round + 1) * len(member.rows),
+            score=float(played.scores[member.rows].nanmean()),
+            acted=float(played.acted[member.rows].nanmean()),
+            missed=missed,
+            metrics=metrics,
+        )
+
+    def _lessons(self) -> LessonSettings:
+        """How pupils learn in this round: ever slower."""
+        lessons = self.settings.lessons
+        left = 1.0 - self.round / self.settings.lesson_rounds
+        rate = lessons.learning_rate * (lessons.final_rate + (1.0 - lessons.final_rate) * left)
+        return replace(lessons, learning_rate=rate)
+
+    # --- lasting -------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
         """Everything that the next round depends on, between two rounds."""
         tensors = self.garden.state_dict()
         for member in self.members:
             member.agent.save(path / f"{member.name}-{self.round}")
-            if member.lessons is not None:
-                for each in fields(Lessons):
-                    value = getattr(member.lessons, each.name)
-                    tensors[f"{_LESSONS}{member.name}.{each.name}"] = value
-        write_archive(
-            path / STATE, kind=KIND, version=VERSION, tensors=tensors, notes=self._notes()
-        )
+            tensors |= member.packed_lessons()
+        members = [asdict(member.settings) for member in self.members]
+        notes = {"round": self.round, "members": members, "settings": asdict(self.settings)}
+        write_archive(path / STATE, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
         for member in self.members:  # what the state no longer refers to
             for old in path.glob(f"{member.name}-*"):
                 if old.name != f"{member.name}-{self.round}":
                     shutil.rmtree(old)
-
-    def _notes(self) -> dict[str, Any]:
-        members = [asdict(member.settings) for member in self.members]
-        return {"round": self.round, "members": members, "settings": asdict(self.settings)}
 
     def load(self, path: Path) -> bool:
         """Go on from there; False if nothing was saved."""
         if not (path / STATE).is_dir():
             return False
         stored = read_archive(path / STATE, kind=KIND, version=VERSION)
-        ours = json.loads(json.dumps(self._notes()))
-        for name in ("members", "settings"):
-            if stored.notes[name] != ours[name]:
-                raise AgreementError(
-                    f"{path} is of trainings with other {name}",
-                    given=stored.notes[name],
-                    valid=ours[name],
-                    fix="use another folder",
-                )
-        self.round = int(stored.notes["round"])
+        self._require_same(path, stored.notes)
+        round_ = int(stored.notes["round"])
         for member in self.members:
-            place = path / f"{member.name}-{self.round}"
-            member.agent = PPOAgent.load(
-                place,
-                device=member.agent.device,
-                space=self.garden.space,
-                state_dim=self.garden.state_dim,
-            )
-            kept = {
-                each.name: stored.tensors.get(f"{_LESSONS}{member.name}.{each.name}")
-                for each in fields(Lessons)
-            }
-            if all(value is not None for value in kept.values()):
-                there = {n: v.to(member.agent.device) for n, v in kept.items() if v is not None}
-                member.lessons = Lessons(**there)
+            member.load(path / f"{member.name}-{round_}", self.garden)
+            member.unpack_lessons(stored.tensors)
         garden = {n: v for n, v in stored.tensors.items() if not n.startswith(_LESSONS)}
-        self._observations = self.garden.load_state_dict(garden)
+        self.go_on(round_, garden)
         return True
 
-    def _play(self) -> tuple[Tensor, Tensor]:
-        """Scores and numbers of decisions [N] of the round's episodes; NaN where it was led."""
-        garden = self.garden
-        teaching = self.taught and any(member.settings.apprentice for member in self.members)
-        if teaching and self.teacher is not None:
-            self.teacher.reset([case.context.name for case in garden.cases])
-            self.teacher.expect_changes(garden.drift_epochs)
-        led = self._led() if teaching else torch.zeros(garden.envs, dtype=torch.bool)
-        acted = torch.zeros(garden.envs)
-        starts = torch.ones(garden.envs, dtype=torch.bool)
-        for member in self.members:
-            member.notebook = Notebook()
-        for _ in range(garden.horizon):
-            observations, legality = self._observations, garden.legal()
-            assert observations is not None
-            taught: Actions | None = None
-            if teaching:
-                assert self.teacher is not None
-                taught = self.teacher.act(garden.signals(), legality, starts)
-            decisions, values = self._decide(observations, legality, taught)
-            if taught is not None:
-                values = torch.where(led[:, None], taught.values, values)
-            transition = garden.step(Actions(garden.space, values))
-            for member, decision in zip(self.members, decisions, strict=True):
-                member.agent.record(decision, _outcome(transition, member.rows))
-            acted += transition.actions["op"] != LifecycleOp.WAIT
-            self._observations = transition.observations
-            starts = torch.zeros_like(starts)
-        for member in self.members:
-            member.agent.finish(transition.observations[member.rows])
-        after = transition.after
-        scores = (after.objective - garden.reward.rent * after.exposure) / transition.scale
-        # What the teacher played says nothing about its pupil.
-        return scores.masked_fill(led, torch.nan), acted.masked_fill(led, torch.nan)
+    def _require_same(self, path: Path, notes: Mapping[str, Any]) -> None:
+        theirs, ours = notes["members"], [member.settings for member in self.members]
+        differ = len(theirs) != len(ours) or any(map(changed_settings, ours, theirs))
+        changed = {
+            "members": differ,
+            "settings": bool(changed_settings(self.settings, notes["settings"])),
+        }
+        for name, is_so in changed.items():
+            if is_so:
+                mine = list(map(asdict, ours)) if name == "members" else asdict(self.settings)
+                raise AgreementError(
+                    f"{path} is of trainings with other {name}",
+                    given=notes[name],
+                    valid=json.loads(json.dumps(mine)),
+                    fix="use another folder",
+                )
 
-    def _decide(
-        self, observations: Tensor, legality: Legality, taught: Actions | None
-    ) -> tuple[list[Decision], Tensor]:
-        """Every member's decision for its rows, and all actions [N, H]."""
-        values = Actions.of(self.garden.space, self.garden.envs).values
-        decisions = []
-        for member in self.members:
-            rows = member.rows
-            open_ = legality.rows(rows)
-            decision = member.agent.act(observations[rows], open_)
-            decisions.append(decision)
-            values[rows] = decision.actions.cpu()
-            if taught is not None and member.settings.apprentice:
-                member.notebook.write(open_, Actions(taught.space, taught.values[rows]))
-        return decisions, values
-
-    def _led(self) -> Tensor:
-        """[N] bool: rows of apprentices that the teacher itself plays, to show the way."""
-        led = torch.zeros(self.garden.envs, dtype=torch.bool)
-        shares = self.settings.led
-        share = shares[self.round] if self.round < len(shares) else 0.0
-        for member in self.members:
-            if member.settings.apprentice:
-                led[member.rows[: int(share * len(member.rows))]] = True
-        return led
-
-    def _learn(self, member: Member, scores: Tensor, acted: Tensor) -> MemberReport:
-        missed, metrics = None, None
-        if member.settings.apprentice and self.taught:
-            missed = self._take_lessons(member)
-        else:
-            member.lessons = None
-            self._anneal(member)
-            metrics = member.agent.update()
-        return MemberReport(
-            name=member.name,
-            round=self.round + 1,
-            episodes=(self.round + 1) * len(member.rows),
-            score=float(scores[member.rows].nanmean()),
-            acted=float(acted[member.rows].nanmean()),
-            missed=missed,
-            metrics=metrics,
-        )
-
-    def _take_lessons(self, member: Member) -> float:
-        agent = member.agent
-        new = member.notebook.lessons(agent)
-        member.lessons = new if member.lessons is None else member.lessons.and_(new)
-        agent.network.observe_returns(new.returns, new.valid)
-        agent.network.observation_norm.observe(new.states, new.valid)
-        lessons = self.settings.lessons
-        left = 1.0 - self.round / self.settings.lesson_rounds
-        rate = lessons.learning_rate * (lessons.final_rate + (1.0 - lessons.final_rate) * left)
-        missed = learn_lessons(agent, member.lessons, replace(lessons, learning_rate=rate))
-        agent.buffer.reset()
-        return missed
-
-    def _anneal(self, member: Member) -> None:
-        """From what they are at first to their last values, from the round alone."""
-        settings = self.settings
-        first = settings.lesson_rounds if member.settings.apprentice else 0
-        left = 1.0 - (self.round - first) / max(1, settings.rounds - first)
-        rate = settings.final_rate + (1.0 - settings.final_rate) * left
-        entropy = settings.final_entropy + (1.0 - settings.final_entropy) * left
-        member.agent.anneal(
-            entropy_coef=settings.ppo.entropy_coef * entropy,
-            learning_rate=settings.ppo.learning_rate * rate,
-        )
+    def go_on(self, round_: int, garden: Mapping[str, Tensor]) -> None:
+        """After so many rounds, with the garden as it was then."""
+        self.round = round_
+        self._observations = self.garden.load_state_dict(garden)
 
 
 def _agent(
-    garden: Garden, member: MemberSettings, settings: CohortSettings, device: torch.device | str
+    garden: Garden,
+    member: MemberSettings,
+    settings: CohortSettings,
+    device: torch.device | str,
+    processes: Processes,
 ) -> PPOAgent:
     agent = PPOAgent.build(
         garden.space,
@@ -308,8 +384,10 @@ def _agent(
         lstm_hidden_dim=settings.lstm,
         seed=member.seed,
         device=device,
+        processes=processes,
     )
     network = agent.network
+    # Only what is left to grow can show its worth.
     network.prefer("op", LifecycleOp.PRUNE, -member.patience)
     network.observation_norm.floor.fill_(GARDEN_FLOOR)
     if member.blanked:
@@ -322,15 +400,3 @@ def time_only(table: FeatureTable) -> Tensor:
     visible = torch.zeros(table.size)
     visible[[table.index(name) for name in TIME_ONLY]] = 1.0
     return visible
-
-
-def _outcome(transition: Transition, rows: Tensor) -> Outcome:
-    """One member's part of a transition."""
-    active = transition.active
-    return Outcome(
-        observations=transition.observations[rows],
-        rewards=transition.rewards[rows],
-        terminals=transition.terminals[rows],
-        truncations=transition.truncations[rows],
-        active=None if active is None else active[rows],
-    )

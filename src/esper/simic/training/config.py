@@ -3,8 +3,11 @@
 Nested settings are tables of the file, and dotted names elsewhere.
 """
 
-from dataclasses import asdict, dataclass, field, replace
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from esper.archive.files import as_toml, read_toml
 from esper.garden.reward_settings import RewardConfig
@@ -13,6 +16,8 @@ from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.leyline.settings import COUNT, NOT_NEGATIVE, WHOLE, Range, filled, require_settings
 from esper.simic.agent.settings import PPOConfig
 
+DEFAULT_PATIENCE = 2.0
+DEFAULT_FINAL_RATE = 0.1
 MOST_CASES = 100_000  # far below the seeds of atlases, selection and evaluation
 
 
@@ -53,11 +58,11 @@ class TrainConfig:
     """processes that learn together, one for each core; only on the CPU"""
     lstm: int = DEFAULT_LSTM_HIDDEN_DIM
     """size of the controller's memory"""
-    patience: float = 2.0
+    patience: float = DEFAULT_PATIENCE
     """how reluctant an untrained controller is to prune, as a logarithm of odds"""
     final_entropy: float = 0.005
     """the entropy bonus falls from that of `ppo` to this over the run"""
-    final_rate: float = 0.1
+    final_rate: float = DEFAULT_FINAL_RATE
     """the learning rate falls to this share of that of `ppo` over the run"""
     checkpoint_every: int = 5
     """rounds between checkpoints"""
@@ -189,3 +194,41 @@ def read_config(path: Path, base: TrainConfig | None = None) -> TrainConfig:
         return filled(base or TrainConfig(), given, "setting of a run")
     except EsperError as error:
         raise DataError(f"{path} cannot be used", given=error) from error
+
+
+# --- settings that were stored -------------------------------------------------------------
+
+
+def changed_settings(ours: Any, stored: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """By dotted name, what differs from the settings as JSON kept them: theirs, ours.
+
+    A setting that was not stored was not there yet, and had its default.
+    """
+    mine = _dotted(json.loads(json.dumps(asdict(ours))))
+    theirs = _dotted(json.loads(json.dumps(_with_defaults(ours, stored))))
+    names = sorted(mine.keys() | theirs.keys())
+    both = {name: (theirs.get(name), mine.get(name)) for name in names}
+    return {name: pair for name, pair in both.items() if pair[0] != pair[1]}
+
+
+def _with_defaults(ours: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What was stored, and the defaults of settings like `ours` that were not."""
+    whole = dict(stored)
+    for each in fields(ours):
+        own, held = getattr(ours, each.name), stored.get(each.name)
+        if is_dataclass(own) and isinstance(held, Mapping):
+            whole[each.name] = _with_defaults(own, held)
+        elif each.name not in stored and each.default is not MISSING:
+            whole[each.name] = each.default
+    return whole
+
+
+def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings by names like those of the command line."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            flat |= {f"{name}.{inner}": each for inner, each in _dotted(value).items()}
+        else:
+            flat[name] = value
+    return flat
