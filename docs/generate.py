@@ -5,6 +5,7 @@ from pathlib import Path
 from esper.garden import Atlas, find_suite, suite_names
 from esper.garden.atlas import ATLAS_EPOCHS, WAIT_MARGIN
 from esper.garden.atlases import shipped_atlas
+from esper.karn.palette import STAGE_COLOURS, tint
 from esper.kasmina.blueprints import build_catalogue, find_blueprint
 from esper.kasmina.gates import GATES
 from esper.kasmina.hosts import HOSTS, build_host
@@ -35,17 +36,7 @@ POSITION = {
     S.EMBARGOED: (2, 1),
     S.RESETTING: (1, 1),
 }
-FILL = {
-    S.DORMANT: "#e8e8ec",
-    S.GERMINATED: "#fff0c2",
-    S.TRAINING: "#ffe08a",
-    S.BLENDING: "#bfe6ef",
-    S.HOLDING: "#a9ccf5",
-    S.FOSSILIZED: "#a8dfb0",
-    S.PRUNED: "#f6b8b0",
-    S.EMBARGOED: "#e3c5ec",
-    S.RESETTING: "#efdcf4",
-}
+STRENGTH = 0.4  # of a stage's colour on white
 MEANING = {
     S.DORMANT: "empty slot",
     S.GERMINATED: "planted",
@@ -102,7 +93,7 @@ def lifecycle_svg() -> str:
         x, y = corner(stage)
         boxes.append(
             f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="10" '
-            f'fill="{FILL[stage]}" class="box"/>\n'
+            f'fill="{tint(STAGE_COLOURS[stage.name], STRENGTH)}" class="box"/>\n'
             f'<text x="{x + WIDTH // 2}" y="{y + 22}" class="name">{stage.name}</text>\n'
             f'<text x="{x + WIDTH // 2}" y="{y + 39}" class="what">{MEANING[stage]}</text>'
         )

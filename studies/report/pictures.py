@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from esper.garden.statistics import mean, paired_difference, performance_profile
-from esper.karn.report.theme import (
+from esper.karn.palette import (
     BLUE,
     GREEN,
     GREY,
@@ -16,11 +16,8 @@ from esper.karn.report.theme import (
     PURPLE,
     SKY,
     VERMILION,
-    AbsentError,
-    Theme,
-    legend_beside,
-    new_figure,
 )
+from esper.karn.report.theme import AbsentError, Theme, legend_beside, new_figure
 from studies.growth_pays import (
     CONSTANT as CONSTANT_GROWTH,
 )

@@ -14,18 +14,16 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
+from esper.karn.palette import OP_COLOURS, STAGE_COLOURS
 from esper.karn.report import theme as themes
 from esper.karn.report import write_report
-from esper.karn.report.actions import binned
-from esper.karn.report.contents import contents
-from esper.karn.report.contexts import habits
-from esper.karn.report.facts import Facts, Score, Series, read_facts, signed
-from esper.karn.report.health import seconds_by_phase
-from esper.karn.report.page import page
-from esper.karn.report.stories import choose
-from esper.karn.report.theme import DARK, LIGHT, OP_COLOURS, STAGE_COLOURS, apart, render
+from esper.karn.report.context_charts import habits
+from esper.karn.report.page import cautions, headline, page
+from esper.karn.report.run_facts import Facts, Score, Series, choose, read_facts, signed
+from esper.karn.report.sections import contents
+from esper.karn.report.theme import DARK, LIGHT, apart, render
 from esper.karn.report.timelines import lives, shown_slots
-from esper.karn.report.words import cautions, headline
+from esper.karn.report.training_charts import binned, seconds_by_phase
 from esper.leyline.errors import EsperError
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import SeedStage

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import cross_entropy
 
+from esper.karn.palette import STAGE_COLOURS
 from esper.kasmina.export import export_module
 from esper.kasmina.hosts import build_host
 from esper.kasmina.slotted import SlottedModel
@@ -23,18 +24,6 @@ MIN_EPOCHS = 16
 BATCH = 50
 LEARNING_RATE = 3e-3
 GROWN, TRIED = "early", "late"  # the slot that keeps its seed, and the one that loses it again
-
-STYLE = {
-    SeedStage.DORMANT: "dim",
-    SeedStage.GERMINATED: "yellow",
-    SeedStage.TRAINING: "yellow",
-    SeedStage.BLENDING: "cyan",
-    SeedStage.HOLDING: "blue",
-    SeedStage.FOSSILIZED: "bold green",
-    SeedStage.PRUNED: "red",
-    SeedStage.EMBARGOED: "magenta",
-    SeedStage.RESETTING: "magenta",
-}
 
 
 class Life:
@@ -124,7 +113,7 @@ def _slot_text(host: SlottedModel, name: str) -> str:
     if slot.seed is not None:
         filled = round(4 * slot.seed.alpha)
         text += f" {'█' * filled}{'░' * (4 - filled)} {slot.seed.blueprint}"
-    return f"[{STYLE[slot.stage]}]{text:<25}[/]"
+    return f"[{STAGE_COLOURS[slot.stage.name]}]{text:<25}[/]"
 
 
 def _conclude(console: Console, growing: Life, plain: Life) -> None:

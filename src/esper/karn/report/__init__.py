@@ -1,5 +1,43 @@
 """Reports: what a run came to, as pictures and one page that needs nothing else."""
 
-from esper.lazy import attach
+from pathlib import Path
 
-__getattr__, __dir__, __all__ = attach(__name__)
+from esper.leyline.errors import DataError, EsperError
+
+__all__ = ["write_report"]
+
+FOLDER, PAGE = "report", "index.html"
+
+
+def write_report(run: Path, out: Path | None = None) -> Path:
+    """Write what a run came to, as far as it is, and return the page.
+
+    `run` is a run's directory, which is only read (also while it is trained); `out` is where to
+    write, by default `report` in it. Pictures of an older report there are replaced.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise EsperError(
+            "Reports need matplotlib, which is not installed", fix="pip install 'esper-ml[report]'"
+        ) from error
+    from esper.archive import write_whole
+    from esper.karn.report.page import page
+    from esper.karn.report.run_facts import read_facts
+    from esper.karn.report.sections import contents, drawn
+
+    facts = read_facts(Path(run))
+    parts, pictures = drawn(contents(facts))
+    folder = facts.path / FOLDER if out is None else Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("timeline-*.png"):  # of episodes that are not the chosen ones now
+            old.unlink()
+        for name, png in pictures.items():
+            (folder / f"{name}.png").write_bytes(png)
+        write_whole(folder / PAGE, page(facts, parts))
+    except OSError as error:
+        raise DataError(
+            f"The report cannot be written to {folder}", given=error.strerror, fix="name --out"
+        ) from error
+    return folder / PAGE

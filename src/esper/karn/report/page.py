@@ -1,52 +1,19 @@
-"""The page: one file that loads nothing, readable by day and by night."""
+"""The page of a report: one file that loads nothing, and what it says in sentences.
 
-import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
-from typing import Any
-
-from esper.karn.report.facts import Facts, Row, signed
-from esper.karn.report.words import cautions, duration, headline
-
-_STYLE = """
-:root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2430; --faint: #5f6775;
-  --line: #e2e5ea; --card: #f6f7f9; --accent: #0072B2; }
-@media (prefers-color-scheme: dark) { :root { --paper: #171a21; --ink: #e6e9ef; --faint: #98a1b0;
-  --line: #2c323d; --card: #1f242d; --accent: #56B4E9; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 68rem; background: var(--paper);
-  color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
-h1 { margin: 0; font-size: 1rem; font-weight: 600; color: var(--faint); overflow-wrap: anywhere; }
-h2 { margin: 3.2rem 0 .4rem; font-size: 1.35rem; line-height: 1.25; }
-h3 { margin: 1.6rem 0 .4rem; font-size: 1rem; }
-p { margin: .4rem 0; max-width: 46rem; }
-.headline { margin: .6rem 0 1.4rem; font-size: 1.45rem; line-height: 1.4; max-width: none; }
-.reading, figcaption, .absent { color: var(--faint); }
-.absent { padding: .8rem 1rem; border-left: 3px solid var(--line); }
-dl.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(10rem, 1fr));
-  gap: .75rem; margin: 0; }
-dl.figures div { padding: .75rem .8rem; background: var(--card); border-radius: .5rem; }
-dt { color: var(--faint); font-size: .85rem; }
-dd { margin: 0; font-size: 1.25rem; font-weight: 600; font-variant-numeric: tabular-nums; }
-dd small { display: block; font-size: .8rem; font-weight: 400; color: var(--faint); }
-ul.cautions { margin: 1.2rem 0 0; padding-left: 1.2rem; color: var(--faint); max-width: 50rem; }
-figure { margin: 1rem 0 1.6rem; }
-figure img { display: block; width: 100%; height: auto; }
-figcaption { font-size: .9rem; }
-nav { margin: 1.6rem 0 0; display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; }
-a { color: var(--accent); }
-.tables { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 0 2rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-th, td { padding: .28rem .6rem .28rem 0; border-bottom: 1px solid var(--line); text-align: left;
-  vertical-align: top; overflow-wrap: anywhere; }
-th { font-weight: 400; color: var(--faint); }
-td { font-variant-numeric: tabular-nums; }
+How it looks is in `templates/page.html`, the pieces of the page, and `templates/page.css`.
 """
 
-# Nothing but what is in the file: not even a mistake in it can ask another machine for something.
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+import base64
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from esper.karn.report.run_facts import Facts, Row, Score, signed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,97 +36,101 @@ class Part:
     absent: Sequence[str]
 
 
+class Markup(str):
+    """HTML already; whatever else is filled into a piece of the page is escaped."""
+
+    __slots__ = ()
+
+
+def fill(piece: str, **values: object) -> Markup:
+    """One of the pieces of the page with its values."""
+    safe = {
+        name: value if isinstance(value, Markup) else escape(str(value))
+        for name, value in values.items()
+    }
+    return Markup(_pieces()[piece].substitute(safe))
+
+
+def fill_each(piece: str, rows: Iterable[Mapping[str, object]]) -> Markup:
+    """The piece once for every row of values."""
+    return Markup("".join(fill(piece, **row) for row in rows))
+
+
+@cache
+def _pieces() -> dict[str, Template]:
+    found = re.findall(r'<template id="(\w+)">\n?(.*?)</template>', _template("page.html"), re.S)
+    return {name: Template(piece) for name, piece in found}
+
+
+def _template(name: str) -> str:
+    return (files("esper.karn.report") / "templates" / name).read_text(encoding="utf-8")
+
+
 def page(facts: Facts, parts: Sequence[Part]) -> str:
     """The whole page as HTML."""
-    name = escape(facts.path.resolve().name)
-    body = [
-        f"<header><h1>Esper · run {name}</h1>",
-        f'<p class="headline">{escape(headline(facts))}</p>',
-        _figures(facts),
-        _list(cautions(facts)),
-        _links(parts),
-        "</header><main>",
-        *(_part(number, part) for number, part in enumerate(parts)),
-        _anomalies(facts.anomalies),
-        _about(facts),
-        "</main>",
-    ]
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, '
-        f'initial-scale=1"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f"<title>Esper · run {name}</title><style>{_STYLE}</style>"
-    )
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n'
-        + "\n".join(body)
-        + "\n</body></html>\n"
+    sentences = _each_text("caution", cautions(facts))
+    anomalies = fill_each("anomaly", map(dict, facts.anomalies))
+    absent, settings = _settings(facts)
+    return fill(
+        "page",
+        name=facts.path.resolve().name,
+        style=Markup(_template("page.css")),
+        headline=headline(facts),
+        tiles=fill_each("tile", _tiles(facts)),
+        cautions=fill("cautions", sentences=sentences) if sentences else "",
+        links=fill_each("link", ({"number": n, "title": p.title} for n, p in enumerate(parts))),
+        sections=Markup("".join(_section(number, part) for number, part in enumerate(parts))),
+        anomalies=fill("anomalies", rows=anomalies) if anomalies else "",
+        absent=_each_text("absent", absent),
+        settings=settings,
     )
 
 
-def _figures(facts: Facts) -> str:
+def _each_text(piece: str, texts: Iterable[str]) -> Markup:
+    return fill_each(piece, ({"text": text} for text in texts))
+
+
+def _tiles(facts: Facts) -> list[dict[str, str]]:
     """The few numbers that people look for first."""
-    best = facts.best
-    tiles = []
-    if best is not None:
-        tiles.append(("best evaluation", signed(best.value), _interval(best.low, best.high)))
-    for name, score in facts.baselines.items():
-        tiles.append((name, signed(score.value), _interval(score.low, score.high)))
-    planned = facts.setting("rounds")
-    tiles += [
-        (
-            "rounds",
-            f"{facts.last_round:,}" + (f" of {planned:,}" if planned else ""),
-            f"{facts.played:,} episodes",
-        ),
-        ("training time", duration(facts.training_seconds), "with evaluations"),
+    best, planned = facts.best, facts.setting("rounds")
+    scores = {} if best is None else {"best evaluation": best}
+    tiles = [
+        {"what": name, "value": signed(score.value), "more": _interval(score)}
+        for name, score in (scores | dict(facts.baselines)).items()
     ]
-    listed = "".join(
-        f"<div><dt>{escape(what)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>"
-        for what, value, more in tiles
-    )
-    return f'<dl class="figures">{listed}</dl>'
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    return (
-        "no interval" if low is None or high is None else f"95 %: [{signed(low)}, {signed(high)}]"
-    )
-
-
-def _list(sentences: Sequence[str]) -> str:
-    if not sentences:
-        return ""
-    return (
-        '<ul class="cautions">'
-        + "".join(f"<li>{escape(text)}</li>" for text in sentences)
-        + "</ul>"
-    )
-
-
-def _links(parts: Sequence[Part]) -> str:
-    links = "".join(
-        f'<a href="#part-{number}">{escape(part.title)}</a>' for number, part in enumerate(parts)
-    )
-    return f'<nav>{links}<a href="#about">Settings and versions</a></nav>'
-
-
-def _part(number: int, part: Part) -> str:
-    pieces = [
-        f'<section id="part-{number}"><h2>{escape(part.title)}</h2>',
-        f'<p class="reading">{escape(part.reading)}</p>' if part.pictures else "",
-        *(_picture(drawn) for drawn in part.pictures),
-        *(f'<p class="absent">{escape(text)}</p>' for text in part.absent),
-        "</section>",
+    rounds = f"{facts.last_round:,}" + (f" of {planned:,}" if planned else "")
+    time = duration(facts.training_seconds)
+    return [
+        *tiles,
+        {"what": "rounds", "value": rounds, "more": f"{facts.played:,} episodes"},
+        {"what": "training time", "value": time, "more": "with evaluations"},
     ]
-    return "".join(pieces)
 
 
-def _picture(drawn: Drawn) -> str:
-    caption = f"<figcaption>{escape(drawn.caption)}</figcaption>" if drawn.caption else ""
-    return (
-        '<figure><picture><source media="(prefers-color-scheme: dark)" '
-        f'srcset="{_embedded(drawn.dark)}"><img alt="{escape(drawn.words)}" '
-        f'src="{_embedded(drawn.light)}"></picture>{caption}</figure>'
+def _interval(score: Score) -> str:
+    if score.low is None or score.high is None:
+        return "no interval"
+    return f"95 %: [{signed(score.low)}, {signed(score.high)}]"
+
+
+def _section(number: int, part: Part) -> Markup:
+    return fill(
+        "section",
+        number=number,
+        title=part.title,
+        reading=fill("reading", text=part.reading) if part.pictures else "",
+        pictures=Markup("".join(map(_picture, part.pictures))),
+        absent=_each_text("absent", part.absent),
+    )
+
+
+def _picture(drawn: Drawn) -> Markup:
+    return fill(
+        "picture",
+        words=drawn.words,
+        light=_embedded(drawn.light),
+        dark=_embedded(drawn.dark),
+        caption=fill("caption", text=drawn.caption) if drawn.caption else "",
     )
 
 
@@ -167,46 +138,28 @@ def _embedded(png: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
 
 
-def _anomalies(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
-    lines = "".join(
-        f"<tr><td>{row['round']}</td><td>{escape(str(row['message']))}</td>"
-        f"<td>{escape(str(row['advice']))}</td></tr>"
-        for row in rows
-    )
-    return (
-        '<section><h3>Anomalies</h3><div class="wide"><table><tr><th>round</th>'
-        f"<th>what was seen</th><th>what to do</th></tr>{lines}</table></div></section>"
-    )
-
-
-def _about(facts: Facts) -> str:
+def _settings(facts: Facts) -> tuple[list[str], Markup]:
+    """What is not known, and tables of settings and versions."""
     plain = {name: v for name, v in facts.config.items() if not isinstance(v, Mapping)}
-    tables: list[tuple[str, Row]] = [("run", plain)] if plain else []
-    tables += [(name, v) for name, v in facts.config.items() if isinstance(v, Mapping)]
+    tables: dict[str, Row] = {"run": plain} if plain else {}
+    tables |= {name: v for name, v in facts.config.items() if isinstance(v, Mapping)}
+    absent = [] if tables else ["There is no config.toml."]
     versions = facts.about.get("versions")
     known: dict[str, Any] = dict(versions) if isinstance(versions, Mapping) else {}
     if "machine" in facts.about:
         known["machine"] = facts.about["machine"]
-    listed = "".join(_table(name, rows) for name, rows in tables)
-    absent = "" if tables else '<p class="absent">There is no config.toml.</p>'
     if known:
-        listed += _table("versions", known)
+        tables["versions"] = known
     else:
-        absent += '<p class="absent">The versions of this run were not recorded.</p>'
-    return (
-        '<section id="about"><h2>Settings and versions</h2>'
-        f'{absent}<div class="tables">{listed}</div></section>'
+        absent.append("The versions of this run were not recorded.")
+    rows = (
+        {
+            "name": name,
+            "rows": fill_each("setting", ({"key": k, "value": _value(v)} for k, v in rows.items())),
+        }
+        for name, rows in tables.items()
     )
-
-
-def _table(name: str, rows: Mapping[str, Any]) -> str:
-    lines = "".join(
-        f"<tr><th>{escape(str(key))}</th><td>{escape(_value(value))}</td></tr>"
-        for key, value in rows.items()
-    )
-    return f"<div><h3>{escape(name)}</h3><table>{lines}</table></div>"
+    return absent, fill_each("settings", rows)
 
 
 def _value(value: Any) -> str:
@@ -215,3 +168,110 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {inner}" for key, inner in value.items()) or "none"
     return str(value)
+
+
+# --- sentences ------------------------------------------------------------------------------
+
+
+def headline(facts: Facts) -> str:
+    """What was learned, with its figures."""
+    done = _done(facts)
+    best = facts.best
+    if best is None:
+        if not facts.played:
+            return f"Nothing has been played yet.{_baseline_words(facts)}"
+        return f"{done} the controller has not been evaluated yet.{_baseline_words(facts)}"
+    compared = [
+        f"{_relation(best, score)} {_article(name)} ({score})"
+        for name, score in facts.baselines.items()
+    ]
+    compared.append(f"{_relation(best, Score(0, 0.0, 0.0, 0.0, None))} never growing (0)")
+    return f"{done} Tamiyo scores {best} at its best, in round {best.round}: {_listed(compared)}."
+
+
+def cautions(facts: Facts) -> list[str]:
+    """What a reader should know before believing the figures, and what is missing."""
+    found = []
+    best = facts.best
+    if best is not None:
+        last = facts.learned[-1]
+        if len(facts.learned) > 1:
+            found.append(
+                "The best evaluation is chosen from "
+                f"{len(facts.learned)} by the very figure that is shown, which flatters it a "
+                f"little; the latest is {last} (round {last.round})."
+            )
+        if best.low is None:
+            found.append(
+                "There are no intervals: with one case of each context nothing is known about the "
+                "spread. Set evaluation.seeds to 2 or more."
+            )
+    if not facts.baselines:
+        found.append("No baseline was evaluated, so there is only never growing to compare with.")
+    planned = facts.setting("rounds")
+    if isinstance(planned, int) and facts.last_round < planned:
+        found.append(f"The run is not finished: {facts.last_round} of {planned} rounds so far.")
+    if facts.rolled_back:
+        found.append(
+            f"{facts.rolled_back:,} of {facts.played:,} episodes failed and were rolled back."
+        )
+    if facts.resumed_after:
+        rounds = ", ".join(str(number) for number in facts.resumed_after)
+        found.append(f"The run was resumed after round {rounds}.")
+    if facts.dropped:
+        lost = ", ".join(f"{count:,} of {what}" for what, count in facts.dropped.items())
+        found.append(f"Telemetry lost events on the way: {lost}.")
+    if facts.played and not facts.updates:
+        found.append("Episodes were recorded but no update, so part of the telemetry is missing.")
+    envs = facts.setting("envs")
+    short = [each.round for each in facts.rounds if 0 < each.episodes < (envs or 0)]
+    if isinstance(envs, int) and short:
+        found.append(
+            f"In {len(short)} of {facts.last_round} rounds there are fewer episodes than the "
+            f"{envs} environments: the last may still be played; otherwise telemetry is missing."
+        )
+    found += [f"Round {number}: {text}" for number, text in facts.notes]
+    return found
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "not recorded"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _done(facts: Facts) -> str:
+    time = "" if facts.training_seconds is None else f" and {duration(facts.training_seconds)}"
+    rounds = "1 round" if facts.last_round == 1 else f"{facts.last_round:,} rounds"
+    return f"After {facts.played:,} episodes in {rounds}{time},"
+
+
+def _relation(best: Score, other: Score) -> str:
+    """What the intervals allow to say."""
+    if best.low is None or best.high is None or other.low is None or other.high is None:
+        return "more than" if best.value > other.value else "not more than"
+    if best.low > other.high:
+        return "clearly above"
+    if best.high < other.low:
+        return "clearly below"
+    return "not distinguishable from"
+
+
+def _article(name: str) -> str:
+    return {"random": "random decisions", "heuristic": "the heuristic"}.get(name, name)
+
+
+def _listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _baseline_words(facts: Facts) -> str:
+    if not facts.baselines:
+        return ""
+    found = [f"{_article(name)} {score}" for name, score in facts.baselines.items()]
+    return f" To compare with: {_listed(found)}; never growing is 0."

@@ -1,10 +1,7 @@
-"""How pictures look: two themes, one colour for each thing everywhere, safe for colour-blind eyes.
-
-Colours of stages are those of the terminal, in the palette of Okabe and Ito.
-"""
+"""How pictures look: two themes, and what every picture needs. The colours are `karn.palette`'s."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,55 +11,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from esper.karn.palette import tint
 from esper.leyline.errors import EsperError
-from esper.leyline.ops import LifecycleOp
-from esper.leyline.stages import SeedStage
 
 DPI = 144
 ENTRIES = 9  # of a legend, that fit beside a small panel
 WIDTH = 10.5  # inches, of every picture
-
-ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
-BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#9AA0A6"
-
-STAGE_COLOURS: Mapping[str, str] = {
-    SeedStage.DORMANT.name: GREY,
-    SeedStage.GERMINATED.name: ORANGE,
-    SeedStage.TRAINING.name: ORANGE,
-    SeedStage.BLENDING.name: SKY,
-    SeedStage.HOLDING.name: BLUE,
-    SeedStage.FOSSILIZED.name: GREEN,
-    SeedStage.PRUNED.name: VERMILION,
-    SeedStage.EMBARGOED.name: PURPLE,
-    SeedStage.RESETTING.name: PURPLE,
-}
-OP_COLOURS: Mapping[str, str] = {  # of the stage that an op leads to
-    LifecycleOp.WAIT.name: GREY,
-    LifecycleOp.GERMINATE.name: ORANGE,
-    LifecycleOp.ADVANCE.name: SKY,
-    LifecycleOp.FOSSILIZE.name: GREEN,
-    LifecycleOp.PRUNE.name: VERMILION,
-}
-OP_MARKERS: Mapping[str, str] = {
-    LifecycleOp.GERMINATE.name: "^",
-    LifecycleOp.ADVANCE.name: ">",
-    LifecycleOp.FOSSILIZE.name: "D",
-    LifecycleOp.PRUNE.name: "X",
-}
-HEAD_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW)
-VALUE_COLOUR = VERMILION
-LEARNED_COLOUR = BLUE
-BASELINE_COLOURS = (PURPLE, ORANGE, GREEN, SKY)
-FAMILY_COLOURS = (
-    BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, GREY, YELLOW, "#882255", "#999933",
-)  # fmt: skip
-FAMILY_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
-
-# Paul Tol's muted palette, for things that have no order and are many.
-MANY = (
-    "#88CCEE", "#CC6677", "#DDCC77", "#117733", "#AA4499", "#44AA99", "#999933", "#882255",
-    "#6699CC", "#DDDDDD",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -111,11 +65,9 @@ class Theme:
             "lines.solid_capstyle": "round",
         }
 
-    def mixed(self, colour: str, strength: float) -> tuple[float, float, float]:
+    def mixed(self, colour: str, strength: float) -> str:
         """A colour that shows through the paper: 0 is paper, 1 the colour."""
-        over, under = colors.to_rgb(colour), colors.to_rgb(self.paper)
-        red, green, blue = (u + strength * (o - u) for o, u in zip(over, under, strict=True))
-        return red, green, blue
+        return tint(colour, strength, self.paper)
 
     def shades(self, colour: str) -> colors.LinearSegmentedColormap:
         """From paper to the colour."""
@@ -130,7 +82,7 @@ class AbsentError(EsperError):
     """There is nothing to draw; the sentence says what is missing and why."""
 
 
-def readable_on(colour: str | tuple[float, float, float]) -> str:
+def readable_on(colour: str) -> str:
     """Black or white, whichever is easier to read on a colour."""
     red, green, blue = colors.to_rgb(colour)
     return "#101318" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "#ffffff"

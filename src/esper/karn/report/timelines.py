@@ -15,20 +15,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from esper.karn.report.facts import signed
-from esper.karn.report.stories import Story
-from esper.karn.report.theme import (
-    BLUE,
-    GREEN,
-    OP_COLOURS,
-    OP_MARKERS,
-    STAGE_COLOURS,
-    VERMILION,
-    Theme,
-    legend_beside,
-    new_figure,
-    readable_on,
-)
+from esper.karn.palette import BLUE, GREEN, OP_COLOURS, OP_MARKERS, STAGE_COLOURS, VERMILION
+from esper.karn.report.run_facts import Story, signed
+from esper.karn.report.theme import Theme, legend_beside, new_figure, readable_on
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
 from esper.nissa import Cell

@@ -15,19 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from esper.karn.report.facts import Facts, signed
-from esper.karn.report.theme import (
-    BLUE,
-    FAMILY_COLOURS,
-    FAMILY_MARKERS,
-    GREEN,
-    VERMILION,
-    AbsentError,
-    Theme,
-    legend_beside,
-    new_figure,
-    readable_on,
-)
+from esper.karn.palette import BLUE, FAMILY_COLOURS, FAMILY_MARKERS, GREEN, VERMILION
+from esper.karn.report.run_facts import Facts, signed
+from esper.karn.report.theme import AbsentError, Theme, legend_beside, new_figure, readable_on
 
 MOST_KINDS = 30  # columns that can be read
 WORTH_A_NUMBER = 0.045  # smaller shares are only a shade

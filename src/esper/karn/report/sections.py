@@ -1,18 +1,17 @@
-"""The sections of a report, in order: what each shows, and how to read it."""
+"""The sections of a report, in order: what each shows, how to read it, and its pictures drawn."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from esper.karn.report.actions import action_shares
-from esper.karn.report.contexts import gain_by_parameters, policy_by_context
-from esper.karn.report.facts import Facts
-from esper.karn.report.health import health, phase_times
-from esper.karn.report.learning import learning_curve
-from esper.karn.report.stories import BEST, TYPICAL, WAITING, WORST, Story
-from esper.karn.report.theme import Theme
+from esper.karn.report import theme as themes
+from esper.karn.report.context_charts import gain_by_parameters, policy_by_context
+from esper.karn.report.page import Drawn, Part
+from esper.karn.report.run_facts import BEST, WAITING, Facts, Story
+from esper.karn.report.theme import DARK, LIGHT, AbsentError, Theme
 from esper.karn.report.timelines import timeline, title
+from esper.karn.report.training_charts import action_shares, health, learning_curve, phase_times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +30,6 @@ class Section:
     reading: str  # how to read its pictures
     pictures: Sequence[Picture]
     absent: Sequence[str] = ()  # what is not there, and why
-
-
-ALL_STORIES = (BEST, TYPICAL, WORST, WAITING)
 
 
 def contents(facts: Facts) -> list[Section]:
@@ -145,3 +141,25 @@ def _story_picture(story: Story) -> Picture:
         draw=lambda theme: timeline(story, theme),
         caption=caption,
     )
+
+
+def drawn(sections: Sequence[Section]) -> tuple[list[Part], dict[str, bytes]]:
+    """Sections with their pictures, and the light ones by name; what cannot be drawn says why."""
+    parts: list[Part] = []
+    files: dict[str, bytes] = {}
+    for section in sections:
+        pictures, absent = [], list(section.absent)
+        for picture in section.pictures:
+            try:
+                light, dark = (themes.render(picture.draw, theme) for theme in (LIGHT, DARK))
+            except AbsentError as reason:
+                absent.append(str(reason))
+                continue
+            files[picture.name] = light
+            pictures.append(
+                Drawn(words=picture.words, light=light, dark=dark, caption=picture.caption)
+            )
+        parts.append(
+            Part(title=section.title, reading=section.reading, pictures=pictures, absent=absent)
+        )
+    return parts, files

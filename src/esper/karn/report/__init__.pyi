@@ -1,1 +1,0 @@
-from .writing import write_report as write_report

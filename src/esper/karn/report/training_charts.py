@@ -1,0 +1,448 @@
+"""Pictures of training over rounds: the learning curve, decisions, health, and where time goes."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+
+from esper.karn.palette import (
+    BASELINE_COLOURS,
+    BLUE,
+    GREEN,
+    GREY,
+    HEAD_COLOURS,
+    LEARNED_COLOUR,
+    MANY,
+    OP_COLOURS,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VALUE_COLOUR,
+    VERMILION,
+    YELLOW,
+)
+from esper.karn.report.run_facts import PHASES, Facts, Series, Shares
+from esper.karn.report.theme import (
+    AbsentError,
+    Theme,
+    apart,
+    legend_beside,
+    new_figure,
+    over_rounds,
+)
+from esper.leyline.constants import KL_STOP_FACTOR
+
+CURVE = 4.8  # inches
+RETURNS_REACH = 0.5  # how far returns may stretch the axis, of what scores need
+SHARES_PANEL = 2.15  # inches
+MOST_BINS = 80  # of rounds; more is noise
+
+_OF_PLANTINGS = ("slot", "blueprint", "blend")
+HEALTH_PANEL = 2.3  # inches
+INSIDE_PLAY = ("step", "decide", "tell")
+PHASE_COLOURS = {
+    "step": BLUE,
+    "decide": SKY,
+    "tell": PURPLE,
+    "play": GREY,  # what is left of it
+    "learn": ORANGE,
+    "judge": GREEN,
+}
+PHASE_WORDS = {
+    "step": "train hosts",
+    "decide": "decide",
+    "tell": "telemetry",
+    "play": "other play",
+    "learn": "learn",
+    "judge": "evaluate",
+}
+
+# Which panel an anomaly belongs to; those that are not here are marked in all of them.
+PANEL_OF_ANOMALY = {
+    "ratio_explosion": "clip",
+    "ratio_collapse": "clip",
+    "entropy_collapse": "entropy",
+    "value_collapse": "variance",
+    "gradient_vanishing": "gradient",
+    "gradient_explosion": "gradient",
+}
+
+
+# --- the learning curve ---------------------------------------------------------------------------
+
+
+def learning_curve(facts: Facts, theme: Theme) -> Figure:
+    """Score over rounds; training returns are in the same unit, and faint."""
+    played = [each for each in facts.rounds if each.mean_return is not None]
+    if not played and not facts.learned:
+        raise AbsentError("No episode has ended yet, so there is no learning curve")
+    figure = new_figure(CURVE)
+    axes = figure.subplots()
+    rounds = [each.round for each in played] + [score.round for score in facts.learned]
+    over_rounds(axes, min(rounds), max(rounds))
+    if played:
+        axes.plot(
+            [each.round for each in played],
+            [each.mean_return or 0.0 for each in played],
+            color=theme.faint,
+            alpha=0.6,
+            linewidth=1.1,
+            marker="." if len(played) < 3 else "",
+            label="mean return of training episodes",
+        )
+    axes.set_ylim(*_limits(facts))
+    _learned(axes, facts, theme)
+    _baselines(axes, facts, theme)
+    axes.set_ylabel("score: net gain / scale")
+    envs = facts.setting("envs")
+    if envs:
+        axes.set_xlabel(f"round ({envs} training episodes each)")
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, borderaxespad=0.2)
+    return figure
+
+
+def _learned(axes: Axes, facts: Facts, theme: Theme) -> None:
+    scores, best = facts.learned, facts.best
+    if best is None:
+        return
+    rounds = [score.round for score in scores]
+    intervals = [score for score in scores if score.low is not None]
+    if intervals:
+        axes.fill_between(
+            [score.round for score in intervals],
+            [score.low or 0.0 for score in intervals],
+            [score.high or 0.0 for score in intervals],
+            color=LEARNED_COLOUR,
+            alpha=0.18,
+            linewidth=0,
+        )
+    if len(intervals) == 1:  # a band of no width is not seen
+        axes.vlines(best.round, best.low or 0.0, best.high or 0.0, color=LEARNED_COLOUR, alpha=0.5)
+    axes.plot(
+        rounds,
+        [score.value for score in scores],
+        color=LEARNED_COLOUR,
+        marker="o",
+        markersize=4.5,
+        linewidth=2.2,
+        label="Tamiyo, evaluated" + (" (band: 95 % interval)" if intervals else ""),
+    )
+    axes.plot(
+        best.round,
+        best.value,
+        marker="*",
+        markersize=17,
+        color=LEARNED_COLOUR,
+        markeredgecolor=theme.paper,
+        markeredgewidth=1.4,
+        linestyle="none",
+        zorder=5,
+    )
+
+
+def _baselines(axes: Axes, facts: Facts, theme: Theme) -> None:
+    """Lines across, their names to the right of the axes, none upon another."""
+    lines: list[tuple[float, str, str]] = []
+    for (name, score), colour in zip(
+        facts.baselines.items(), BASELINE_COLOURS * len(facts.baselines), strict=False
+    ):
+        if score.low is not None and score.high is not None:
+            axes.axhspan(score.low, score.high, color=colour, alpha=0.10, linewidth=0)
+        axes.axhline(score.value, color=colour, linewidth=1.6, linestyle=(0, (5, 2)))
+        lines.append((score.value, colour, f"{name} {score}"))
+    axes.axhline(0.0, color=theme.ink, linewidth=1.1, alpha=0.7)
+    lines.append((0.0, theme.ink, "never grow 0"))
+    if facts.best is not None:
+        lines.append((facts.best.value, LEARNED_COLOUR, f"Tamiyo's best {facts.best}"))
+    low, high = axes.get_ylim()
+    heights = apart([value for value, _, _ in lines], 0.06 * (high - low))
+    for (value, colour, text), height in zip(lines, heights, strict=True):
+        axes.annotate(
+            text,
+            xy=(1.0, value),
+            xytext=(1.035, height),
+            xycoords=("axes fraction", "data"),
+            textcoords=("axes fraction", "data"),
+            va="center",
+            color=theme.ink,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.6, "relpos": (0.0, 0.5)},
+        )
+
+
+def _limits(facts: Facts) -> tuple[float, float]:
+    """All scores, and of the returns what is not far from them: those stay in the background."""
+    found = [0.0]
+    for score in (*facts.learned, *facts.baselines.values()):
+        found += [each for each in (score.value, score.low, score.high) if each is not None]
+    low, high = min(found), max(found)
+    returns = [each.mean_return for each in facts.rounds if each.mean_return is not None]
+    if returns:
+        lowest, highest = np.quantile(returns, (0.05, 0.95)).tolist()
+        reach = RETURNS_REACH * (high - low) or math.inf
+        low, high = max(min(low, lowest), low - reach), min(max(high, highest), high + reach)
+    room = 0.08 * (high - low) or 0.1
+    return low - room, high + room
+
+
+# --- what was decided: shares of every head's actions ---------------------------------------------
+
+
+def action_shares(facts: Facts, theme: Theme) -> Figure:
+    """Areas, stacked: the op over all decisions, what was planted over plantings."""
+    panels = [(head, _shares(facts, head)) for head in facts.shares]
+    panels = [(head, shares) for head, shares in panels if shares]
+    if not panels:
+        raise AbsentError("No decision has been recorded yet")
+    figure = new_figure(SHARES_PANEL * len(panels) + 0.4)
+    rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for place, (axes, (head, shares)) in enumerate(zip(rows, panels, strict=True)):
+        _stack(axes, shares, _colours(head, shares), theme)
+        axes.set_title(_title(head, first=place == 0))
+        over_rounds(axes, panels[0][1][0][0], panels[0][1][-1][0], label=axes is rows[-1])
+        axes.set_xlim(panels[0][1][0][0] - 0.5, panels[0][1][-1][0] + 0.5)
+    return figure
+
+
+def _shares(facts: Facts, head: str) -> Shares:
+    shares = facts.planted_in if head == "slot" else facts.shares[head]
+    return [(number, found) for number, found in shares if sum(found.values()) > 0]
+
+
+def _title(head: str, *, first: bool) -> str:
+    if first:
+        return f"{head}: share of all decisions"
+    return f"{head}: share of " + ("plantings" if head in _OF_PLANTINGS else "where it mattered")
+
+
+def _stack(axes: Axes, shares: Shares, colours: Mapping[str, str], theme: Theme) -> None:
+    """Steps rather than slopes: a round is one number, and may be missing."""
+    edges, heights = binned(shares)  # [bins, 2], [actions, bins]
+    names = list(shares[0][1])
+    top = np.zeros(len(edges))
+    for name, height in zip(names, heights, strict=True):
+        bottom, top = top, top + height
+        axes.fill_between(
+            edges.reshape(-1),
+            np.repeat(bottom, 2),
+            np.repeat(top, 2),
+            where=np.repeat(height >= 0, 2),
+            color=colours[name],
+            edgecolor=theme.paper,
+            linewidth=0.4,
+            label=name,
+        )
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_yticks([0, 0.5, 1])
+    axes.grid(visible=False)
+    legend_beside(axes, reverse=True, labelspacing=0.25)
+
+
+def binned(shares: Shares) -> tuple[np.ndarray, np.ndarray]:
+    """Edges of bins of rounds [bins, 2], and the mean shares within [actions, bins].
+
+    Between rounds without any such decision there is a gap of height 0.
+    """
+    first, last = shares[0][0], shares[-1][0]
+    width = -(-(last - first + 1) // MOST_BINS)
+    starts = np.arange(first, last + 1, width)
+    names = list(shares[0][1])
+    heights = np.zeros((len(names), len(starts)))
+    counts = np.zeros(len(starts))
+    for number, found in shares:
+        place = (number - first) // width
+        heights[:, place] += [found[name] for name in names]
+        counts[place] += 1
+    ends = np.minimum(starts + width, last + 1)
+    return np.stack([starts - 0.5, ends - 0.5], 1), heights / np.maximum(counts, 1)
+
+
+def _colours(head: str, shares: Shares) -> dict[str, str]:
+    names = list(shares[0][1])
+    if all(name in OP_COLOURS for name in names):
+        return {name: OP_COLOURS[name] for name in names}
+    if head == "slot":  # slots have an order
+        return dict(zip(names, ordered_colours(len(names)), strict=True))
+    if head == "blend":
+        return {name: MANY[-2 - place % 6] for place, name in enumerate(names)}
+    return {name: MANY[place % len(MANY)] for place, name in enumerate(names)}
+
+
+def ordered_colours(count: int) -> Sequence[str]:
+    """From early to late."""
+    places = np.linspace(0.15, 0.9, count) if count > 1 else np.array([0.5])
+    return [to_hex(colour) for colour in colormaps["cividis"](places)]
+
+
+# --- health: metrics of updates, findings marked --------------------------------------------------
+
+
+def health(facts: Facts, theme: Theme) -> Figure:
+    """Six small panels over the same rounds."""
+    if not facts.updates:
+        raise AbsentError("No update of the learner has been recorded yet")
+    panels: Mapping[str, Callable[[Axes, Facts, Theme], None]] = {
+        "kl": _kl,
+        "variance": _variance,
+        "entropy": _entropy,
+        "clip": _clip,
+        "gradient": _gradient,
+        "rollback": _rollbacks,
+    }
+    rounds = [number for series in facts.updates.values() for number in series.rounds]
+    figure = new_figure(3 * HEALTH_PANEL + 0.4)
+    places = figure.subplots(3, 2)
+    for axes, (name, draw) in zip(places.flat, panels.items(), strict=True):
+        draw(axes, facts, theme)
+        over_rounds(axes, min(rounds), max(rounds), label=axes in places[-1])
+        _findings(axes, name, facts)
+    return figure
+
+
+def _line(axes: Axes, series: Series | None, colour: str, label: str = "") -> None:
+    if series is not None:
+        marker = "." if len(series.rounds) < 3 else ""
+        axes.plot(
+            series.rounds, series.values, color=colour, label=label, marker=marker, linewidth=1.5
+        )
+
+
+def _kl(axes: Axes, facts: Facts, theme: Theme) -> None:
+    _line(axes, facts.updates.get("kl"), BLUE)
+    axes.set_title("KL of an update, nats")
+    axes.set_ylim(bottom=0)
+    target = facts.setting("ppo", "target_kl")
+    if isinstance(target, int | float):
+        stop = KL_STOP_FACTOR * target
+        axes.axhline(stop, color=theme.faint, linewidth=1.0, linestyle=(0, (4, 2)))
+        axes.set_ylim(top=max(1.15 * stop, axes.get_ylim()[1]))
+        axes.set_title(f"KL of an update, nats (it stops above {stop:g})")
+
+
+def _variance(axes: Axes, facts: Facts, theme: Theme) -> None:
+    series = facts.updates.get("explained_variance")
+    _line(axes, series, BLUE)
+    axes.axhline(0.0, color=theme.faint, linewidth=1.0)
+    axes.set_title("variance of returns explained by the value (1 is all)")
+    lowest = min((value for value in series.values if value == value), default=0) if series else 0
+    axes.set_ylim(min(-0.1, max(lowest - 0.1, -1.0)), 1.05)
+
+
+def _entropy(axes: Axes, facts: Facts, theme: Theme) -> None:
+    _heads(axes, facts, "heads.{}.entropy")
+    axes.set_title("entropy by head (1: uniform over what is legal)")
+    axes.set_ylim(0, 1.05)
+
+
+def _clip(axes: Axes, facts: Facts, theme: Theme) -> None:
+    _heads(axes, facts, "heads.{}.clip_fraction")
+    axes.set_title("steps whose ratio was clipped, by head")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylim(bottom=0)
+
+
+def _gradient(axes: Axes, facts: Facts, theme: Theme) -> None:
+    _heads(axes, facts, "gradient_norms.heads.{}")
+    _line(axes, facts.updates.get("gradient_norms.value"), VALUE_COLOUR, "value")
+    axes.set_title("gradient norm by head, before clipping")
+    shown = [value for line in axes.get_lines() for value in np.ravel(line.get_ydata())]
+    if any(value > 0 for value in shown):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    _legend(axes)
+
+
+def _rollbacks(axes: Axes, facts: Facts, theme: Theme) -> None:
+    played = [each for each in facts.rounds if each.episodes]
+    shares = [each.rolled_back / each.episodes for each in played]
+    axes.bar([each.round for each in played], shares, width=0.9, color=VERMILION)
+    axes.set_title("episodes that were rolled back")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylim(0, max(0.05, 1.1 * max(shares, default=0.0)))
+    if not facts.rolled_back:
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=theme.faint)
+
+
+def _heads(axes: Axes, facts: Facts, pattern: str) -> None:
+    heads = facts.layout.heads if facts.layout else ()
+    for place, head in enumerate(heads):
+        colour = HEAD_COLOURS[place % len(HEAD_COLOURS)]
+        _line(axes, facts.updates.get(pattern.format(head)), colour, head)
+    _legend(axes)
+
+
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        legend_beside(axes, labelspacing=0.3, fontsize=8.5)
+
+
+def _findings(axes: Axes, panel: str, facts: Facts) -> None:
+    """A line where an anomaly was raised."""
+    for row in facts.anomalies:
+        if PANEL_OF_ANOMALY.get(row["name"], panel) == panel:
+            axes.axvline(row["round"], color=VERMILION, linewidth=1.2, linestyle=(0, (2, 2)))
+            axes.plot(
+                row["round"],
+                0.97,
+                marker="v",
+                markersize=6,
+                color=VERMILION,
+                transform=axes.get_xaxis_transform(),
+                clip_on=False,
+            )
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def phase_times(facts: Facts, theme: Theme) -> Figure:
+    """Seconds of every round, phase upon phase."""
+    phases = seconds_by_phase(facts)
+    if not phases:
+        raise AbsentError("No times of phases have been recorded")
+    rounds = sorted({number for found in phases.values() for number in found})
+    figure = new_figure(2.9)
+    axes = figure.subplots()
+    bottom = np.zeros(len(rounds))
+    for name, found in phases.items():
+        heights = np.array([found.get(number, 0.0) for number in rounds])
+        axes.bar(
+            rounds,
+            heights,
+            bottom=bottom,
+            width=0.9,
+            color=PHASE_COLOURS.get(name, YELLOW),
+            label=PHASE_WORDS.get(name, name),
+        )
+        bottom += heights
+    over_rounds(axes, rounds[0], rounds[-1])
+    axes.set_xlim(rounds[0] - 0.6, rounds[-1] + 0.6)
+    axes.set_ylabel("seconds of a round")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    legend_beside(axes, reverse=True)
+    return figure
+
+
+def seconds_by_phase(facts: Facts) -> dict[str, dict[int, float]]:
+    """By phase and round, none counted twice: playing is split into its parts and the rest."""
+    times = {
+        name: dict(zip(series.rounds, series.values, strict=True))
+        for name, series in facts.seconds.items()
+    }
+    parts = [times[name] for name in INSIDE_PLAY if name in times]
+    if "play" in times:
+        times["play"] = {
+            number: max(0.0, spent - sum(part.get(number, 0.0) for part in parts))
+            for number, spent in times["play"].items()
+        }
+    order = (*INSIDE_PLAY, *PHASES)
+    return {name: times[name] for name in order if name in times}
