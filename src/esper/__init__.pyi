@@ -1,7 +1,7 @@
-from .api.budgets import Budget as Budget
-from .api.growing import grow as grow
-from .api.hosts import wrap as wrap
+from .api.grow_loop import grow as grow
+from .api.grow_loop import resume as resume
+from .api.grow_settings import Budget as Budget
+from .api.growing_model import wrap as wrap
 from .api.inspection import inspect as inspect
-from .api.resuming import resume as resume
 
 __version__: str

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import distributed
 
-from esper.api.distributed import shared
+from esper.api.ticking import shared
 from esper.leyline.errors import EsperError
 from esper.simic.agent.ppo import PPOAgent
 from esper.tamiyo.features import FeatureTable
@@ -20,9 +20,8 @@ import torch
 from torch import distributed
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from esper.api.controllers import resolve
-from esper.api.ticking import _flow
-from esper.api.flowing import slot_flow
+from esper.api.controller_choice import resolve
+from esper.api.ticking import slot_flow
 from tests.api.tables import INPUTS, LABELS, mlp, accuracy
 from esper.api import Budget, wrap
 from esper.kasmina.gates import GateRules
@@ -35,7 +34,7 @@ sample, rules = INPUTS[rows][:5] * (1 + rank), GateRules.unmeasured()
 host = wrap(mlp(), sample, slots=["2", "5"], rules=rules, budget=Budget(epochs=9))
 controller = resolve(agent, host.catalogue, 9)
 own = slot_flow(host.eval())
-alike = _flow(host)
+alike = host.flow()
 print("flow", torch.equal(own.nan_to_num(), alike.nan_to_num()), float(alike.nansum()))
 optimizer = host.train().optimizer(torch.optim.SGD, lr=0.05)
 parallel = DistributedDataParallel(host)

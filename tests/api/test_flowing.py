@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 import esper
-from esper.api.flowing import slot_flow
-from esper.api.ticking import measuring
+from esper.api.ticking import measuring, slot_flow
 from esper.kasmina.flow_statistics import flow_statistics
 from esper.leyline.signals import FLOW_STATISTICS
 

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, l1_loss, mse_loss
 
 import esper
-from esper.api.losses import LOSSES, CrossEntropy, class_axes
-from esper.api.scoring import Scoring
+from esper.api.scoring import LOSSES, CrossEntropy, Scoring, class_axes
 from esper.leyline.errors import DataError
 
 SIZES = st.integers(1, 5)

@@ -52,9 +52,9 @@ def test_four_calls_grow_a_model() -> None:
     assert stages[0] is SeedStage.TRAINING
     assert stages[-1] is SeedStage.FOSSILIZED
     assert [tick.changed for tick in ticks] == [True, *[False] * 4, True, True, False]
-    assert ticks[0].decision == "plant mlp at 2 (ramp)"
-    assert ticks[4].decision == "keep mlp at 2"
-    assert "2: HOLDING -> FOSSILIZED (FOSSILIZE)" in ticks[4].events
+    assert str(ticks[0].decision) == "plant mlp at 2 (ramp)"
+    assert str(ticks[4].decision) == "keep mlp at 2"
+    assert "2: HOLDING -> FOSSILIZED (FOSSILIZE)" in map(str, ticks[4].events)
     plain = host.export()
     x = TRAIN[0][:7]
     with host.committed():
@@ -215,7 +215,7 @@ def test_mixed_precision_with_a_gradient_scaler(isolation: str) -> None:
 
     _, stages = live(host, train)
     assert stages[-1] is SeedStage.FOSSILIZED
-    assert 0.0 < host.memory.host_gradient < 50.0  # unscaled
+    assert 0.0 < host.memory.notes()["host_gradient"] < 50.0  # unscaled
     assert all(p.dtype is torch.float32 and p.isfinite().all() for p in host.parameters())
 
 

@@ -252,7 +252,7 @@ def test_nothing_is_pickled(tmp_path: Path) -> None:
 def test_two_processes_cannot_train_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.archive.locks.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("esper.archive.run_folders.LOCK_SECONDS", 0.05)
 
     def meddle(record: dict[str, Any]) -> None:
         if record["epoch"] == 2:

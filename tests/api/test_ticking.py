@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import esper
 from esper.api import ForgottenTickWarning, FractionWarning, GrowingModel, score_of_loss, wrap
-from esper.api.steps import UNTICKED_RETURNS, UNTICKED_STEPS
+from esper.api.growing_model import UNTICKED_RETURNS, UNTICKED_STEPS
 from esper.kasmina.gates import GateRules
 from esper.leyline.errors import EsperError, OptimizerMismatchError
 from esper.leyline.legality import Actions, Legality
@@ -246,8 +246,8 @@ def test_a_seed_that_comes_as_another_goes_is_a_change() -> None:
         tick = host.tick(lines, train_loss=1.0, val_score=50.0)
         changed.append(tick.changed)
         if tick.epoch == 3:
-            assert tick.events[0] == "2: PRUNED -> EMBARGOED (TIME)"
-            assert tick.decision == "plant mlp at 5 (ramp)"
+            assert str(tick.events[0]) == "2: PRUNED -> EMBARGOED (TIME)"
+            assert str(tick.decision) == "plant mlp at 5 (ramp)"
         train_epoch(host, optimizer)
     assert changed == [True, False, True, False]
     # Held until they were compared, since new ones could get their places in memory; not longer.
@@ -269,7 +269,7 @@ def test_the_last_tick_of_the_budget_takes_out_what_is_not_permanent() -> None:
     for _ in range(3):
         tick = host.tick(lines, train_loss=1.0, evaluate=accuracy)
         train_epoch(host, optimizer)
-    assert tick.decision == "end"
+    assert str(tick.decision) == "end"
     assert tick.added == 0
     assert not list(host.slots.parameters())
     with pytest.raises(EsperError, match="epochs are over"):

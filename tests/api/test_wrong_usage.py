@@ -106,7 +106,8 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda _: grow(scheduler=torch.optim.lr_scheduler.StepLR(torch.optim.SGD([X], lr=0.1), 1)),
         "pass a function of the optimiser"),
     "an unknown optimiser": (lambda _: grow(optimizer="adamv"), "did you mean 'AdamW'|valid: "),
-    "a learning rate of nothing": (lambda _: grow(lr=0.0), "valid: such as 1e-3"),
+    "a learning rate of nothing": (
+        lambda _: grow(lr=0.0), "'lr' is out of range; given: 0.0; valid: a number above 0"),
     "half a batch": (lambda _: grow(batch_size=0.5), "whole number from 1"),
     "an optimiser's wrong setting": (
         lambda _: wrapped().optimizer(torch.optim.SGD, lr=0.1, momentun=0.9), "host.optimizer"),

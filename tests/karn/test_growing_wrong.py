@@ -93,8 +93,8 @@ CASES = {
     "unknown place": ({}, ("--slots", "bodi.0"), "did you mean 'body.0'?"),
     "unknown controller": ({}, ("--controller", "heuristik"), "did you mean 'heuristic'?"),
     "unknown optimiser": ({}, ("--optimizer", "AdmW"), "did you mean 'AdamW'?"),
-    "negative rate": ({}, ("--lr", "-1"), "must be above 0"),
-    "no batches": ({}, ("--batch-size", "0"), "batch size is a whole number from 1"),
+    "negative rate": ({}, ("--lr", "-1"), "'lr' is out of range; given: -1.0; valid: a number abo"),
+    "no batches": ({}, ("--batch-size", "0"), "given: 0; valid: a whole number from 1"),
     "wrong loss": ({}, ("--loss", "mse"), "outputs and the targets have different shapes"),
     "unknown device": ({}, ("--device", "gpu"), "There is no such device; given: gpu"),
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """What a run learns from, however it was given: a loader, a data set, or two tensors."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +100,45 @@ class Batches:
             )
         inputs, targets = batch
         return (tuple(inputs) if isinstance(inputs, list) else inputs), targets
+
+
+@dataclass(frozen=True)
+class Data:
+    """The parts of a run's data, as batches."""
+
+    train: Batches
+    val: Batches
+    test: Batches | None
+
+    @classmethod
+    def of(cls, train: object, val: object, test: object, batch_size: int) -> "Data":
+        return cls(
+            Batches.of("train", train, batch_size, shuffle=True),
+            Batches.of("val", val, batch_size, shuffle=False),
+            None if test is None else Batches.of("test", test, batch_size, shuffle=False),
+        )
+
+    def fingerprints(self, seed: int) -> dict[str, Any]:
+        parts = [part for part in (self.train, self.val, self.test) if part is not None]
+        return {part.name: part.fingerprint(seed) for part in parts}
+
+    def require_same(self, saved: Mapping[str, Any], seed: int) -> None:
+        """Refuse data that are not those of which these fingerprints were taken."""
+        present = self.fingerprints(seed)
+        for name, was in saved.items():
+            if present.get(name) != was:
+                raise DataError(
+                    f"The {name} data are not those of the run",
+                    given=_told(present.get(name)),
+                    valid=_told(was),
+                    fix="load the same data, in the same order",
+                )
+
+
+def _told(fingerprint: Mapping[str, Any] | None) -> str:
+    if fingerprint is None:
+        return "none"
+    return f"{fingerprint['batches']} batches, the first one {fingerprint['first']}"
 
 
 def _samplers(loader: DataLoader[Any]) -> list[Sampler[Any]]:

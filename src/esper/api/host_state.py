@@ -9,10 +9,9 @@ from torch.optim import Optimizer
 
 from esper.archive import Archive, ArchiveError, read_archive, write_archive
 from esper.leyline.errors import EsperError, OptimizerMismatchError
-from esper.tamiyo.controllers.protocol import Remembering
 
 if TYPE_CHECKING:
-    from esper.api.hosts import GrowingModel
+    from esper.api.growing_model import GrowingModel
 
 KIND, VERSION = "growing-host", 1
 _PLAIN = (bool, int, float, str, type(None))
@@ -44,12 +43,8 @@ def pack(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors[f"host.{name}"] = value
     tensors |= {f"buffer.{name}": each for name, each in _passing_buffers(host).items()}
     tensors |= {f"memory.{name}": each for name, each in host.memory.tensors().items()}
-    controller, state = host.memory.controller, host.memory.pending
-    if controller is not None:
-        remembered = controller.memory() if isinstance(controller, Remembering) else {}
-        state = controller.name, remembered
-    if state is not None:
-        tensors |= {f"controller.{name}": each for name, each in state[1].items()}
+    controller, remembered = host.memory.controller_state()
+    tensors |= {f"controller.{name}": each for name, each in remembered.items()}
     optimizers = []
     for index, optimizer in enumerate(host.optimizers):
         found, kept = _pack_optimizer(optimizer)
@@ -60,7 +55,7 @@ def pack(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
         "added": host.added,
         "frozen": [name for name, p in host.named_parameters() if not p.requires_grad],
         "memory": host.memory.notes(),
-        "controller": None if state is None else state[0],
+        "controller": controller,
         "optimizers": optimizers,
         "steps": [host.watch.steps, host.watch.longest],
     }
@@ -92,10 +87,9 @@ def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> 
                 if name.startswith(start)
             }
             _unpack_optimizer(optimizer, found, kept)
-        host.memory.restore(parts["memory"], notes["memory"])
-        name = notes["controller"]
-        host.memory.controller = None
-        host.memory.pending = None if name is None else (name, parts.get("controller", {}))
+        host.memory.restore(
+            parts["memory"], notes["memory"], notes["controller"], parts.get("controller", {})
+        )
         host.watch.go_on(*notes["steps"])
     except (LookupError, TypeError, ValueError) as error:
         raise ArchiveError(

@@ -1,14 +1,27 @@
-"""Where a model could grow: every place that could carry a slot, what fits there, and refusals."""
+"""Where a model could grow: one survey, which `inspect` shows and `wrap` takes its slots from.
+
+`slots="auto"` takes up to three places, in the order in which the model runs them: the first, the
+last and the middle one of
+
+- the repeated blocks of the model (modules with parameters and parts of their own, side by side
+  in an `nn.Sequential` or `nn.ModuleList`), if there are at least two; else
+- its activation functions and its blocks; else
+- any place at all.
+
+Not among them: what the model returns (a seed there would edit its logits), modules that run
+more than once in a pass, places without a fitting blueprint, and, of places with the same
+activations, all but one. Esper's own hosts announce their slots; those are taken as they are.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from esper.api.budgets import Budget, BudgetLike
-from esper.api.sites import auto_places
+from esper.api.grow_settings import AUTO, Budget, BudgetLike
 from esper.kasmina.blueprints import build_catalogue
 from esper.kasmina.hosts import SegmentedHost
+from esper.kasmina.layout_inference import opening
 from esper.kasmina.probe import (
     Place,
     Sample,
@@ -19,8 +32,16 @@ from esper.kasmina.probe import (
     survey,
 )
 from esper.leyline.catalogue import NOT_APPLICABLE
+from esper.leyline.constants import DEFAULT_SLOT_COUNT
 from esper.leyline.errors import EsperError, SlotError
 from esper.leyline.slots import SlotSpec
+
+Slots = str | Sequence[Target | str]
+Refusals = dict[Target, EsperError]
+
+_SHOWN_REASONS = 3
+_ACTIVATIONS = nn.ReLU.__module__
+_NOT_ACTIVATIONS = (nn.MultiheadAttention, nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Softmin)
 
 
 @dataclass(frozen=True)
@@ -94,17 +115,16 @@ def inspect(
     require_module(model)
     host_params = sum(parameter.numel() for parameter in model.parameters())
     room = Budget.of(budget).allowed(host_params)
+    found = Survey(model, sample, blueprints)
     places: list[Possible] = []
     refusals: list[Refusal] = []
-    useful: list[Sighting] = []
-    for sighting, costs in offers(model, sample, blueprints):
-        path, found = sighting.target.path, sighting.place
+    for sighting in found.sightings:
+        path, place, costs = sighting.target.path, sighting.place, found.costs[sighting.target]
         kind = type(model.get_submodule(path)).__name__
-        if isinstance(found, EsperError):
-            refusals.append(Refusal(path, kind, str(found)))
-        elif options := within(costs, room):
-            places.append(Possible(sighting.target.slot_name, kind, _shape(found.spec), options))
-            useful.append(sighting)
+        if isinstance(place, EsperError):
+            refusals.append(Refusal(path, kind, str(place)))
+        elif options := _within(costs, room):
+            places.append(Possible(sighting.target.slot_name, kind, _shape(place.spec), options))
         else:
             refusals.append(Refusal(path, kind, _why_no_option(costs, room)))
     return Inspection(
@@ -113,50 +133,120 @@ def inspect(
         room=room,
         places=tuple(places),
         refusals=tuple(refusals),
-        chosen=tuple(each.slot_name for each in auto_places(model, sample, useful, {})),
+        chosen=tuple(each.target.slot_name for each in found.choose(room)),
     )
 
 
-def offers(
-    model: nn.Module, sample: Sample, blueprints: Sequence[str] | None
-) -> list[tuple[Sighting, dict[str, int]]]:
-    """Every submodule in the order of their calls, and what each blueprint would cost there."""
-    seen = _sightings(model, sample)
-    specs = [each.place.spec for each in seen if isinstance(each.place, Place)]
-    if not specs:
-        return [(each, {}) for each in seen]
-    # One catalogue: a blueprint is not unknown because it fits some places and not others.
-    host_params = sum(parameter.numel() for parameter in model.parameters())
-    catalogue = build_catalogue(specs, host_params, blueprints)
-    rows = iter(catalogue.costs)
-    return [
-        (each, _fitting(catalogue.names, next(rows)) if isinstance(each.place, Place) else {})
-        for each in seen
-    ]
+def chosen_places(
+    model: nn.Module,
+    sample: Sample,
+    slots: Slots,
+    room: int | None,
+    blueprints: Sequence[str] | None,
+) -> tuple[list[Target], Sequence[Place | Target]]:
+    """Where a host gets its slots: how the places are named, and what was found there, if known."""
+    if not isinstance(slots, str):
+        if not slots:
+            raise SlotError(
+                "A model needs at least one slot to grow",
+                given="an empty list",
+                fix='name submodules, slots=["layer1"], or let Esper choose, slots="auto"',
+            )
+        named = [Target.parse(place) for place in slots]
+        return named, named
+    if slots != AUTO:
+        raise SlotError(
+            "Slots are a list of paths",
+            given=repr(slots),
+            valid='"auto" or a list',
+            fix=f"write slots=[{slots!r}]",
+        )
+    found = Survey(model, sample, blueprints)
+    # Where nothing fits the budget, that is what is to be said, and not that there is no place.
+    chosen = found.choose(room) or found.choose(None)
+    if not chosen:
+        raise found.no_place()
+    places = [each.place for each in chosen if isinstance(each.place, Place)]
+    return [each.target for each in chosen], places
 
 
-def _fitting(names: Sequence[str], costs: Sequence[int]) -> dict[str, int]:
-    pairs = zip(names, costs, strict=True)
-    return {name: cost for name, cost in pairs if cost != NOT_APPLICABLE}
+class Survey:
+    """Every submodule of a model, seen while it runs on a sample, and what would fit there."""
 
+    def __init__(
+        self, model: nn.Module, sample: Sample, blueprints: Sequence[str] | None = None
+    ) -> None:
+        self.model, self.sample = model, sample
+        self.sightings = _sightings(model, sample)  # in the order of their calls
+        self.costs = self._costs(blueprints)
+        self.refusals: Refusals = {}  # why "auto" does not take a place
 
-def within(costs: Mapping[str, int], room: int | None) -> dict[str, int]:
-    """Of these, what there is room for."""
-    return {name: cost for name, cost in costs.items() if room is None or cost <= room}
+    def _costs(self, blueprints: Sequence[str] | None) -> dict[Target, dict[str, int]]:
+        """By place and blueprint that fits there: the parameters that it would add."""
+        costs: dict[Target, dict[str, int]] = {each.target: {} for each in self.sightings}
+        good = {
+            each.target: each.place.spec for each in self.sightings if isinstance(each.place, Place)
+        }
+        if good:
+            # One catalogue: a blueprint is not unknown because it fits some places and not others.
+            host_params = sum(parameter.numel() for parameter in self.model.parameters())
+            catalogue = build_catalogue(list(good.values()), host_params, blueprints)
+            for target, row in zip(good, catalogue.costs, strict=True):
+                pairs = zip(catalogue.names, row, strict=True)
+                costs[target] = {name: cost for name, cost in pairs if cost != NOT_APPLICABLE}
+        return costs
 
+    def choose(self, room: int | None) -> list[Sighting]:
+        """What "auto" takes, of places where a seed fits into this many parameters.
 
-def _sightings(model: nn.Module, sample: Sample) -> list[Sighting]:
-    """Every submodule, seen while the model runs on the sample, in the order of their calls."""
-    if isinstance(model, SegmentedHost):  # announces its places; the rest is its own business
-        pairs = zip(model.slot_specs(), model.slot_paths().values(), strict=True)
-        return [
-            Sighting(Target(path, name=spec.name), Place(model.get_submodule(path), None, spec))
-            for spec, path in pairs
+        Seen with fewer neighbours a place may be doubtful: then the next.
+        """
+        useful = [each for each in self.sightings if _within(self.costs[each.target], room)]
+        if isinstance(self.model, SegmentedHost):
+            return useful
+        useful = [each for each in useful if not self._refuses(each)]
+        while chosen := _choice(self.model, useful):
+            again = survey(self.model, [each.target for each in chosen], self.sample)
+            if not [each for each in again if self._refuses(each)]:
+                return again
+            useful = [each for each in useful if each.target not in self.refusals]
+        return []
+
+    def _refuses(self, sighting: Sighting) -> bool:
+        """Is this no place for "auto"? Then `refusals` says why."""
+        found, where = sighting.place, opening(sighting.target.where)
+        if isinstance(found, EsperError):
+            self.refusals[sighting.target] = found
+        elif sighting.is_returned:
+            self.refusals[sighting.target] = SlotError(f"{where} gives what the model returns")
+        elif sighting.calls > 1:
+            self.refusals[sighting.target] = SlotError(f"{where} runs more than once in a pass")
+        return sighting.target in self.refusals
+
+    def no_place(self) -> SlotError:
+        """What to say where nothing is left: the reasons by how many places they concern."""
+        alike: dict[str, list[EsperError]] = {}
+        for sighting in self.sightings:
+            target, found = sighting.target, sighting.place
+            if isinstance(found, EsperError):
+                refusal = found
+            elif not self.costs[target]:
+                refusal = SlotError(f"No blueprint fits the output of {target.where}")
+            else:
+                refusal = self.refusals[target]
+            alike.setdefault(refusal.what.replace(repr(target.path), ""), []).append(refusal)
+        groups = sorted(alike.values(), key=len, reverse=True)
+        reasons = [
+            first.what + (f" (and {len(others)} more like it)" if others else "")
+            for first, *others in groups[:_SHOWN_REASONS]
         ]
-    module_at(model, "")  # raises where hooks would not work in any part of it
-    targets = [Target(path) for path, _ in model.named_modules() if path]
-    found = survey(model, targets or [Target("")], sample)
-    return sorted(found, key=lambda each: each.first_event)
+        advice = [groups[0][0].fix] if groups else []
+        return SlotError(
+            "No place was found where this model could grow",
+            given="; ".join([type(self.model).__name__, *reasons]),
+            fix="; ".join([*filter(None, advice), "print(esper.inspect(model, sample)) shows every "
+                           "place; name some with slots=[...]"]),
+        )  # fmt: skip
 
 
 def require_module(model: object) -> None:
@@ -171,6 +261,72 @@ def require_module(model: object) -> None:
             fix="make an instance of it first" if is_class else "pass the model itself",
         )
     require_slottable(model)
+
+
+def _sightings(model: nn.Module, sample: Sample) -> list[Sighting]:
+    """Every submodule, seen while the model runs on the sample, in the order of their calls."""
+    if isinstance(model, SegmentedHost):  # announces its places; the rest is its own business
+        names = (spec.name for spec in model.slot_specs())
+        paths = model.slot_paths().values()
+        announced = [Target(path, name=name) for name, path in zip(names, paths, strict=True)]
+        return survey(model, announced, sample)
+    module_at(model, "")  # raises where hooks would not work in any part of it
+    targets = [Target(path) for path, _ in model.named_modules() if path]
+    found = survey(model, targets or [Target("")], sample)
+    return sorted(found, key=lambda each: each.first_event)
+
+
+def _within(costs: Mapping[str, int], room: int | None) -> dict[str, int]:
+    """Of these, what there is room for."""
+    return {name: cost for name, cost in costs.items() if room is None or cost <= room}
+
+
+# --- choosing ------------------------------------------------------------------------------
+
+
+def _choice(
+    model: nn.Module, sound: Sequence[Sighting], most: int = DEFAULT_SLOT_COUNT
+) -> list[Sighting]:
+    sound = _distinct(model, sound)
+    blocks = [each for each in sound if _is_block(model, each)]
+    if len(blocks) >= 2:
+        return _spread(blocks, most)
+    lively = [each for each in sound if each in blocks or _is_activation(each)]
+    return _spread(lively or sound, most)
+
+
+def _distinct(model: nn.Module, sightings: Sequence[Sighting]) -> list[Sighting]:
+    """One for each tensor: the block that returns it, else the module that made it."""
+    found: dict[int, Sighting] = {}
+    for sighting in sightings:
+        if id(sighting.output) not in found or _is_block(model, sighting):
+            found[id(sighting.output)] = sighting
+    return sorted(found.values(), key=lambda each: each.first_event)
+
+
+def _is_block(model: nn.Module, sighting: Sighting) -> bool:
+    parent = model.get_submodule(sighting.target.path.rpartition(".")[0])
+    module = model.get_submodule(sighting.target.path)
+    has_parts = next(module.children(), None) is not None
+    learns = next(module.parameters(), None) is not None
+    return has_parts and learns and isinstance(parent, (nn.Sequential, nn.ModuleList))
+
+
+def _is_activation(sighting: Sighting) -> bool:
+    assert isinstance(sighting.place, Place)
+    module = sighting.place.module
+    return type(module).__module__ == _ACTIVATIONS and not isinstance(module, _NOT_ACTIVATIONS)
+
+
+def _spread(sightings: Sequence[Sighting], most: int) -> list[Sighting]:
+    """The first, the last, and others evenly between them."""
+    if len(sightings) <= most:
+        return list(sightings)
+    last = len(sightings) - 1
+    return [sightings[round(step * last / (most - 1))] for step in range(most)]
+
+
+# --- words ---------------------------------------------------------------------------------
 
 
 def _why_no_option(costs: Mapping[str, int], room: int | None) -> str:

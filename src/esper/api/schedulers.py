@@ -8,7 +8,7 @@ import numpy as np
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from esper.api.runs import GrowError
+from esper.api.grow_settings import GrowError
 from esper.leyline.errors import first_line
 
 MakeScheduler = Callable[[Optimizer], LRScheduler]

@@ -1,45 +1,137 @@
-"""One tick: measure what the epoch did, let time pass, decide, carry it out."""
+"""What a tick measures, remembers and says: the epoch's end in a training loop of your own.
+
+`GrowingModel.tick` goes through it. Of several processes that train copies of one model, all
+decide what the first one measured.
+"""
 
 import math
-import operator
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
-from esper.api.controllers import ENDLESS, needs_contributions, require_fitting, resolve
-from esper.api.distributed import agreed, shared
-from esper.api.flowing import slot_flow
-from esper.api.signal_window import flag
-from esper.api.steps import FractionWarning
+from esper.api.controller_choice import require_fitting, resolve
+from esper.kasmina.flow_statistics import flow_statistics
 from esper.kasmina.isolation import Isolation, randomness_kept, state_kept
-from esper.kasmina.optimizer_surgery import require_same_parameters
-from esper.leyline.errors import EsperError, OptimizerMismatchError
+from esper.kasmina.slot import part_of
+from esper.kasmina.watching import call
+from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.errors import EsperError
 from esper.leyline.legality import Actions
 from esper.leyline.lifecycle import TransitionRecord
 from esper.leyline.ops import Blend, LifecycleOp
+from esper.leyline.signals import FLOW_STATISTICS, SERIES, SignalWindow
 from esper.leyline.stages import SeedStage
-from esper.leyline.streams import derive_seed
-from esper.tamiyo.controllers import LearnedController
-from esper.tamiyo.controllers.protocol import Controller, Remembering
-from esper.tolaria.random_streams import uniform
+from esper.tamiyo.controllers.protocol import Controller, Remembering, needs_contributions
 
 if TYPE_CHECKING:
-    from esper.api.hosts import GrowingModel
+    from esper.api.growing_model import GrowingModel
 
 Evaluate = Callable[[nn.Module], "float | Tensor"]
 SAME_SCORE = 0.5  # points that two measurements of one score may differ by
 ROUNDING = 1e-3  # points by which a score made of float32 may exceed 100
 SCORES_SEEN = 3  # until it is said that they look like fractions
+FEWEST_CLASSES = 2  # where none are known: losses are then in units of the first one
 
 
 class TickError(EsperError):
     """A tick that was called with what it cannot use."""
+
+
+class FractionWarning(UserWarning):
+    """Scores seem to be fractions, where percent are expected."""
+
+
+# --- what happened ---------------------------------------------------------------------------
+
+WAIT, END = LifecycleOp.WAIT.name, "END"  # END: the budget's epochs are over
+_VERBS = {
+    LifecycleOp.GERMINATE.name: "plant",
+    LifecycleOp.ADVANCE.name: "blend in",
+    LifecycleOp.FOSSILIZE.name: "keep",
+    LifecycleOp.PRUNE.name: "prune",
+}
+_DECISION = re.compile(rf"({'|'.join(_VERBS.values())}) (\S+) at (.+?)(?: \((\w+)\))?")
+_CHANGE = re.compile(r"(.+): (\w+) -> (\w+) \((\w+)\)")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided, by names as JSON holds them; prints as words."""
+
+    op: str
+    slot: str | None = None
+    blueprint: str | None = None
+    blend: str | None = None  # of a seed that is planted
+
+    @classmethod
+    def by(cls, actions: Actions, host: "GrowingModel") -> "Decision":
+        """The decision that these actions are, before they are carried out."""
+        op = LifecycleOp(int(actions["op"]))
+        if op is LifecycleOp.WAIT:
+            return cls(WAIT)
+        slot = host.catalogue.slots.names[int(actions["slot"])]
+        if op is LifecycleOp.GERMINATE:
+            blueprint = host.catalogue.names[int(actions["blueprint"])]
+            return cls(op.name, slot, blueprint, Blend(int(actions["blend"])).name)
+        seed = host.seed_slots[slot].seed
+        assert seed is not None  # else it would not be legal
+        return cls(op.name, slot, seed.blueprint)
+
+    @classmethod
+    def of(cls, note: "Mapping[str, Any] | str") -> "Decision":
+        """From a run's history; some checkpoints hold the words."""
+        if not isinstance(note, str):
+            return cls(**note)
+        found = _DECISION.fullmatch(note)
+        if found is None:
+            return cls(note.upper())
+        verb, blueprint, slot, blend = found.groups()
+        op = next(op for op, each in _VERBS.items() if each == verb)
+        return cls(op, slot, blueprint, None if blend is None else blend.upper())
+
+    @property
+    def changes_something(self) -> bool:
+        return self.op not in (WAIT, END)
+
+    def __str__(self) -> str:
+        if not self.changes_something:
+            return self.op.lower()
+        blend = f" ({self.blend.lower()})" if self.blend else ""
+        return f"{_VERBS[self.op]} {self.blueprint} at {self.slot}{blend}"
+
+
+@dataclass(frozen=True)
+class StageChange:
+    """A slot that came from one stage to another, by names as JSON holds them."""
+
+    slot: str
+    before: str
+    after: str
+    cause: str
+
+    @classmethod
+    def by(cls, record: TransitionRecord, catalogue: BlueprintCatalogue) -> "StageChange":
+        slot = catalogue.slots.names[record.slot]
+        return cls(slot, record.before.name, record.after.name, str(record.cause))
+
+    @classmethod
+    def of(cls, note: "Mapping[str, Any] | str") -> "StageChange":
+        """From a run's history; some checkpoints hold the words."""
+        if not isinstance(note, str):
+            return cls(**note)
+        found = _CHANGE.fullmatch(note)
+        assert found is not None
+        return cls(*found.groups())
+
+    def __str__(self) -> str:
+        return f"{self.slot}: {self.before} -> {self.after} ({self.cause})"
 
 
 @dataclass(frozen=True)
@@ -47,13 +139,16 @@ class Tick:
     """What one tick saw and did."""
 
     epoch: int  # epochs lived, this one included
-    decision: str
-    events: tuple[str, ...]  # stage changes
+    decision: Decision
+    events: tuple[StageChange, ...]
     score: float  # percent
     committed: float | None  # with only permanent seeds on; None: not measured
     contributions: Mapping[str, float]  # score with a seed minus without it, by slot
     added: int  # parameters in seeds, after the decision
     changed: bool  # did parameters join or leave? then a DistributedDataParallel is made anew
+
+
+# --- measuring -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -63,130 +158,6 @@ class Measured:
     contributions: Mapping[str, float]
 
 
-def tick(
-    host: "GrowingModel",
-    controller: Controller | str | Path,
-    train_loss: float,
-    val_score: float | None,
-    val_loss: float | None,
-    evaluate: Evaluate | None,
-) -> Tick:
-    """See `GrowingModel.tick`."""
-    host.watch.bring_back()
-    chosen = choose_controller(host, controller, measured=evaluate is not None)
-    _recall(host, chosen)
-    _require_trained(host)
-    before = list(host.slots.parameters())  # kept, since a freed one's id may come again
-    loss = _number("train_loss", train_loss)
-    held_out = math.nan if val_loss is None else _number("val_loss", val_loss)
-    found = measure(host, val_score, evaluate)
-    _report(host, loss, held_out, found, measured=evaluate is not None)
-    transitions = host.pass_time()
-    epoch = int(host.lifecycle.epoch)
-    if host.horizon is not None and epoch >= host.horizon:
-        decision = "end"
-        transitions = transitions + host.finish()
-        host.memory.ended = True
-    else:
-        actions = _decide(host, chosen)
-        decision = describe(host, actions)
-        transitions = transitions + host.apply(actions)
-    host.watch.start_epoch()
-    return Tick(
-        epoch=epoch,
-        decision=decision,
-        events=tuple(_event(host, record) for record in transitions),
-        score=found.score,
-        committed=found.committed,
-        contributions=found.contributions,
-        added=host.added,
-        changed=not _are_same(before, list(host.slots.parameters())),
-    )
-
-
-def _are_same(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
-    return len(left) == len(right) and all(map(operator.is_, left, right))
-
-
-def choose_controller(
-    host: "GrowingModel", asked: Controller | str | Path, *, measured: bool
-) -> Controller:
-    """The controller that was asked for, if it can decide for this host with what is measured."""
-    if isinstance(asked, (str, Path)):
-        made = host.memory.made
-        if str(asked) not in made:
-            made[str(asked)] = resolve(asked, host.catalogue, host.horizon)
-        chosen = made[str(asked)]
-    elif isinstance(asked, Controller):
-        chosen = asked
-        if chosen is not host.memory.controller:
-            require_fitting(chosen, host.catalogue, host.horizon)
-    else:
-        raise TickError(
-            "This is no controller",
-            given=type(asked).__name__,
-            valid='a name such as "heuristic", the path of a trained one, or an object with act()',
-        )
-    if not measured and needs_contributions(chosen):
-        raise TickError(
-            f"Controller {chosen.name!r} judges seeds by what they contribute",
-            given="no evaluate=",
-            fix="pass evaluate=, a function that scores the model it is given, or take a "
-            "controller that does without, such as 'plateau' or 'periodic'",
-        )
-    return chosen
-
-
-def _recall(host: "GrowingModel", controller: Controller) -> None:
-    """After a saved host was loaded: tell its controller what it remembered."""
-    pending = host.memory.pending
-    if pending is not None and pending[0] == controller.name:
-        if isinstance(controller, Remembering):
-            controller.recall(pending[1])
-        host.memory.controller, host.memory.pending = controller, None
-
-
-def _require_trained(host: "GrowingModel") -> None:
-    if host.memory.ended:
-        raise TickError(
-            "The budget's epochs are over",
-            given=f"tick {int(host.lifecycle.epoch) + 1} of {host.horizon}",
-            fix="give Budget(epochs=...) as many epochs as the loop has",
-        )
-    if not host.optimizers:
-        raise OptimizerMismatchError(
-            "This host knows no optimiser, so seeds would never learn",
-            fix="make it with host.optimizer(torch.optim.AdamW, lr=...), or hand yours over "
-            "with host.track(optimizer)",
-        )
-    if host.watch.steps == 0:
-        raise OptimizerMismatchError(
-            "The optimiser that this host knows has made no step since the last tick",
-            fix="train with the optimiser that host.optimizer(...) returned, and call tick once "
-            "after each epoch",
-        )
-    for optimizer in host.optimizers:
-        require_same_parameters(optimizer, host)
-    isolated = host.lifecycle.at(SeedStage.TRAINING)
-    if host.isolation is Isolation.DUAL_PASS and bool(isolated.any()):
-        gradients, _ = host.watch.gradients()
-        starved = [
-            spec.name
-            for spec, alone in zip(host.specs, isolated[0].tolist(), strict=True)
-            if alone and spec.name not in gradients
-        ]
-        if starved:
-            raise TickError(
-                "Isolated seeds got no gradient in the last epoch",
-                given=", ".join(starved),
-                fix="call host.seed_step(lambda: loss_fn(host(x), y)) after each backward, or wrap "
-                "with isolation='straight_through'",
-            )
-
-
-# --- measuring -----------------------------------------------------------------------------
-
-
 def measure(host: "GrowingModel", score: float | None, evaluate: Evaluate | None) -> Measured:
     """Score the host as it is, as committed and without each of its seeds."""
     if evaluate is None:
@@ -194,7 +165,7 @@ def measure(host: "GrowingModel", score: float | None, evaluate: Evaluate | None
             raise TickError(
                 "A tick needs a score", given="neither val_score= nor evaluate=", fix="pass one"
             )
-        return Measured(_score("val_score", score), None, {})
+        return Measured(percent("val_score", score), None, {})
     shown = (host.lifecycle.alpha[0] > 0).tolist()
     kept = host.lifecycle.at(SeedStage.FOSSILIZED)[0].tolist()
     names = [spec.name for spec, on in zip(host.specs, shown, strict=True) if on]
@@ -206,29 +177,16 @@ def measure(host: "GrowingModel", score: float | None, evaluate: Evaluate | None
     def without(*off: str) -> float:
         if frozenset(off) not in scores:
             with measuring(host), host.without(*off):
-                scores[frozenset(off)] = _score("evaluate(model)", evaluate(host))
+                scores[frozenset(off)] = percent("evaluate(model)", evaluate(host))
         return scores[frozenset(off)]
 
     if score is not None:
-        scores[frozenset()] = _score("val_score", score)
         if names and not host.memory.compared:
-            _require_same_score(host, evaluate, scores[frozenset()])
+            host.memory.compare(percent("val_score", score), without())
+        scores[frozenset()] = percent("val_score", score)
     whole = without()
     contributions = {name: whole - without(name) for name in names}
     return Measured(whole, without(*loose), contributions)
-
-
-def _require_same_score(host: "GrowingModel", evaluate: Evaluate, score: float) -> None:
-    """Once: contributions are differences between the two, so they must be one and the same."""
-    with measuring(host):
-        found = _score("evaluate(model)", evaluate(host))
-    if abs(found - score) > SAME_SCORE:
-        raise TickError(
-            "val_score and evaluate(model) are not the same score",
-            given=f"{score:g} and {found:g}",
-            fix="leave val_score out: evaluate(model) is then called for it",
-        )
-    host.memory.compared = True
 
 
 @contextmanager
@@ -247,12 +205,13 @@ def measuring(host: nn.Module) -> Iterator[None]:
                 module.training = mode
 
 
-def _number(name: str, value: object) -> float:
+def number(name: str, value: object) -> float:
+    """A finite number, or a tensor that holds one."""
     try:
-        number = float(value)  # type: ignore[arg-type]
+        found = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
-        number = math.nan
-    if not math.isfinite(number):
+        found = math.nan
+    if not math.isfinite(found):
         shown = value if isinstance(value, (int, float, str)) else type(value).__name__
         raise TickError(
             f"{name} is not a finite number",
@@ -260,113 +219,228 @@ def _number(name: str, value: object) -> float:
             valid="a number, or a tensor that holds one",
             fix="if training has diverged, start again with a smaller learning rate",
         )
-    return number
+    return found
 
 
-def _score(name: str, value: object) -> float:
-    number = _number(name, value)
-    if number > 100.0 + ROUNDING:
+def percent(name: str, value: object) -> float:
+    """A score."""
+    found = number(name, value)
+    if found > 100.0 + ROUNDING:
         raise TickError(
             f"{name} is in percent, and higher is better",
-            given=f"{number:g}",
+            given=f"{found:g}",
             valid="at most 100",
             fix="turn a loss into a score with esper.api.score_of_loss",
         )
-    return min(number, 100.0)
+    return min(found, 100.0)
 
 
-def _report(
-    host: "GrowingModel", loss: float, held_out: float, found: Measured, *, measured: bool
-) -> None:
-    """Tell the gates and the memory."""
-    memory = host.memory
-    gradients, whole = host.watch.gradients()
-    numbers = agreed(
-        host,
-        {"loss": loss, "val_loss": held_out, "score": found.score, "host": whole}
-        | {"committed": math.nan if found.committed is None else found.committed}
-        | {f"contribution {name}": value for name, value in found.contributions.items()}
-        | {f"gradient {name}": gradients.get(name, math.nan) for name, _ in host.seeds()},
-    )
-    held_out = math.nan if math.isnan(held_out) else memory.relative(numbers["val_loss"])
-    loss = memory.relative(numbers["loss"])
-    host.measure(
-        contribution={name: numbers[f"contribution {name}"] for name in found.contributions},
-        gradient={name: numbers[f"gradient {name}"] for name, _ in host.seeds()},
-        loss_rise=float(memory.window.loss_rise(_row(loss))),
-    )
-    host.gate_contributions(measured)
-    latest = {
-        "train_loss": loss,
-        "validation_loss": held_out,
-        "validation_accuracy": numbers["score"],
-        "committed_accuracy": numbers["committed"],
-    }
-    memory.window.remember(
-        {name: _row(value) for name, value in latest.items()}, _row(numbers["host"])
-    )
-    scores = memory.window.recent("validation_accuracy", SCORES_SEEN)
-    _warn_of_fractions(scores[0], int(host.lifecycle.epoch) + 1)
+def slot_flow(host: "GrowingModel") -> Tensor:
+    """[1, S, K]: statistics of what reaches each slot, on the host's sample; NaN where nothing did.
+
+    Ask it where it measures, in evaluation mode; buffers are afterwards as they were before.
+    """
+    found = torch.full((len(host.specs), len(FLOW_STATISTICS)), torch.nan, dtype=torch.float64)
+    hooks = []
+    for index, place in enumerate(host.slot_places):
+
+        def look(module: nn.Module, args: Any, output: Any, index: int = index) -> None:
+            place = host.slot_places[index]
+            if bool(found[index].isnan().all()):
+                h = part_of(output, place.part).detach().permute(place.spec.to_canonical)
+                found[index] = flow_statistics(h[None], place.spec.channel_axis)[0].double().cpu()
+
+        hooks.append(place.module.register_forward_hook(look, prepend=True))
+    try:
+        with state_kept(host):
+            call(host, host.sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[None]
 
 
-def _row(value: float) -> Tensor:
+# --- remembering -----------------------------------------------------------------------------
+
+
+class GrowthMemory:
+    """What a host remembers between ticks: the last epochs' measurements, and who decides."""
+
+    def __init__(self, slots: int, classes: int | None = None) -> None:
+        self.window = SignalWindow(1, slots)
+        self.classes = classes  # of a classifier
+        self.controller: Controller | None = None  # the one that decided last
+        self.compared = False  # were val_score and evaluate found to be the same score?
+        self.ended = False
+        self._unit: float | None = None  # the loss that counts as guessing without classes
+        self._made: dict[str, Controller] = {}  # by the word that asked for it
+        self._pending: tuple[str, Mapping[str, Tensor]] | None = None  # of a saved controller
+
+    @property
+    def known_classes(self) -> int:
+        return self.classes or FEWEST_CLASSES
+
+    def take_reference(self, classes: int | None, loss: float) -> None:
+        """What guessing is worth: known from the classes, or the loss of a model that guesses."""
+        self.classes, self._unit = classes, loss
+
+    def relative(self, loss: float) -> float:
+        """A loss so that one of guessing is log(classes), as controllers expect it."""
+        if self.classes is not None:
+            return loss
+        if self._unit is None and math.isfinite(loss) and loss > 0.0:
+            self._unit = loss
+        return loss / (self._unit or 1.0) * math.log(FEWEST_CLASSES)
+
+    def remember(self, latest: Mapping[str, float], host_gradient: float, epoch: int) -> None:
+        """Append an epoch's numbers, by the names of `SERIES`."""
+        self.window.remember({name: row(latest[name]) for name in SERIES}, row(host_gradient))
+        seen = self.window.recent("validation_accuracy", SCORES_SEEN)
+        if epoch == SCORES_SEEN and bool(((seen >= 0.0) & (seen <= 1.0)).all()) and seen.any():
+            warnings.warn(
+                f"Scores up to {float(seen.max()):g}: they are taken for percent; multiply "
+                "fractions by 100.",
+                FractionWarning,
+                stacklevel=4,
+            )
+
+    def compare(self, score: float, evaluated: float) -> None:
+        """Once: contributions are differences between the two, so they must be one and the same."""
+        if abs(evaluated - score) > SAME_SCORE:
+            raise TickError(
+                "val_score and evaluate(model) are not the same score",
+                given=f"{score:g} and {evaluated:g}",
+                fix="leave val_score out: evaluate(model) is then called for it",
+            )
+        self.compared = True
+
+    def end(self) -> None:
+        """The budget's epochs are over."""
+        self.ended = True
+
+    # --- who decides ---------------------------------------------------------------------
+
+    def choose(
+        self,
+        asked: Controller | str | Path,
+        catalogue: BlueprintCatalogue,
+        horizon: int | None,
+        *,
+        measured: bool,
+    ) -> Controller:
+        """The controller that was asked for, if it can decide with what is measured."""
+        if isinstance(asked, (str, Path)):
+            if str(asked) not in self._made:
+                self._made[str(asked)] = resolve(asked, catalogue, horizon)
+            chosen = self._made[str(asked)]
+        elif isinstance(asked, Controller):
+            chosen = asked
+            if chosen is not self.controller:
+                require_fitting(chosen, catalogue, horizon)
+        else:
+            raise TickError(
+                "This is no controller",
+                given=type(asked).__name__,
+                valid='a name such as "heuristic", the path of a trained one, or an object with '
+                "act()",
+            )
+        if not measured and needs_contributions(chosen):
+            raise TickError(
+                f"Controller {chosen.name!r} judges seeds by what they contribute",
+                given="no evaluate=",
+                fix="pass evaluate=, a function that scores the model it is given, or take a "
+                "controller that does without, such as 'plateau' or 'periodic'",
+            )
+        return chosen
+
+    def recall(self, controller: Controller) -> None:
+        """After a saved host was loaded: tell its controller what it remembered."""
+        if self._pending is not None and self._pending[0] == controller.name:
+            if isinstance(controller, Remembering):
+                controller.recall(self._pending[1])
+            self.controller, self._pending = controller, None
+
+    def hand_over(self, controller: Controller) -> bool:
+        """It decides from now on; is it another one than before?"""
+        starts = self.controller is not controller
+        self.controller = controller
+        return starts
+
+    # --- keeping -------------------------------------------------------------------------
+
+    def controller_state(self) -> tuple[str | None, Mapping[str, Tensor]]:
+        """The name and the memory of the controller that decided last."""
+        if self.controller is None:
+            return self._pending or (None, {})
+        if isinstance(self.controller, Remembering):
+            return self.controller.name, self.controller.memory()
+        return self.controller.name, {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        state = self.window.state_dict()
+        return {f"window.{name}": state[name] for name in SERIES}
+
+    def notes(self) -> dict[str, Any]:
+        gradient = float(self.window.state_dict()["host_gradient"])
+        return {
+            "classes": self.classes,
+            "unit": self._unit,
+            "host_gradient": None if math.isnan(gradient) else gradient,
+            "compared": self.compared,
+            "ended": self.ended,
+        }
+
+    def restore(
+        self,
+        tensors: Mapping[str, Tensor],
+        notes: Mapping[str, Any],
+        controller: str | None,
+        remembered: Mapping[str, Tensor],
+    ) -> None:
+        gradient = notes["host_gradient"]
+        series = {name: tensors[f"window.{name}"] for name in SERIES}
+        known = row(math.nan if gradient is None else gradient)
+        self.window.load_state_dict({**series, "host_gradient": known})
+        self.classes, self._unit = notes["classes"], notes["unit"]
+        self.compared, self.ended = bool(notes["compared"]), bool(notes["ended"])
+        self.controller = None
+        self._pending = None if controller is None else (controller, remembered)
+
+
+def row(value: float) -> Tensor:
     """[1]"""
     return torch.tensor([value], dtype=torch.float64)
 
 
-def _warn_of_fractions(seen: Tensor, epoch: int) -> None:
-    if epoch == SCORES_SEEN and bool(((seen >= 0.0) & (seen <= 1.0)).all()) and seen.any():
-        warnings.warn(
-            f"Scores up to {float(seen.max()):g}: they are taken for percent; multiply fractions "
-            "by 100.",
-            FractionWarning,
-            stacklevel=5,
+# --- several processes -------------------------------------------------------------------------
+
+
+def agreed(model: nn.Module, numbers: Mapping[str, float]) -> dict[str, float]:
+    """These numbers as rank 0 has them; on its own, a process keeps its own."""
+    values = torch.tensor(list(numbers.values()), dtype=torch.float64)
+    return dict(zip(numbers, shared(model, values).tolist(), strict=True))
+
+
+def shared(model: nn.Module, values: Tensor) -> Tensor:
+    """This tensor as rank 0 has it, on the CPU; on its own, a process keeps its own."""
+    if not _are_several():
+        return values
+    device = next(model.parameters()).device  # NCCL wants it where the model is
+    sent = values.to(device, copy=True)
+    distributed.broadcast(sent, src=0)
+    return sent.cpu()
+
+
+def require_averaged(isolation: Isolation) -> None:
+    """Refuse seeds that learn in a pass of their own where several processes average gradients."""
+    if isolation is Isolation.DUAL_PASS and _are_several():
+        raise EsperError(
+            "Gradients of a pass for seeds alone are not averaged over processes",
+            given=f"isolation 'dual_pass' in {distributed.get_world_size()} processes",
+            fix="wrap with isolation='straight_through' (esper.grow trains in one process)",
         )
 
 
-# --- deciding ------------------------------------------------------------------------------
-
-
-def _decide(host: "GrowingModel", controller: Controller) -> Actions:
-    memory, life = host.memory, host.lifecycle
-    if isinstance(controller, LearnedController):  # only these look at it, and it costs a pass
-        memory.window.remember_flow(_flow(host))
-    stream = torch.tensor([derive_seed(host.seed, "decisions")])
-    signals = memory.window.signals(
-        host.catalogue,
-        life,
-        host.budget,
-        horizon=torch.tensor([host.horizon or ENDLESS]),
-        classes=memory.known_classes,
-        draws=uniform(stream, "decision", life.epoch, len(host.space)),
-    )
-    starts = flag(memory.controller is not controller)
-    memory.controller = controller
-    return controller.act(signals, host.legal(), starts)
-
-
-def _flow(host: "GrowingModel") -> Tensor:
-    with measuring(host):  # every process has a sample of its own
-        return shared(host, slot_flow(host))
-
-
-def describe(host: "GrowingModel", actions: Actions) -> str:
-    """One decision in words."""
-    op = LifecycleOp(int(actions["op"]))
-    if op is LifecycleOp.WAIT:
-        return "wait"
-    slot = host.catalogue.slots.names[int(actions["slot"])]
-    if op is LifecycleOp.GERMINATE:
-        blueprint = host.catalogue.names[int(actions["blueprint"])]
-        return f"plant {blueprint} at {slot} ({Blend(int(actions['blend'])).name.lower()})"
-    verb = {
-        LifecycleOp.ADVANCE: "blend in",
-        LifecycleOp.FOSSILIZE: "keep",
-        LifecycleOp.PRUNE: "prune",
-    }[op]
-    return f"{verb} {host.seed_slots[slot].seed.blueprint} at {slot}"  # type: ignore[union-attr]
-
-
-def _event(host: "GrowingModel", record: TransitionRecord) -> str:
-    slot = host.catalogue.slots.names[record.slot]
-    return f"{slot}: {record.before.name} -> {record.after.name} ({record.cause})"
+def _are_several() -> bool:
+    here = distributed.is_available() and distributed.is_initialized()
+    return here and distributed.get_world_size() > 1

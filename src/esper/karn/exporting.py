@@ -36,7 +36,7 @@ def export_run(command: Export) -> None:
     if not run.finished:
         raise RunError(
             f"{path} is not finished",
-            given=f"epoch {len(run.history)} of {run.settings['epochs']}",
+            given=f"epoch {len(run.history)} of {run.settings.epochs}",
             fix=f"go on with: esper resume {path}",
         )
     out = command.out or path / PLACES[command.format]

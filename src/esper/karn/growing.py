@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from esper import api
+from esper.api import GrowthFolder
 from esper.api.batches import Batches
-from esper.api.runs import CHECKPOINT, SAMPLE, open_checkpoint
-from esper.archive.run_folders import LOCK
 from esper.karn.commands.growing import BudgetOptions, Grow, Inspect, RoomOptions
 from esper.karn.commands.training import RUNS
 from esper.karn.named_code import absolute, build_model, spoken
@@ -28,7 +27,7 @@ UNLIMITED = "none"  # the word for a budget without limit
 
 def is_growth(path: Path) -> bool:
     """Is this the directory of a run of `esper grow`?"""
-    return (path / CHECKPOINT).is_dir()
+    return GrowthFolder(path).holds_run
 
 
 def start_growing(command: Grow) -> None:
@@ -38,11 +37,9 @@ def start_growing(command: Grow) -> None:
     data = load_data(command.data, seed=command.seed, flat=command.flat, samples=command.samples)
     device = _device(command.device)
     path = command.out or _next_folder(command.model)
-    if path.exists() and not _is_fresh(path):
-        raise RunError(
-            f"{path} is not empty",
-            fix=f"name another directory, or go on with: esper resume {path}",
-        )
+    GrowthFolder(path).require_fresh(
+        fix=f"name another directory, or go on with: esper resume {path}"
+    )
     origin = {
         "model": absolute(command.model),
         "data": absolute(command.data) if ":" in command.data else _data_origin(command.data),
@@ -112,7 +109,7 @@ def resume_growing(path: Path, *, model: str | None, data: str | None, quiet: bo
             sample=_sample_of(path, found, device),
             on_epoch=tell,
         ),
-        int(run.settings["epochs"]),
+        run.settings.epochs,
         quiet=quiet,
     )
 
@@ -165,16 +162,16 @@ def _say_code(*named: str) -> None:
 
 def needs_sample(path: Path) -> bool:
     """Has the run's folder no sample, because inputs are not tensors alone?"""
-    return not (path / SAMPLE).is_dir()
+    return not GrowthFolder(path).holds_sample
 
 
 def _sample_of(path: Path, data: NamedData, device: torch.device) -> Any:
     """The sample that a run could not keep, from its data as when it began; None if it is kept."""
     if not needs_sample(path):
         return None
-    settings = open_checkpoint(path).notes["settings"]
-    batches = Batches.of("train", data.train, settings["batch_size"], shuffle=True)
-    return batches.first(settings["seed"], device)[0]
+    settings = api.GrowSettings.of(GrowthFolder(path).checkpoint().notes["settings"])
+    batches = Batches.of("train", data.train, settings.batch_size, shuffle=True)
+    return batches.first(settings.seed, device)[0]
 
 
 def _data_of(origin: dict[str, Any], elsewhere: str | None) -> NamedData:
@@ -194,7 +191,7 @@ def show_growth(path: Path) -> None:
 def line_of(path: Path) -> tuple[str, str, str]:
     """What a list of runs says of one: model, epochs, score; one that is damaged is listed too."""
     try:
-        notes = open_checkpoint(path).notes
+        notes = GrowthFolder(path).checkpoint().notes
     except EsperError:
         return ("unreadable", "", "")
     settings, history = notes["settings"], notes["history"]
@@ -253,16 +250,11 @@ def _data_origin(text: str) -> str:
     return str(Path(text).resolve()) if Path(text).is_file() else text
 
 
-def _is_fresh(path: Path) -> bool:
-    """Is there nothing in the directory, or what is left of a run that never began?"""
-    return path.is_dir() and {each.name for each in path.iterdir()} <= {LOCK}
-
-
 def _next_folder(model: str) -> Path:
     """A name that is not taken: the model's, and a number."""
     stem = model.rpartition(":")[2].lower()
     number = 1
-    while (path := RUNS / f"{stem}-{number}").exists() and not _is_fresh(path):
+    while not GrowthFolder(path := RUNS / f"{stem}-{number}").is_fresh:
         number += 1
     return path
 
@@ -315,9 +307,10 @@ def _line(record: dict[str, Any], epochs: int) -> str:
         f"score {record['score']:.2f}",
         f"{record['added']:,} parameters in seeds",
     ]
-    if record["decision"] not in ("wait", "end"):
-        facts.append(str(record["decision"]))
+    decision = api.Decision.of(record["decision"])
+    if decision.changes_something:
+        facts.append(str(decision))
     else:  # stages that passed with time, the last of each slot
-        reached = dict(event.partition(" (")[0].split(": ", 1) for event in record["events"])
-        facts += [f"{slot}: {passed.rpartition(' ')[2]}" for slot, passed in reached.items()]
+        reached = {event["slot"]: event["after"] for event in record["events"]}
+        facts += [f"{slot}: {stage}" for slot, stage in reached.items()]
     return " · ".join(facts)

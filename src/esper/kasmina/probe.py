@@ -87,9 +87,9 @@ class Sighting:
 
 
 def places_of(
-    model: nn.Module, places: Sequence[Target | str] | None, sample: Sample | None
+    model: nn.Module, places: Sequence[Place | Target | str] | None, sample: Sample | None
 ) -> list[Place]:
-    """Those that an Esper host announces, or the named ones of any other model."""
+    """Those that an Esper host announces, or the named ones of any other model, unless found."""
     if isinstance(model, SegmentedHost) and places is None:
         require_slottable(model)
         return [
@@ -102,7 +102,10 @@ def places_of(
             given=f"places {places}, {'a' if sample is not None else 'no'} sample",
             valid="submodule paths such as ['layer1', 'layer2'] and an input the model accepts",
         )
-    return probe(model, places, sample)
+    found = [place for place in places if isinstance(place, Place)]
+    if len(found) == len(places):
+        return found
+    return probe(model, [place for place in places if not isinstance(place, Place)], sample)
 
 
 def probe(model: nn.Module, places: Sequence[Target | str], sample: Sample) -> list[Place]:

@@ -132,7 +132,7 @@ class SlottedModel(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        places: Sequence[Target | str] | None = None,
+        places: Sequence[Place | Target | str] | None = None,
         sample: Sample | None = None,
         *,
         isolation: Isolation | str = Isolation.DUAL_PASS,

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from esper.api.grow_settings import AUTO, OPTIMIZER, GrowSettings
+
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.py:NAME")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Data = Annotated[str, tyro.conf.arg(metavar="DATA")]
@@ -27,7 +29,7 @@ class RoomOptions:
 class BudgetOptions(RoomOptions):
     """What growing may cost."""
 
-    epochs: int = 20
+    epochs: int = GrowSettings.epochs
     """epochs to train"""
 
 
@@ -44,23 +46,23 @@ class Grow:
     """digits, mnist1d, stdlib, mnist, fashion_mnist, cifar10; a file of arrays, .npz or
     .safetensors (inputs, targets); or FILE.py:FUNCTION that returns (train, val)"""
     budget: BudgetOptions = field(default_factory=BudgetOptions)
-    slots: Annotated[tuple[str, ...], tyro.conf.arg(metavar="auto|PATH ...")] = ("auto",)
+    slots: Annotated[tuple[str, ...], tyro.conf.arg(metavar="auto|PATH ...")] = (AUTO,)
     """where it may grow: paths of submodules, or auto; see esper inspect"""
-    controller: Text = "heuristic"
+    controller: Text = GrowSettings.controller
     """who decides: heuristic, another rule, tamiyo, or the directory of a trained run"""
     loss: Literal["auto", "cross_entropy", "mse", "l1"] = "auto"
     """auto: cross-entropy for whole-numbered targets, mean squares for others"""
-    optimizer: Text = "AdamW"
+    optimizer: Text = OPTIMIZER
     """the name of an optimiser in torch.optim"""
-    lr: float = 1e-3
+    lr: float = GrowSettings.lr
     """its learning rate"""
-    batch_size: int = 64
+    batch_size: int = GrowSettings.batch_size
     """samples of a step"""
     samples: int | None = None
     """train on the first so many samples only"""
     flat: bool = False
     """make a vector of every input"""
-    seed: int = 0
+    seed: int = GrowSettings.seed
     """every random number follows from it"""
     device: str = "cpu"
     """cpu or cuda"""

@@ -8,9 +8,12 @@ from esper.tamiyo.controllers import LearnedController
 from esper.tamiyo.controllers.learned import is_kept, kept_controller
 
 
-def load_controller(path: str | Path, *, device: str = "cpu") -> LearnedController:
+def load_controller(
+    path: str | Path, *, name: str | None = None, device: str = "cpu"
+) -> LearnedController:
     """The best agent of a run, a kept controller or a saved agent; it decides greedily."""
     folder = Path(path)
+    name = name or f"tamiyo({folder.name})"
     if (folder / CONFIG).is_file():
         if not (folder / BEST).is_dir():
             raise RunError(
@@ -20,10 +23,10 @@ def load_controller(path: str | Path, *, device: str = "cpu") -> LearnedControll
             )
         agent = folder / BEST
     elif is_kept(folder):
-        controller = kept_controller(folder, f"tamiyo({folder.name})")
+        controller = kept_controller(folder, name)
         controller.network.to(device)
         return controller
     else:
         agent = folder
     loaded = PPOAgent.load(agent, device=device)
-    return LearnedController(loaded.network, name=f"tamiyo({folder.name})")
+    return LearnedController(loaded.network, name=name)

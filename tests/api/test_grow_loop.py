@@ -27,7 +27,7 @@ def test_a_run_has_a_history_a_report_and_an_export() -> None:
     run = grown(test=VAL, slots=["2", "5"])
     assert run.finished
     assert [record["epoch"] for record in run.history] == list(range(1, 9))
-    assert run.history[-1]["decision"] == "end"
+    assert run.history[-1]["decision"]["op"] == "END"
     report = run.report()
     assert report.within_budget
     assert report.grown
@@ -57,7 +57,7 @@ def test_what_was_not_permanent_at_the_end_is_gone() -> None:
 def test_never_grown_is_training_as_ever() -> None:
     run = grown(controller="never", optimizer=torch.optim.SGD, lr=0.1)
     assert run.history[-1]["train_loss"] < run.history[0]["train_loss"]
-    assert {record["decision"] for record in run.history} == {"wait", "end"}
+    assert {record["decision"]["op"] for record in run.history} == {"WAIT", "END"}
     nothing = grown(budget=esper.Budget(0, epochs=8), optimizer=torch.optim.SGD, lr=0.1)
     require_same(run.host.model.state_dict(), nothing.host.model.state_dict())
 
@@ -143,7 +143,7 @@ class Named(Dataset[Any]):
 def test_regression_is_scored_by_its_loss_whatever_the_unit() -> None:
     run = esper.grow(Regressor(), Named(0, 64), Named(64, 96), loss=mse_loss, budget="+200%",
                      epochs=8, lr=0.5, controller=EAGER, batch_size=16)  # fmt: skip
-    assert run.settings["metric"] == "loss"
+    assert run.settings.metric == "loss"
     assert run.before["score"] == pytest.approx(36.79, abs=0.01)
     assert all(0.0 <= record["score"] <= 100.0 for record in run.history)
     assert run.after["score"] > run.before["score"]
@@ -185,7 +185,7 @@ def test_a_language_model_is_scored_by_its_loss() -> None:
                      controller=EAGER, batch_size=8)  # fmt: skip
     assert run.host.catalogue.slots.names == ("layers.0", "layers.1", "layers.2")
     assert {spec.layout.value for spec in run.host.specs} == {"tokens"}
-    assert run.settings["metric"] == "loss"
+    assert run.settings.metric == "loss"
     assert run.after["score"] > run.before["score"]
     assert all(
         slot.stage in (SeedStage.FOSSILIZED, SeedStage.DORMANT, SeedStage.EMBARGOED)

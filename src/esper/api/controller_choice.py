@@ -10,14 +10,7 @@ from esper.leyline.slots import Family
 from esper.simic.training.agents import load_controller
 from esper.simic.training.runs import CONFIG, RunFolder
 from esper.tamiyo.controllers import LearnedController, controller_names, make_controller
-from esper.tamiyo.controllers.protocol import (
-    Checkable,
-    Controller,
-    Privileged,
-    needs_contributions,
-)
-
-__all__ = ["ENDLESS", "ControllerError", "needs_contributions", "require_fitting", "resolve"]
+from esper.tamiyo.controllers.protocol import Checkable, Controller, Privileged
 
 ENDLESS = 2**31  # epochs, where no budget says how many
 
@@ -46,7 +39,9 @@ def resolve(asked: str | Path, catalogue: BlueprintCatalogue, horizon: int | Non
         return controller
     if Path(word).is_dir():
         folder = Path(word).resolve()  # the same one from wherever it is asked for
-        return _learned(folder, str(folder), catalogue, horizon)
+        learned = load_controller(folder, name=str(folder))
+        require_fitting(learned, catalogue, horizon, _trained_for(folder, learned))
+        return learned
     if "/" in word or "\\" in word:
         raise ControllerError(
             "There is no trained controller at this path",
@@ -56,15 +51,6 @@ def resolve(asked: str | Path, catalogue: BlueprintCatalogue, horizon: int | Non
         )
     fix = "or the path of a trained one"
     raise UnknownNameError.of("controller", word, controller_names(), fix)
-
-
-def _learned(
-    folder: Path, word: str, catalogue: BlueprintCatalogue, horizon: int | None
-) -> LearnedController:
-    controller = load_controller(folder)
-    controller.name = word
-    require_fitting(controller, catalogue, horizon, _trained_for(folder, controller))
-    return controller
 
 
 def require_fitting(

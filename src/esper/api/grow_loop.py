@@ -1,0 +1,437 @@
+"""Grow a network in one call: train, measure, decide, and leave with a plain module; and go on
+with a run that was interrupted, as if it had not been.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.api.batches import Batches, Data, Source
+from esper.api.grow_settings import AUTO, OPTIMIZER, Budget, BudgetLike, GrowError, GrowSettings
+from esper.api.growing_model import GrowingModel, wrap
+from esper.api.grown_runs import GrownRun, GrowthFolder, as_note, as_target
+from esper.api.inspection import Slots, require_module
+from esper.api.schedulers import MakeScheduler, Schedule
+from esper.api.scoring import Loss, Metric, Scores, Scoring
+from esper.api.ticking import measuring
+from esper.archive import Archive
+from esper.kasmina.isolation import Isolation, randomness_kept
+from esper.kasmina.probe import Sample
+from esper.kasmina.watching import call
+from esper.leyline.errors import UnknownNameError, first_line
+from esper.leyline.streams import derive_seed
+from esper.tamiyo.controllers.protocol import Controller
+
+OnEpoch = Callable[[dict[str, Any]], object]
+MakeOptimizer = Callable[..., Optimizer]
+
+
+def grow(
+    model: nn.Module,
+    train: Source,
+    val: Source,
+    *,
+    loss: str | Loss,
+    budget: BudgetLike,
+    slots: Slots = AUTO,
+    controller: Controller | str | Path = GrowSettings.controller,
+    epochs: int | None = None,
+    optimizer: str | MakeOptimizer = OPTIMIZER,
+    lr: float = GrowSettings.lr,
+    scheduler: MakeScheduler | None = None,
+    batch_size: int = GrowSettings.batch_size,
+    device: torch.device | str | None = None,
+    seed: int = GrowSettings.seed,
+    out: str | Path | None = None,
+    metric: str | Metric = AUTO,
+    test: Source | None = None,
+    blueprints: Sequence[str] | None = None,
+    sample: Sample | None = None,
+    origin: Mapping[str, Any] | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> GrownRun:
+    """Train a model that may grow within a budget, and keep what pays.
+
+    `train`, `val` and `test` are loaders, data sets, or pairs of tensors; items are pairs of
+    inputs and targets. `loss` is a name ("cross_entropy", "mse", "l1") or a function of outputs
+    and targets. Scores are accuracies where there are classes, else made of the loss; or pass a
+    `metric`, a function of outputs and targets in percent. `epochs` may stand in the budget.
+    `optimizer` is the name of one of torch's or a class; `scheduler`, a function that makes a
+    scheduler for it, steps once per epoch (one that waits for a plateau looks at the validation
+    loss, or at the score if its mode is "max"). With `out` the run is kept there after every epoch,
+    and `esper.resume(out, ...)` goes on after whatever ended it. The model is trained in place.
+    """
+    require_module(model)
+    _move(model, device)
+    scoring = Scoring.of(loss, metric)
+    limits = Budget.of(budget, epochs)
+    settings = GrowSettings(
+        budget=limits.params,
+        epochs=GrowSettings.epochs if limits.epochs is None else limits.epochs,
+        blueprints=None if blueprints is None else tuple(blueprints),
+        loss=loss if isinstance(loss, str) else None,
+        metric=metric if isinstance(metric, str) else None,
+        optimizer=_optimizer_name(optimizer),
+        lr=lr,
+        scheduled=scheduler is not None,
+        batch_size=batch_size,
+        seed=seed,
+        origin=None if origin is None else dict(origin),
+    )
+    data = Data.of(train, val, test, batch_size)
+    first = data.train.first(seed, _device_of(model))
+    host = _wrapped(model, first[0] if sample is None else sample, slots, settings)
+    path = None if out is None else Path(out)
+    run = GrownRun(host, settings, path=path)
+    run.settle(
+        slots=tuple(as_note(target) for target in host.targets), data=data.fingerprints(seed)
+    )
+    if path is not None:
+        GrowthFolder(path).require_new()
+    growth = Growth(run, data, scoring, controller, optimizer, scheduler, on_epoch)
+    with run.held():
+        growth.begin(first)
+        growth.go()
+    return run
+
+
+def resume(
+    path: str | Path,
+    model: nn.Module | None = None,
+    train: Source | None = None,
+    val: Source | None = None,
+    *,
+    loss: str | Loss | None = None,
+    metric: str | Metric | None = None,
+    optimizer: str | MakeOptimizer | None = None,
+    scheduler: MakeScheduler | None = None,
+    controller: Controller | str | Path | None = None,
+    test: Source | None = None,
+    device: torch.device | str | None = None,
+    sample: Sample | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> GrownRun:
+    """Go on with the run in this folder, bit for bit as if it had never stopped (on a CPU).
+
+    Code is not stored, so model and data are built anew and given here; its weights do not
+    matter. So are functions and objects that `grow` was given: a loss, a metric, an optimiser, a
+    scheduler or a controller of your own. What was given by name is known. Data that are not those
+    of the run are refused. A run that was finished comes back as it is; then the model is enough.
+    """
+    folder = GrowthFolder(path)
+    folder.require_old()
+    with folder.locked():
+        archive = folder.checkpoint()
+        run = _rebuilt(folder, archive, model, device, sample)
+        if archive.notes["after"]:
+            run.restore(archive, training=False)
+            return run
+        settings = run.settings
+        scoring = Scoring.of(
+            _same("loss", settings.loss, loss),
+            _same("metric", settings.metric, None if metric == AUTO else metric),
+        )
+        kind = _asked("optimizer", settings.optimizer, optimizer)
+        leader = _asked("controller", settings.leader, controller)
+        _require_given(settings, train, val, test, scheduler)
+        data = Data.of(train, val, test, settings.batch_size)
+        data.require_same(settings.data, settings.seed)
+        growth = Growth(run, data, scoring, leader, kind, scheduler, on_epoch)
+        run.restore(archive, training=True)
+        growth.go_on(archive)
+        growth.go()
+    return run
+
+
+def load_run(
+    path: str | Path,
+    model: nn.Module | None,
+    *,
+    device: torch.device | str | None = None,
+    sample: Sample | None = None,
+) -> GrownRun:
+    """The run in this folder as it is, without going on: to report on it or to export it."""
+    folder = GrowthFolder(path)
+    archive = folder.checkpoint()
+    run = _rebuilt(folder, archive, model, device, sample)
+    run.restore(archive, training=False)
+    return run
+
+
+class Growth:
+    """The loop of one run."""
+
+    def __init__(
+        self,
+        run: GrownRun,
+        data: Data,
+        scoring: Scoring,
+        controller: Controller | str | Path,
+        optimizer: str | MakeOptimizer,
+        scheduler: MakeScheduler | None,
+        on_epoch: OnEpoch | None,
+    ) -> None:
+        self.run, self.host, self.data, self.scoring = run, run.host, data, scoring
+        self.controller, self.on_epoch = controller, on_epoch
+        self.optimizer = run.host.optimizer(_optimizer_kind(optimizer), lr=run.settings.lr)
+        self.schedule = None if scheduler is None else Schedule(scheduler, self.optimizer)
+        self.seed = run.settings.seed
+
+    def begin(self, batch: tuple[Any, Any]) -> None:
+        """Before the first epoch: what the model is worth untrained, and a first checkpoint."""
+        leader, by_name = self._leader(), isinstance(self.controller, (str, Path))
+        self.run.settle(**leader, leader=leader["controller"] if by_name else None)
+        self._settle(batch)
+        self.run.begin(asdict(self._scores(self.data.val)))
+        self._set_reference()
+        self._keep()
+
+    def _leader(self) -> dict[str, Any]:
+        """What tells the controller from others: its name, and what it has learned."""
+        chosen = self.host.require_controller(self.controller)
+        return {
+            "controller": chosen.name,
+            "fingerprint": getattr(chosen, "fingerprint", None),
+        }
+
+    def go_on(self, archive: Archive) -> None:
+        """After the checkpoint was restored: whatever follows from it."""
+        for what, now in self._leader().items():
+            was = getattr(self.run.settings, what)
+            if now != was:
+                raise GrowError(
+                    "The run was led by another controller",
+                    given=now,
+                    valid=was,
+                    fix="go on with the one that it began with",
+                )
+        self._settle(self.data.train.first(self.seed, _device_of(self.host)))
+        self._set_reference()
+        if self.schedule is not None:
+            self.schedule.restore(archive.notes["scheduler"])
+
+    def go(self) -> None:
+        """Train to the end."""
+        while not self.host.memory.ended:
+            record = self._epoch(int(self.host.lifecycle.epoch))
+            self.run.history.append(record)
+            if self.host.memory.ended:
+                self._finish()
+            self._keep()
+            if self.on_epoch is not None:
+                self.on_epoch(record)
+
+    def _settle(self, batch: tuple[Any, Any]) -> None:
+        with measuring(self.host):
+            self.scoring = self.scoring.settled(self.host, batch)
+        if isinstance(self.scoring.metric, str):
+            self.run.settle(metric=self.scoring.metric)
+
+    def _set_reference(self) -> None:
+        first_loss = self.run.before["loss"]
+        self.scoring = replace(self.scoring, first_loss=first_loss)
+        self.host.memory.take_reference(self.scoring.classes, first_loss)
+
+    def _epoch(self, number: int) -> dict[str, Any]:
+        host = self.host
+        most_added = host.added
+        with randomness_kept(host, stream=derive_seed(self.seed, "epoch", number)):
+            train_loss = self._train(derive_seed(self.seed, "order", number))
+        scores = self._scores(self.data.val)
+        tick = host.tick(
+            self.controller,
+            train_loss=train_loss,
+            val_loss=scores.loss,
+            val_score=scores.score,
+            evaluate=lambda _: self._scores(self.data.val).score,
+        )
+        if self.schedule is not None:
+            self.schedule.step(scores.loss, scores.score)
+        return {
+            "epoch": tick.epoch,
+            "train_loss": train_loss,
+            "val_loss": scores.loss,
+            "score": tick.score,
+            "committed": tick.committed,
+            "contributions": dict(tick.contributions),
+            "decision": asdict(tick.decision),
+            "events": [asdict(event) for event in tick.events],
+            "added": tick.added,
+            "most_added": max(most_added, tick.added),
+        }
+
+    def _train(self, stream: int) -> float:
+        """One pass over the training data; returns the mean loss over batches."""
+        host, scoring = self.host, self.scoring
+        host.train()
+        losses = []
+        for inputs, targets in self.data.train(stream, _device_of(host)):
+            self.optimizer.zero_grad()
+            value = scoring.loss(call(host, inputs), targets)
+            if _leads_to_parameters(value, host):
+                value.backward()
+            host.seed_step(lambda x=inputs, y=targets: scoring.loss(call(host, x), y))  # type: ignore[misc]
+            self.optimizer.step()
+            losses.append(value.detach())
+        return float(torch.stack(losses).cpu().double().mean())
+
+    def _scores(self, batches: Batches) -> Scores:
+        """Of the host as it is now, always on the same draws where the data draw at random."""
+        stream = derive_seed(self.seed, "scores", batches.name)
+        with measuring(self.host), randomness_kept(self.host, stream=stream):
+            return self.scoring.scores(self.host, batches(stream, _device_of(self.host)))
+
+    def _finish(self) -> None:
+        after = asdict(self._scores(self.data.val))
+        if self.data.test is not None:
+            test = asdict(self._scores(self.data.test))
+            after |= {f"test_{name}": value for name, value in test.items()}
+        self.run.finish(after)
+
+    def _keep(self) -> None:
+        if self.run.path is not None:
+            self.run.keep(None if self.schedule is None else self.schedule.note())
+
+
+def _leads_to_parameters(loss: Tensor, host: GrowingModel) -> bool:
+    """A model that is frozen has no gradient while seeds learn in passes of their own."""
+    if not loss.requires_grad and any(p.requires_grad for p in host.model.parameters()):
+        raise GrowError(
+            "The loss does not depend on any parameter that learns",
+            fix="make the loss of what the model returns, without argmax, detach() or item()",
+        )
+    return loss.requires_grad
+
+
+# --- the model and its optimiser -------------------------------------------------------------
+
+
+def _wrapped(
+    model: nn.Module, sample: Sample, slots: Slots, settings: GrowSettings
+) -> GrowingModel:
+    return wrap(
+        model,
+        sample,
+        slots=slots,
+        budget=settings.limits,
+        blueprints=settings.blueprints,
+        isolation=Isolation.DUAL_PASS,
+        seed=settings.seed,
+    )
+
+
+def _move(model: nn.Module, device: torch.device | str | None) -> None:
+    """To this device, if one is asked for."""
+    if device is None:
+        return
+    try:
+        model.to(device)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise GrowError(
+            "The model cannot be moved to this device",
+            given=f"{device!r}: {first_line(error)}",
+            valid='such as "cpu", "cuda" or "cuda:1", where torch finds it',
+        ) from error
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _optimizer_kind(optimizer: str | MakeOptimizer) -> MakeOptimizer:
+    if not isinstance(optimizer, str):
+        return optimizer
+    known = {
+        name: kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+    }
+    for name, kind in known.items():
+        if name.lower() == optimizer.lower():
+            return kind
+    raise UnknownNameError.of("optimiser", optimizer, known)
+
+
+def _optimizer_name(optimizer: str | MakeOptimizer) -> str | None:
+    """Its name, if that is enough to make it again."""
+    if isinstance(optimizer, str):
+        return optimizer
+    name = getattr(optimizer, "__name__", "")
+    return name if getattr(torch.optim, name, None) is optimizer else None
+
+
+# --- going on --------------------------------------------------------------------------------
+
+
+def _rebuilt(
+    folder: GrowthFolder,
+    archive: Archive,
+    model: nn.Module | None,
+    device: torch.device | str | None,
+    sample: Sample | None,
+) -> GrownRun:
+    """The run with a new host like that of the checkpoint."""
+    if model is None:
+        raise GrowError(
+            f"The model of {folder.path} is needed to go on",
+            fix="build it as for the run and pass it: resume(path, model=Net(), ...)",
+        )
+    require_module(model)
+    _move(model, device)
+    sample = folder.sample(_device_of(model)) if sample is None else sample
+    if sample is None:
+        raise GrowError(
+            f"{folder.path} could not keep the sample of this model's inputs",
+            fix="pass sample=, one batch of inputs",
+        )
+    settings = GrowSettings.of(archive.notes["settings"])
+    slots = [as_target(note) for note in settings.slots]
+    return GrownRun(_wrapped(model, sample, slots, settings), settings, path=folder.path)
+
+
+def _asked(name: str, was: str | None, given: Any) -> Any:
+    """What the run was asked for, or what stands for it now."""
+    if given is None and was is None:
+        raise GrowError(
+            f"The run's {name} was a function or an object, which is not stored",
+            fix=f"pass it again: resume(path, ..., {name}=...)",
+        )
+    return was if given is None else given
+
+
+def _same(name: str, was: str | None, given: Any) -> Any:
+    """What the run was asked for; something else would make its scores mean something else."""
+    now = given if isinstance(given, str) else None
+    if given is not None and now != was:
+        raise GrowError(
+            f"The run has another {name}",
+            given="a function" if now is None else repr(now),
+            valid="the function that grow was given" if was is None else repr(was),
+            fix=f"leave {name} away" if was is not None else f"pass that {name}",
+        )
+    return _asked(name, was, given)
+
+
+def _require_given(
+    settings: GrowSettings, train: object, val: object, test: object, scheduler: object
+) -> None:
+    needed = {
+        "train": train is None,
+        "val": val is None,
+        "test": test is None and "test" in settings.data,
+        "scheduler": scheduler is None and settings.scheduled,
+    }
+    missing = [name for name, lacks in needed.items() if lacks]
+    if missing:
+        raise GrowError(
+            "Going on needs what the run was given",
+            given=f"no {', no '.join(missing)}",
+            fix=f"pass {', '.join(missing)} to resume, as to grow",
+        )
+    if scheduler is not None and not settings.scheduled:
+        raise GrowError("The run has no scheduler", given="one", fix="leave scheduler away")

@@ -1,0 +1,134 @@
+"""What a run of `grow` is asked for: one value for `esper.grow`, `esper.resume`, the command line
+and checkpoints. Without torch, so that the command line can show it at once.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from fractions import Fraction
+from typing import Any, Union
+
+from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
+from esper.leyline.errors import EsperError
+from esper.leyline.settings import COUNT, POSITIVE, WHOLE, require_settings
+
+AUTO = "auto"  # slots, metric: whatever fits
+OPTIMIZER = "AdamW"
+
+_VALID = '"+15%" of the model, a whole number of parameters such as 5000, or None for no limit'
+_PERCENT = re.compile(r"\+?(\d+(?:\.\d+)?)\s*%")
+_COUNT = re.compile(r"\+?(\d[\d_,]*)")
+
+
+class BudgetError(EsperError):
+    """A budget that cannot be meant, or that has room for nothing."""
+
+
+class GrowError(EsperError):
+    """A run that cannot be made or gone on with as asked."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most so many parameters in seeds at any time, and so many epochs in all.
+
+    `params` is a share of the model ("+15%") or a number of parameters to be added. Seeds on
+    probation count from the moment they are planted, so the limit is never exceeded, not even
+    for an epoch. Taken out again, they count no more.
+    """
+
+    params: str | int | None = None
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        self.allowed(0)
+        require_settings(self, "The budget's", error=BudgetError, epochs=COUNT.or_none)
+
+    @classmethod
+    def of(cls, value: "BudgetLike", epochs: int | None = None) -> "Budget":
+        """A budget, or the parameters of one; epochs may stand in it or beside it."""
+        budget = value if isinstance(value, Budget) else cls(params=value)
+        if epochs is None or epochs == budget.epochs:
+            return budget
+        if budget.epochs is not None:
+            raise BudgetError(
+                "The budget and the call disagree on the epochs",
+                given=f"Budget(epochs={budget.epochs}) and epochs={epochs}",
+                fix="give them once",
+            )
+        return cls(budget.params, epochs)
+
+    def allowed(self, host_params: int) -> int | None:
+        """Parameters that may be added to a model of this size; None: as many as you like."""
+        value = self.params
+        if value is None:
+            return None
+        if isinstance(value, str):
+            if found := _PERCENT.fullmatch(value.strip()):
+                return int(host_params * Fraction(found[1]) / 100)
+            if found := _COUNT.fullmatch(value.strip()):
+                return int(found[1].replace(",", "").replace("_", ""))
+        elif type(value) is int and value >= 0:
+            return value
+        fix = None
+        if isinstance(value, float) and 0.0 < value < 10.0:
+            fix = f"for a share of the model write '+{100 * value:g}%'"
+        raise BudgetError("Cannot read this budget", given=repr(value), valid=_VALID, fix=fix)
+
+    def __str__(self) -> str:
+        params = self.params
+        shown = "no limit" if params is None else f"{params:,}" if type(params) is int else params
+        return f"{shown} of parameters" + (f", {self.epochs} epochs" if self.epochs else "")
+
+
+BudgetLike = Union[Budget, str, int, None]  # noqa: UP007 (Budget's own methods name it before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowSettings:
+    """As JSON holds them. A loss, metric or optimiser that is code is None: code is not stored."""
+
+    budget: str | int | None
+    epochs: int = DEFAULT_EPISODE_LENGTH
+    slots: tuple[Mapping[str, Any], ...] = ()  # places as notes; empty until they are chosen
+    blueprints: tuple[str, ...] | None = None  # None: all
+    loss: str | None
+    metric: str | None = AUTO
+    optimizer: str | None = OPTIMIZER
+    lr: float = 1e-3
+    scheduled: bool = False  # is there a scheduler?
+    batch_size: int = 64
+    seed: int = 0
+    controller: str = "heuristic"  # by its name
+    leader: str | None = None  # the controller as it was asked for; None: an object
+    fingerprint: str | None = None  # of what a trained controller has learned
+    data: Mapping[str, Any] = field(default_factory=dict)  # fingerprints, by part
+    origin: Mapping[str, Any] | None = None  # where model and data come from
+
+    def __post_init__(self) -> None:
+        ranges = {"epochs": COUNT, "lr": POSITIVE, "batch_size": COUNT, "seed": WHOLE}
+        require_settings(self, "The setting", error=GrowError, **ranges)
+        try:
+            json.dumps(self.origin)
+        except (TypeError, ValueError) as error:
+            raise GrowError(
+                "Something to be kept with the run is not of the kind that JSON holds",
+                given=error,
+                valid="numbers, texts, lists and dicts",
+            ) from error
+
+    @property
+    def limits(self) -> Budget:
+        return Budget(self.budget, self.epochs)
+
+    def note(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, note: Mapping[str, Any]) -> "GrowSettings":
+        """From a checkpoint's notes."""
+        known = {each.name: note[each.name] for each in fields(cls)}
+        blueprints = known["blueprints"]
+        known["blueprints"] = None if blueprints is None else tuple(blueprints)
+        return cls(**{**known, "slots": tuple(known["slots"])})

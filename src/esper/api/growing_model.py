@@ -1,0 +1,517 @@
+"""A model in a training loop of your own: slots, an optimiser that knows them, and a tick."""
+
+import math
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from esper.api.controller_choice import ENDLESS
+from esper.api.grow_settings import AUTO, Budget, BudgetError, BudgetLike
+from esper.api.host_state import load_host, save_host
+from esper.api.inspection import Slots, chosen_places, require_module
+from esper.api.ticking import (
+    END,
+    Decision,
+    Evaluate,
+    GrowthMemory,
+    Measured,
+    StageChange,
+    Tick,
+    TickError,
+    agreed,
+    measure,
+    measuring,
+    number,
+    require_averaged,
+    row,
+    shared,
+    slot_flow,
+)
+from esper.kasmina.export import export_module
+from esper.kasmina.gates import UNLIMITED, GateRules
+from esper.kasmina.isolation import Isolation
+from esper.kasmina.optimizer_surgery import require_same_parameters
+from esper.kasmina.probe import Place, Sample, Target
+from esper.kasmina.slot import Seed
+from esper.kasmina.slotted import SlottedModel
+from esper.leyline.errors import EsperError, OptimizerMismatchError, first_line
+from esper.leyline.legality import Actions
+from esper.leyline.lifecycle import Lifecycle, Transitions
+from esper.leyline.stages import SeedStage
+from esper.leyline.streams import derive_seed
+from esper.tamiyo.controllers import LearnedController
+from esper.tamiyo.controllers.protocol import Controller
+from esper.tolaria.random_streams import uniform
+
+HOST_EVERY = 32  # steps between two looks at the gradient of the whole host
+UNTICKED_STEPS = 1000  # without any tick, until it is said that one seems to be forgotten
+# From evaluation to training before the first tick, until the same is said. Many validate more than
+# once within an epoch; how long theirs are is known from the first tick on.
+UNTICKED_RETURNS = 10
+LONGER_EPOCHS = 3  # times the longest epoch so far without a tick, until the same is said
+
+
+class ForgottenTickWarning(UserWarning):
+    """Training goes on and on, and nothing can grow because `tick` is not called."""
+
+
+def wrap(
+    model: nn.Module,
+    sample: Sample,
+    *,
+    slots: Slots = AUTO,
+    budget: BudgetLike = None,
+    blueprints: Sequence[str] | None = None,
+    isolation: Isolation | str = Isolation.STRAIGHT_THROUGH,
+    rules: GateRules | None = None,
+    classes: int | None = None,
+    seed: int = 0,
+) -> "GrowingModel":
+    """Give a model slots, for a training loop of your own. The model itself is not changed.
+
+    `sample` is one batch of inputs. `slots` are paths of submodules, or "auto" (see `inspect`).
+    Isolated seeds learn from the gradient of your own pass ("straight_through"), or in a pass of
+    their own that you run with `seed_step` ("dual_pass"), which is better and costs more.
+    `classes`: of a classifier, so that controllers know what guessing is worth.
+
+    Wrap before torch.compile. DistributedDataParallel is made from the host, and made anew when
+    `tick(...).changed`; every process ticks, and all decide by what the first one measured. Its
+    isolated seeds learn straight-through: a pass of their own would not be averaged.
+    """
+    require_module(model)
+    limits = Budget.of(budget)
+    room = limits.allowed(sum(parameter.numel() for parameter in model.parameters()))
+    targets, places = chosen_places(model, sample, slots, room, blueprints)
+    host = GrowingModel(
+        model,
+        places,
+        sample,
+        targets=targets,
+        limits=limits,
+        classes=classes,
+        isolation=isolation,
+        rules=rules,
+        budget=room,
+        blueprints=blueprints,
+        seed=seed,
+    )
+    _require_room(host, room)
+    require_averaged(host.isolation)
+    return host
+
+
+class GrowingModel(SlottedModel):
+    """A model with slots that takes part in a loop of your own. Made by `wrap`::
+
+    host = esper.wrap(model, sample=x, slots="auto", budget="+15%")
+    opt = host.optimizer(torch.optim.AdamW, lr=1e-3)
+    for epoch in range(epochs):
+        for x, y in batches:                     # as ever
+            ...
+        host.tick("heuristic", train_loss=…, val_score=…, evaluate=score)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        places: Sequence[Place | Target | str] | None,
+        sample: Sample,
+        *,
+        targets: Sequence[Target] = (),
+        limits: Budget | None = None,
+        classes: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, places, sample, **options)
+        self.sample = sample
+        self.targets = tuple(targets)  # how the places were named
+        self.limits = limits or Budget()
+        self.memory = GrowthMemory(len(self.specs), classes)
+        self.watch = StepWatch(model)
+        self._given_rules = self.rules
+
+    # --- training ------------------------------------------------------------------------
+
+    def optimizer(
+        self,
+        kind: Callable[..., Optimizer],
+        *,
+        groups: Sequence[Mapping[str, Any]] | None = None,
+        **settings: Any,
+    ) -> Optimizer:
+        """An optimiser of this kind that seeds join and leave, as in `optimizer(AdamW, lr=1e-3)`.
+
+        `groups`: parameter groups of the model as torch knows them; seeds join the first. One more
+        group is made, empty at first, for scalar gates that learn at ten times the rate: a
+        scheduler with a list of settings needs one for it too. Make schedulers after this.
+        """
+        wanted = [dict(group) for group in groups or [{"params": self.model.parameters()}]]
+        try:
+            made = kind(wanted, **settings)
+        except (TypeError, ValueError) as error:
+            raise OptimizerMismatchError(
+                "The optimiser could not be made",
+                given=f"{getattr(kind, '__name__', type(kind).__name__)}: {first_line(error)}",
+                fix="pass the class and its settings, as in host.optimizer(torch.optim.AdamW, "
+                "lr=1e-3)",
+            ) from error
+        if not isinstance(made, Optimizer):
+            raise OptimizerMismatchError(
+                "This does not make an optimiser",
+                given=type(made).__name__,
+                valid="a class such as torch.optim.AdamW",
+            )
+        self._optimizers.clear()
+        self._let_seeds_join(made)
+        self.track(made)
+        return made
+
+    def track(self, optimizer: Optimizer) -> None:
+        """Let seeds join and leave this optimiser, which was made from the host's parameters."""
+        if not isinstance(optimizer, Optimizer):
+            raise OptimizerMismatchError(
+                "Only an optimiser can be tracked",
+                given=type(optimizer).__name__,
+                fix="pass the optimiser itself, before a scheduler is made",
+            )
+        if optimizer not in self._optimizers:  # `optimizer` tracks what it makes
+            super().track(optimizer)
+            self.watch.follow(optimizer)
+
+    def seed_step(self, loss: Callable[[], Tensor]) -> None:
+        """Let isolated seeds learn from a loss: call it after the model's own backward.
+
+        `loss` runs the model and returns the loss (scaled, if you scale it), as in
+        `host.seed_step(lambda: loss_fn(host(x), y))`. Does nothing while there is no such seed.
+        """
+        require_averaged(self.isolation)
+        if self.isolation is not Isolation.DUAL_PASS:
+            raise EsperError(
+                "Seeds of this host learn in its own pass",
+                given=f"isolation {self.isolation.value!r}",
+                fix="leave seed_step out, or wrap with isolation='dual_pass'",
+            )
+        if self.has_isolated_seeds:
+            with self.seed_pass():
+                loss().backward()
+
+    def train(self, mode: bool = True) -> Self:
+        if mode and not self.training:
+            self.watch.returned_to_training()
+        return super().train(mode)
+
+    def seeds(self) -> Iterator[tuple[str, Seed]]:
+        """Those that exist, by slot."""
+        for spec, slot in zip(self.specs, self._slots(), strict=True):
+            if slot.seed is not None:
+                yield spec.name, slot.seed
+
+    def _become(self, life: Lifecycle, record: Transitions) -> Transitions:
+        made = super()._become(life, record)
+        self.watch.look_at(self.seeds())
+        return made
+
+    # --- growing -------------------------------------------------------------------------
+
+    def tick(
+        self,
+        controller: "Controller | str | Path" = "heuristic",
+        *,
+        train_loss: float,
+        val_score: float | None = None,
+        val_loss: float | None = None,
+        evaluate: Evaluate | None = None,
+    ) -> Tick:
+        """An epoch is over: measure, let time pass, let the controller decide, carry it out.
+
+        `val_score` is in percent, higher is better (`score_of_loss` makes one of a loss).
+        `evaluate(model)` returns the same score of the model that it is given; with it the
+        contribution of every seed is measured by leaving it out, without it gates that need
+        contributions are off, and controllers that need them are refused. The tick that ends the
+        budget's epochs decides nothing and takes out what is not permanent.
+        """
+        self.watch.bring_back()
+        measured = evaluate is not None
+        chosen = self.memory.choose(controller, self.catalogue, self.horizon, measured=measured)
+        self.memory.recall(chosen)
+        self._require_trained()
+        before = list(self.slots.parameters())  # kept, since a freed one's id may come again
+        loss = number("train_loss", train_loss)
+        held_out = math.nan if val_loss is None else number("val_loss", val_loss)
+        found = measure(self, val_score, evaluate)
+        self._report(loss, held_out, found)
+        self.gate_contributions(measured)
+        transitions = self.pass_time()
+        epoch = int(self.lifecycle.epoch)
+        if self.horizon is not None and epoch >= self.horizon:
+            decision = Decision(END)
+            transitions = transitions + self.finish()
+            self.memory.end()
+        else:
+            actions = self._decide(chosen)
+            decision = Decision.by(actions, self)
+            transitions = transitions + self.apply(actions)
+        self.watch.start_epoch()
+        after = list(self.slots.parameters())
+        same = len(before) == len(after) and all(map(operator.is_, before, after))
+        return Tick(
+            epoch=epoch,
+            decision=decision,
+            events=tuple(StageChange.by(record, self.catalogue) for record in transitions),
+            score=found.score,
+            committed=found.committed,
+            contributions=found.contributions,
+            added=self.added,
+            changed=not same,
+        )
+
+    def _require_trained(self) -> None:
+        if self.memory.ended:
+            raise TickError(
+                "The budget's epochs are over",
+                given=f"tick {int(self.lifecycle.epoch) + 1} of {self.horizon}",
+                fix="give Budget(epochs=...) as many epochs as the loop has",
+            )
+        if not self.optimizers:
+            raise OptimizerMismatchError(
+                "This host knows no optimiser, so seeds would never learn",
+                fix="make it with host.optimizer(torch.optim.AdamW, lr=...), or hand yours over "
+                "with host.track(optimizer)",
+            )
+        if self.watch.steps == 0:
+            raise OptimizerMismatchError(
+                "The optimiser that this host knows has made no step since the last tick",
+                fix="train with the optimiser that host.optimizer(...) returned, and call tick "
+                "once after each epoch",
+            )
+        for optimizer in self.optimizers:
+            require_same_parameters(optimizer, self)
+        if not self.has_isolated_seeds:
+            return
+        gradients, _ = self.watch.gradients()
+        isolated = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
+        starved = [
+            spec.name
+            for spec, alone in zip(self.specs, isolated, strict=True)
+            if alone and spec.name not in gradients
+        ]
+        if starved:
+            raise TickError(
+                "Isolated seeds got no gradient in the last epoch",
+                given=", ".join(starved),
+                fix="call host.seed_step(lambda: loss_fn(host(x), y)) after each backward, or wrap "
+                "with isolation='straight_through'",
+            )
+
+    def _report(self, loss: float, held_out: float, found: Measured) -> None:
+        """Tell the gates and the memory what all processes agree on."""
+        gradients, whole = self.watch.gradients()
+        present = [name for name, _ in self.seeds()]
+        numbers = agreed(
+            self,
+            {"loss": loss, "val_loss": held_out, "score": found.score, "host": whole}
+            | {"committed": math.nan if found.committed is None else found.committed}
+            | {f"contribution {name}": value for name, value in found.contributions.items()}
+            | {f"gradient {name}": gradients.get(name, math.nan) for name in present},
+        )
+        if not math.isnan(held_out):
+            held_out = self.memory.relative(numbers["val_loss"])
+        loss = self.memory.relative(numbers["loss"])
+        self.measure(
+            contribution={name: numbers[f"contribution {name}"] for name in found.contributions},
+            gradient={name: numbers[f"gradient {name}"] for name in present},
+            loss_rise=float(self.memory.window.loss_rise(row(loss))),
+        )
+        latest = {
+            "train_loss": loss,
+            "validation_loss": held_out,
+            "validation_accuracy": numbers["score"],
+            "committed_accuracy": numbers["committed"],
+        }
+        self.memory.remember(latest, numbers["host"], int(self.lifecycle.epoch) + 1)
+
+    def _decide(self, controller: Controller) -> Actions:
+        window, life = self.memory.window, self.lifecycle
+        if isinstance(controller, LearnedController):  # only these look at it; it costs a pass
+            window.remember_flow(self.flow())
+        stream = torch.tensor([derive_seed(self.seed, "decisions")])
+        signals = window.signals(
+            self.catalogue,
+            life,
+            self.budget,
+            horizon=torch.tensor([self.horizon or ENDLESS]),
+            classes=self.memory.known_classes,
+            draws=uniform(stream, "decision", life.epoch, len(self.space)),
+        )
+        starts = torch.tensor([self.memory.hand_over(controller)])
+        return controller.act(signals, self.legal(), starts)
+
+    def flow(self) -> Tensor:
+        """[1, S, K]: statistics of what passes each slot, on the sample of the first process."""
+        with measuring(self):
+            return shared(self, slot_flow(self))
+
+    def require_controller(self, controller: "Controller | str | Path") -> Controller:
+        """The controller that a tick with `evaluate` would take; refused now and not then."""
+        return self.memory.choose(controller, self.catalogue, self.horizon, measured=True)
+
+    @property
+    def horizon(self) -> int | None:
+        """Epochs in all, if the budget says so."""
+        return self.limits.epochs
+
+    @property
+    def room(self) -> int | None:
+        """Parameters that seeds may have in all; None: no limit."""
+        limit = int(self.budget)
+        return None if limit == UNLIMITED else limit
+
+    @property
+    def added(self) -> int:
+        """Parameters in seeds that exist."""
+        return int(self.lifecycle.params.sum())
+
+    def gate_contributions(self, measured: bool) -> None:
+        """Turn the gates that look at contributions on or off."""
+        least = self._given_rules.min_contribution if measured else None
+        self.rules = replace(self._given_rules, min_contribution=least)
+
+    def finish(self) -> Transitions:
+        """Take out every seed that is not permanent: what is left is what `export` gives."""
+        kept = self.lifecycle.occupied & ~self.lifecycle.at(SeedStage.FOSSILIZED)
+        names = [spec.name for spec, gone in zip(self.specs, kept[0].tolist(), strict=True) if gone]
+        return self.remove_now(*names) if names else Transitions.none()
+
+    def export(self, sample: Sample | None = None) -> nn.Module:
+        """A plain copy of the committed network, without Esper; checked on a sample."""
+        return export_module(self, self.sample if sample is None else sample)
+
+    # --- keeping -------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> Path:
+        """Write host, seeds, optimiser and what the controller remembers to a directory."""
+        return save_host(self, path)
+
+    def load(self, path: str | Path) -> None:
+        """Take over what was saved. The optimiser must exist and be of the same kind."""
+        load_host(self, path)
+
+
+def _require_room(host: GrowingModel, room: int | None) -> None:
+    """A budget too small for any seed would never grow without anyone noticing; 0 says so."""
+    costs = host.catalogue.total_costs()
+    fitting = costs[costs >= 0]
+    cheapest = int(fitting.min()) if len(fitting) else math.inf
+    if room is not None and 0 < room < cheapest:
+        raise BudgetError(
+            "The budget has no room for any seed in these slots",
+            given=f"{room:,} parameters, the cheapest seed adds {cheapest:,}",
+            fix="allow more, choose narrower slots, or say params=0 to train without growing",
+        )
+
+
+class StepWatch:
+    """Goes with every step of the optimiser; costs next to nothing while no seed is there."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._present: list[tuple[str, Seed]] = []  # seeds that exist, by slot
+        self.steps = 0  # since the last tick
+        self.longest = 0  # steps between two ticks
+        self._said = False  # since the last tick, that it seems to be forgotten
+        self._returns = 0
+        self._steps_at_return = 0
+        self._squares: dict[str, list[Tensor]] = {}  # of seeds' gradient norms, by slot
+        self._host_squares: list[Tensor] = []
+        self._set_aside: list[tuple[Optimizer, dict[str, Any]]] = []
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Be called around every step of this optimiser."""
+        optimizer.register_step_pre_hook(self.before_step)
+        optimizer.register_step_post_hook(lambda *_: self.bring_back())
+
+    def look_at(self, seeds: Iterable[tuple[str, Seed]]) -> None:
+        """From now on these exist, by slot."""
+        self._present = list(seeds)
+
+    def bring_back(self) -> None:
+        """Groups that were set aside for a step return to their optimiser."""
+        while self._set_aside:
+            optimizer, group = self._set_aside.pop()
+            optimizer.param_groups.append(group)
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.steps += 1
+        self.bring_back()  # in case that the last step failed
+        if not optimizer.param_groups[-1]["params"]:  # for scalar gates, and there are none: idle
+            self._set_aside.append((optimizer, optimizer.param_groups.pop()))
+        if self.steps >= (LONGER_EPOCHS * self.longest or UNTICKED_STEPS):
+            self._say_forgotten()
+        if not self._present and self.steps % HOST_EVERY != 1:
+            return
+        scale = getattr(optimizer, "grad_scale", None)  # fused optimisers undo it themselves
+        for name, seed in self._present:
+            if (square := _square_of(seed, scale)) is not None:
+                self._squares.setdefault(name, []).append(square)
+        if self.steps % HOST_EVERY == 1:
+            square = _square_of(self._model, scale)
+            if square is not None:
+                self._host_squares.append(square)
+
+    def returned_to_training(self) -> None:
+        """Evaluation is over, and training goes on: perhaps a new epoch."""
+        if self.steps > self._steps_at_return:
+            self._steps_at_return = self.steps
+            self._returns += 1
+            if self._returns >= UNTICKED_RETURNS and not self.longest:
+                self._say_forgotten()
+
+    def gradients(self) -> tuple[dict[str, float], float]:
+        """Root mean squares of the gradient norms since the last tick: seeds', and the host's."""
+        seeds = {name: _root_mean(squares) for name, squares in self._squares.items()}
+        return seeds, _root_mean(self._host_squares)
+
+    def start_epoch(self) -> None:
+        """A tick was called."""
+        self.go_on(0, max(self.longest, self.steps))
+
+    def go_on(self, steps: int, longest: int) -> None:
+        """From here, with so many steps since the last tick, and between any two at most."""
+        self.steps, self.longest = steps, longest
+        self._said = False
+        self._returns = self._steps_at_return = 0
+        self._squares, self._host_squares = {}, []
+
+    def _say_forgotten(self) -> None:
+        if self._said:
+            return
+        self._said = True
+        warnings.warn(
+            f"{self.steps} optimiser steps without host.tick(...), so nothing can grow; "
+            "call it once after every epoch.",
+            ForgottenTickWarning,
+            stacklevel=4,
+        )
+
+
+def _square_of(module: nn.Module, scale: Tensor | None) -> Tensor | None:
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    if not gradients:
+        return None
+    with torch.no_grad():
+        norm = get_total_norm(gradients).float()
+        return (norm if scale is None else norm / scale).square()
+
+
+def _root_mean(squares: list[Tensor]) -> float:
+    if not squares:
+        return math.nan
+    return math.sqrt(float(torch.stack(squares).mean()))

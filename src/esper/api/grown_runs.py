@@ -1,0 +1,289 @@
+"""A run of `grow`: what it was asked for, what happened, how it is kept, and a report on it.
+
+    OUT/checkpoint/   the run after its last whole epoch, replaced in one rename
+    OUT/sample/       the batch on which the model was probed and exports are checked
+    OUT/lock          held by the process that trains
+
+The first two are archives of tensors and JSON.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.api.grow_settings import GrowError, GrowSettings
+from esper.api.growing_model import GrowingModel
+from esper.api.host_state import pack, unpack
+from esper.api.ticking import Decision, StageChange
+from esper.archive import Archive, KeptFolder, RunKind, read_archive, write_archive
+from esper.kasmina.probe import Sample, Target
+from esper.leyline.slots import Layout
+from esper.leyline.stages import SeedStage
+
+CHECKPOINT, SAMPLE = RunKind.GROWTH, "sample"
+KIND, VERSION = "grow-run", 1
+SAMPLE_KIND = "grow-sample"
+
+
+class GrowthFolder(KeptFolder):
+    """The files of one run."""
+
+    kind, error = CHECKPOINT, GrowError
+    beginnings = (SAMPLE,)
+
+    def require_new(self) -> None:
+        """Refuse what cannot become a run's folder; other files in it do not matter."""
+        if self.holds_run:
+            raise GrowError(
+                f"{self.path} holds a run already",
+                fix=f"go on with esper.resume({str(self.path)!r}, ...), or name another directory",
+            )
+        if self.path.exists() and not self.path.is_dir():
+            raise GrowError(f"{self.path} is a file", fix="name a directory for the run")
+
+    def require_old(self) -> None:
+        self.require_run(
+            "holds no run to go on with", fix="name the directory that grow(out=...) was given"
+        )
+
+    def checkpoint(self) -> Archive:
+        self.require_old()
+        return read_archive(self.path / CHECKPOINT, kind=KIND, version=VERSION)
+
+    @property
+    def holds_sample(self) -> bool:
+        return (self.path / SAMPLE).is_dir()
+
+    def keep_sample(self, sample: Sample) -> None:
+        """Write the sample; inputs that are not tensors alone are left for the caller to give."""
+        if isinstance(sample, Tensor):
+            form, parts = "tensor", {"0": sample}
+        elif isinstance(sample, Mapping):
+            form, parts = "mapping", dict(sample)
+        else:
+            form, parts = "tuple", {str(place): each for place, each in enumerate(sample)}
+        if all(isinstance(each, Tensor) for each in parts.values()):
+            notes = {"form": form}
+            write_archive(
+                self.path / SAMPLE, kind=SAMPLE_KIND, version=VERSION, tensors=parts, notes=notes
+            )
+
+    def sample(self, device: torch.device) -> Sample | None:
+        """The sample, if it could be kept."""
+        if not self.holds_sample:
+            return None
+        archive = read_archive(self.path / SAMPLE, kind=SAMPLE_KIND, version=VERSION)
+        form = archive.notes["form"]
+        # Copied: products of numbers that lie in a mapped file may differ in their last bit.
+        tensors = {name: tensor.to(device, copy=True) for name, tensor in archive.tensors.items()}
+        if form == "tensor":
+            return tensors["0"]
+        if form == "mapping":
+            return tensors
+        return tuple(tensors[str(place)] for place in range(len(tensors)))
+
+
+def read_origin(path: str | Path) -> dict[str, Any]:
+    """What `grow(origin=...)` was given: where model and data come from, for the command line."""
+    return dict(GrowthFolder(path).checkpoint().notes["settings"]["origin"] or {})
+
+
+@dataclass
+class GrownRun:
+    """What `grow` returns. `history` has a record for every epoch."""
+
+    host: GrowingModel
+    settings: GrowSettings
+    history: list[dict[str, Any]] = field(default_factory=list)  # as JSON holds them
+    before: dict[str, float] = field(default_factory=dict)  # loss and score before training
+    after: dict[str, float] = field(default_factory=dict)  # of the network that is exported
+    path: Path | None = None
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.after)
+
+    @property
+    def sample(self) -> Sample:
+        return self.host.sample
+
+    def report(self) -> "Report":
+        """What grew, when, and what it was worth; prints as text."""
+        return Report(
+            controller=self.settings.controller,
+            epochs=len(self.history),
+            horizon=self.settings.epochs,
+            host_params=self.host.catalogue.host_params,
+            room=self.host.room,
+            grown=tuple(self._grown()),
+            most_added=max((record["most_added"] for record in self.history), default=0),
+            decisions=tuple(
+                (record["epoch"], str(decision))
+                for record in self.history
+                if (decision := Decision.of(record["decision"])).changes_something
+            ),
+            metric=self.settings.metric or "score",
+            before=dict(self.before),
+            after=dict(self.after),
+        )
+
+    def _grown(self) -> "Iterator[Grown]":
+        reached = {  # the last epoch after which a slot came to a stage
+            (change.slot, change.after): int(record["epoch"])
+            for record in self.history
+            for change in map(StageChange.of, record["events"])
+        }
+        for name, slot in self.host.seed_slots.items():
+            seed = slot.seed
+            if seed is not None and seed.stage is SeedStage.FOSSILIZED:
+                planted = reached[name, SeedStage.GERMINATED.name]
+                kept = reached[name, SeedStage.FOSSILIZED.name]
+                yield Grown(name, seed.blueprint, seed.params, planted, kept, seed.contribution)
+
+    def export(self, sample: Sample | None = None) -> nn.Module:
+        """The committed network as a plain module, checked against the host."""
+        return self.host.export(sample)
+
+    # --- as it goes on -------------------------------------------------------------------
+
+    def settle(self, **known: Any) -> None:
+        """Settings that are known only now."""
+        self.settings = replace(self.settings, **known)
+
+    def begin(self, scores: Mapping[str, float]) -> None:
+        """Before the first epoch."""
+        self.before = dict(scores)
+        if self.path is not None:
+            GrowthFolder(self.path).keep_sample(self.sample)
+
+    def finish(self, scores: Mapping[str, float]) -> None:
+        """After the last one."""
+        self.after = dict(scores)
+        self.host.eval()
+
+    # --- keeping -------------------------------------------------------------------------
+
+    def held(self) -> AbstractContextManager[object]:
+        """Inside, no other process can train the run in this folder, if it has one."""
+        return nullcontext() if self.path is None else GrowthFolder(self.path).locked()
+
+    def keep(self, scheduler: Mapping[str, Any] | None) -> None:
+        """Write the checkpoint, if the run has a folder."""
+        if self.path is None:
+            return
+        tensors, notes = pack(self.host)
+        notes |= {
+            "settings": self.settings.note(),
+            "history": self.history,
+            "before": self.before,
+            "after": self.after,
+            "scheduler": scheduler,
+        }
+        write_archive(
+            self.path / CHECKPOINT, kind=KIND, version=VERSION, tensors=tensors, notes=notes
+        )
+
+    def restore(self, archive: Archive, *, training: bool) -> None:
+        """Take over host, history and scores of a checkpoint of a run made like this one."""
+        unpack(self.host, archive, training=training)
+        notes = archive.notes
+        self.history, self.before = list(notes["history"]), dict(notes["before"])
+        if notes["after"]:
+            self.finish(notes["after"])
+
+
+def as_note(target: Target) -> dict[str, Any]:
+    """A place as JSON holds it."""
+    layout = None if target.layout is None else str(target.layout.value)
+    return {"path": target.path, "part": target.part, "layout": layout, "name": target.name}
+
+
+def as_target(note: Mapping[str, Any]) -> Target:
+    layout = None if note["layout"] is None else Layout(note["layout"])
+    return Target(note["path"], note["part"], layout, note["name"])
+
+
+# --- report --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A seed that became part of the network."""
+
+    slot: str
+    blueprint: str
+    params: int
+    planted: int  # the epoch after which it was planted
+    kept: int  # the epoch after which it became permanent
+    contribution: float | None  # in percent points, when last measured
+
+    @property
+    def missed(self) -> str:
+        """The contribution in words that nobody takes for what growing won."""
+        if self.contribution is None:
+            return ""
+        if self.contribution < 0.0:
+            return f", stands in the way by {-self.contribution:.2f} points"
+        return f", is missed by {self.contribution:.2f} points if it is left out"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of one run; prints as text."""
+
+    controller: str
+    epochs: int
+    horizon: int
+    host_params: int
+    room: int | None  # parameters that were allowed in seeds
+    grown: tuple[Grown, ...]
+    most_added: int  # parameters in seeds at any time, those on probation included
+    decisions: tuple[tuple[int, str], ...]  # epoch and what was decided, waiting left out
+    metric: str
+    before: Mapping[str, float]  # training
+    after: Mapping[str, float]  # of the exported network; empty until the run is finished
+
+    @property
+    def added(self) -> int:
+        return sum(seed.params for seed in self.grown)
+
+    @property
+    def within_budget(self) -> bool:
+        return self.room is None or self.most_added <= self.room
+
+    def __str__(self) -> str:
+        share = 100.0 * self.added / max(self.host_params, 1)
+        limit = "no limit" if self.room is None else f"allowed {self.room:,}"
+        lines = [
+            f"{self.epochs} of {self.horizon} epochs under {self.controller!r}",
+            f"parameters: {self.host_params:,} + {self.added:,} ({share:+.1f} %), at most "
+            f"{self.most_added:,} in seeds at any time, {limit}: "
+            + ("within the budget" if self.within_budget else "OVER THE BUDGET"),
+            # A loss is turned into a score, which is another number than the loss.
+            f"{'score' if self.metric == 'loss' else self.metric}: {_shown(self.before)} before "
+            "training" + (f", {_shown(self.after)} of the exported network" if self.after else ""),
+        ]
+        if "test_score" in self.after:
+            lines.append(
+                f"test: {self.after['test_score']:.2f} (loss {self.after['test_loss']:.4g})"
+            )
+        lines.append("")
+        lines += ["grown:"] if self.grown else ["nothing grew for good"]
+        for seed in self.grown:
+            lines.append(
+                f"  {seed.blueprint} at {seed.slot}: {seed.params:,} parameters, planted after "
+                f"epoch {seed.planted}, permanent after {seed.kept}{seed.missed}"
+            )
+        if self.decisions:
+            lines += ["", "decisions:"]
+            lines += [f"  after epoch {epoch}: {what}" for epoch, what in self.decisions]
+        return "\n".join(lines)
+
+
+def _shown(scores: Mapping[str, float]) -> str:
+    return f"{scores['score']:.2f} (loss {scores['loss']:.4g})"
