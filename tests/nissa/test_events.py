@@ -86,18 +86,19 @@ def test_texts_must_be_as_many_as_rows() -> None:
 
 def test_only_watched_environments_keep_their_observations() -> None:
     event = decisions(1, 0, envs=6, watched=2)
-    whole, blobs = rows_of(event, LAYOUT)
-    assert (len(whole), len(blobs)) == (6, 1)
-    assert len(blobs.columns["observation"][0]) == 2 * 2 * 4  # environments, bytes, features
+    rows = rows_of(event, LAYOUT)
+    assert len(rows["decisions"]["env"]) == 6
+    (blob,) = rows["observations"]["observation"]
+    assert len(blob) == 2 * 2 * 4  # environments, bytes, features
     assert event.observations.shape == (2, 4)
 
 
 def test_idle_environments_decide_nothing() -> None:
     active = [True, False, True, False, False, True]
-    whole, blobs = rows_of(decisions(1, 0, envs=6, active=active, watched=3, first_env=10), LAYOUT)
-    assert whole.columns["env"] == [10, 12, 15]
-    assert np.frombuffer(blobs.columns["envs"][0], "<i4").tolist() == [10, 12]
-    assert whole.columns["op"] == decisions(1, 0, envs=6).actions[[0, 2, 5], 0].tolist()
+    rows = rows_of(decisions(1, 0, envs=6, active=active, watched=3, first_env=10), LAYOUT)
+    assert rows["decisions"]["env"] == [10, 12, 15]
+    assert np.frombuffer(rows["observations"]["envs"][0], "<i4").tolist() == [10, 12]
+    assert rows["decisions"]["op"] == decisions(1, 0, envs=6).actions[[0, 2, 5], 0].tolist()
 
 
 def catalogue() -> BlueprintCatalogue:

@@ -10,12 +10,34 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from esper.leyline.constants import HEAD_COUNT_FLOOR, RATIO_COLLAPSE, RATIO_EXPLOSION
 from esper.leyline.errors import AgreementError
-from esper.nissa.events import AnomalyFound
-from esper.nissa.metrics import flatten
-from esper.nissa.thresholds import Thresholds
+from esper.nissa.events import AnomalyFound, flatten
 
 Numbers = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """When a number of an update counts as wrong, for how long, and when it is right again."""
+
+    ratio_explosion: float = RATIO_EXPLOSION
+    ratio_collapse: float = RATIO_COLLAPSE
+    entropy_collapse: float = 0.001  # of a uniform choice among the legal actions
+    value_collapse: float = 0.02  # spread of values / spread of returns, and variance explained
+    gradient_vanishing: float = 1e-6
+    gradient_explosion: float = 100.0  # before clipping
+    min_clipped: float = 0.3  # share of a head's steps: of thousands, one always has an extreme
+    min_mattering_steps: int = 32  # below this a head's numbers say nothing
+    min_return_spread: float = 1e-3  # below this there is nothing to learn, and nothing collapsed
+    recovery_factor: float = 1.5  # over when the number is so much better than the threshold
+    clear_after: int = 3  # good updates in a row
+    ratio_patience: int = 3  # bad updates in a row
+    entropy_patience: int = 5
+    value_patience: int = 10
+    gradient_patience: int = 5
+    # How the learner averages a head's entropy: over at least this share of all steps.
+    head_count_floor: float = HEAD_COUNT_FLOOR
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ largest head, `F` features, `M` rows of an event.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
-from typing import Annotated, ClassVar
+from dataclasses import InitVar, dataclass, field, fields, is_dataclass
+from numbers import Real
+from typing import Annotated, Any, ClassVar
 
 from esper.nissa.schema import (
     LOG_PROBS,
@@ -35,7 +36,6 @@ from esper.nissa.schema import (
     Text,
     Texts,
     fields_of,
-    own,
 )
 
 DEFAULT_WATCHED = 16  # environments whose observations, probabilities and masks are kept
@@ -69,7 +69,15 @@ class Event:
             KINDS[cls.kind] = cls
 
     def __post_init__(self) -> None:
-        own(self, self._kept)
+        """Copy what was given; the first array says how many rows there are."""
+        rows: int | None = None
+        for name, kind in self._kept:
+            value = getattr(self, name)
+            if value is not None:
+                value = kind.kept(name, value, rows)
+                object.__setattr__(self, name, value)
+                if rows is None and isinstance(kind, Numeric):
+                    rows = len(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,3 +272,24 @@ class Dropped(Event):
     sink: str
     what: str  # the kind that was dropped
     count: int
+
+
+def flatten(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """`{"heads": {"op": {"kl": 0.1}}}` as `{"heads.op.kl": 0.1}`; what is no number is left out.
+
+    Mappings and dataclasses may be nested; numbers, truth values and tensors of one number count.
+    """
+    return dict(_walk("", metrics))
+
+
+def _walk(path: str, value: Any) -> list[tuple[str, float]]:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Mapping):
+        found = []
+        for name, inner in value.items():
+            found += _walk(f"{path}.{name}" if path else str(name), inner)
+        return found
+    if isinstance(value, Real) or getattr(value, "shape", None) == ():
+        return [(path, float(value))]
+    return []

@@ -11,15 +11,35 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from esper.nissa.events import Dropped, Event, Noted
-from esper.nissa.sinks import DurableSink, Sink
 
 CAPACITY = 1024  # events that may wait for a sink
 BATCH = 256  # events written together
 BATCH_SECONDS = 0.1  # or what came within this time
 PATIENCE_SECONDS = 120.0  # a durable sink that makes no room for so long has failed
 CLOSING_SECONDS = 10.0  # other sinks have this long to finish
+
+
+class Sink(Protocol):
+    """Where events go: takes them in batches, always from the same thread."""
+
+    @property
+    def name(self) -> str: ...
+
+    def write(self, batch: Sequence[Event]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class DurableSink(Sink, Protocol):
+    """A sink that nothing but samples may be lost on the way to."""
+
+    def commit(self, round: int) -> None:
+        """Return when everything written so far is on the disk."""
+        ...
 
 
 @dataclass

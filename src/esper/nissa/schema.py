@@ -10,7 +10,7 @@ event, `H` heads, `A` actions of the largest head, `F` features.
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from itertools import accumulate
@@ -47,36 +47,28 @@ class Layout:
         space: "ActionSpace",
         features: Sequence[str] = (),
         catalogue: "BlueprintCatalogue | None" = None,
-        ops: Sequence[str] = (),
     ) -> "Layout":
         """From a space of actions; heads that nobody named have actions 0, 1, 2, ...
 
-        With a catalogue the slots and blueprints have their names, and ops those of LifecycleOp.
+        With a catalogue slots and blueprints have their names, ops and blends those of leyline.
         """
-        known: dict[str, Sequence[str]] = {}
-        slots: tuple[str, ...] = ()
-        blueprints: tuple[str, ...] = ()
-        if catalogue is not None:
-            slots, blueprints = catalogue.slots.names, catalogue.names
-            known = {
-                "op": [op.name for op in LifecycleOp],
-                "slot": slots,
-                "blueprint": blueprints,
-                "blend": [blend.name for blend in Blend],
-            }
-        if ops:
-            known[space.names[0]] = ops
-        actions = []
-        for head, size in zip(space.names, space.sizes, strict=True):
-            names = tuple(known.get(head, ())) or tuple(map(str, range(size)))
+        slots, blueprints = (catalogue.slots.names, catalogue.names) if catalogue else ((), ())
+        known = {"slot": slots, "blueprint": blueprints}
+        if catalogue:
+            known["op"] = tuple(op.name for op in LifecycleOp)
+            known["blend"] = tuple(blend.name for blend in Blend)
+        actions = tuple(
+            known.get(head) or tuple(map(str, range(size)))
+            for head, size in zip(space.names, space.sizes, strict=True)
+        )
+        for head, names, size in zip(space.names, actions, space.sizes, strict=True):
             if len(names) != size:
                 raise AgreementError(
                     f"Head {head!r} has another number of actions than names",
                     given=", ".join(names),
                     valid=f"{size} names",
                 )
-            actions.append(names)
-        return cls(space.names, tuple(actions), space.relevance, tuple(features), slots, blueprints)
+        return cls(space.names, actions, space.relevance, tuple(features), slots, blueprints)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -123,7 +115,11 @@ class Field:
         return value
 
     def columns(self, name: str, layout: Layout) -> dict[str, str]:
-        """Names of columns, with their types in SQL."""
+        """The names of its columns, with their types in SQL."""
+        return {}
+
+    def stored(self, name: str, value: Any, layout: Layout) -> dict[str, Any]:
+        """The values of every column, one for each row."""
         return {}
 
 
@@ -132,21 +128,16 @@ class Single(Field):
     """One value, the same in all rows of the event."""
 
     sql: str
-    stored: Callable[[Any], Any] = lambda value: value  # as SQLite takes it
+    encode: Callable[[Any], Any] = lambda value: value
 
     def columns(self, name: str, layout: Layout) -> dict[str, str]:
         return {name: self.sql}
 
-
-class PerRow(Field):
-    """A value for each row of an event."""
-
-    def rows(self, name: str, value: Any, layout: Layout) -> dict[str, Sequence[Any]]:
-        """The values of every column."""
-        return {name: value}
+    def stored(self, name: str, value: Any, layout: Layout) -> dict[str, Any]:
+        return {name: self.encode(value)}
 
 
-class Numbers(PerRow):
+class Numbers(Field):
     """Numbers by name, a row each."""
 
     def kept(self, name: str, value: Mapping[str, Any], rows: int | None) -> dict[str, float]:
@@ -155,15 +146,15 @@ class Numbers(PerRow):
     def columns(self, name: str, layout: Layout) -> dict[str, str]:
         return {"name": "TEXT", "value": "REAL"}
 
-    def rows(self, name: str, value: Mapping[str, float], layout: Layout) -> dict[str, Any]:
+    def stored(self, name: str, value: Mapping[str, float], layout: Layout) -> dict[str, Any]:
         return {"name": list(value), "value": list(value.values())}
 
 
-class Text(PerRow):
+class Text(Field):
     """[M] texts."""
 
     def kept(self, name: str, value: Sequence[str], rows: int | None) -> tuple[str, ...]:
-        texts = tuple(str(text) for text in value)
+        texts = tuple(map(str, value))
         if isinstance(value, str) or len(texts) != rows:
             raise AgreementError(
                 f"{name!r} of an event needs one text for each row", given=len(texts), valid=rows
@@ -173,51 +164,41 @@ class Text(PerRow):
     def columns(self, name: str, layout: Layout) -> dict[str, str]:
         return {name: "TEXT"}
 
-
-@dataclass(frozen=True)
-class Blob:
-    """An array [W, ...] of the watched environments, in a column of `observations`."""
-
-    column: str
-    encode: Callable[[NDArray[Any], Layout], NDArray[Any]]  # [W, ...] to [W, ...]
-    decode: Callable[[bytes, Layout], Any]  # of one environment, by name
-    read_as: str = ""  # where people call it otherwise
+    def stored(self, name: str, value: Sequence[str], layout: Layout) -> dict[str, Any]:
+        return {name: value}
 
 
 @dataclass(frozen=True)
 class Numeric(Field):
-    """An array, kept with one row for each of the event's; this kind is not a column itself."""
+    """An array, one row for each of the event's; this kind is kept, and is no column."""
 
     dtype: str
     axes: int = 1
-    blob: Blob | None = None  # what is stored of the watched environments
+    blob: "Blob | None" = None  # what is stored of the watched environments
+
+    @property
+    def sql(self) -> str:
+        return "INTEGER" if "i" in self.dtype else "REAL"
 
     def kept(self, name: str, value: Array, rows: int | None) -> NDArray[Any]:
         return owned(name, value, self.dtype, self.axes, rows)
 
 
 @dataclass(frozen=True)
-class Number(Numeric, PerRow):
+class Number(Numeric):
     """[M] numbers, stored as they are or, with `named`, by the name of each."""
 
     named: Callable[[Layout, int], str | None] | None = None
 
     def columns(self, name: str, layout: Layout) -> dict[str, str]:
-        return {name: _sql(self.dtype) if self.named is None else "TEXT"}
+        return {name: "TEXT" if self.named else self.sql}
 
-    def rows(self, name: str, value: NDArray[Any], layout: Layout) -> dict[str, Sequence[Any]]:
+    def stored(self, name: str, value: NDArray[Any], layout: Layout) -> dict[str, Any]:
         found = value.tolist()
-        if self.named is not None:
+        if self.named:
             names = {number: self.named(layout, number) for number in set(found)}
             found = [names[number] for number in found]
         return {name: found}
-
-
-class Watched(Numeric):
-    """[N or W, ...]: of the watched environments only."""
-
-    def kept(self, name: str, value: Array, rows: int | None) -> NDArray[Any]:
-        return owned(name, value, self.dtype, self.axes, None)
 
 
 @dataclass(frozen=True)
@@ -230,11 +211,9 @@ class PerEnvironment(Numeric):
     column: str = ""
 
     def columns(self, name: str, layout: Layout) -> dict[str, str]:
-        names = (self.column,) if self.column else layout.heads
-        return dict.fromkeys(names, _sql(self.dtype))
+        return dict.fromkeys((self.column,) if self.column else layout.heads, self.sql)
 
-    def arrays(self, value: NDArray[Any], layout: Layout) -> dict[str, NDArray[Any]]:
-        """The values of every column, [N] each."""
+    def stored(self, name: str, value: NDArray[Any], layout: Layout) -> dict[str, Any]:
         if self.column:
             return {self.column: value if self.axes == 1 else value.astype("<f8").sum(1)}
         if value.shape[1] != len(layout.heads):
@@ -253,14 +232,76 @@ class Measures(Field):
     prefix: str = ""
 
     def kept(self, name: str, value: Mapping[str, Array], rows: int | None) -> dict[str, Any]:
+        for key in value:
+            if not _COLUMN.fullmatch(key):
+                raise AgreementError(
+                    "A measurement's name becomes a column",
+                    given=repr(key),
+                    valid="small letters, digits and underscores; round, step, env and reward are "
+                    "taken",
+                )
         return {
-            _column(key): owned(f"{name}[{key!r}]", array, "<f8", 1, rows)
-            for key, array in value.items()
+            key: owned(f"{name}[{key!r}]", array, "<f8", 1, rows) for key, array in value.items()
         }
 
-    def arrays(self, value: Mapping[str, NDArray[Any]], layout: Layout) -> dict[str, NDArray[Any]]:
-        """The values of every column, [N] each."""
-        return {f"{self.prefix}{name}": array for name, array in value.items()}
+    def stored(self, name: str, value: Mapping[str, Array], layout: Layout) -> dict[str, Any]:
+        return {f"{self.prefix}{key}": array for key, array in value.items()}
+
+
+class Watched(Numeric):
+    """[N or W, ...]: of the watched environments only."""
+
+    def kept(self, name: str, value: Array, rows: int | None) -> NDArray[Any]:
+        return super().kept(name, value, None)
+
+
+@dataclass(frozen=True)
+class Blob:
+    """An array of the watched environments as a column of `observations`, and by name.
+
+    [W, H, A] is stored without the padding, as [W, actions of all heads].
+    """
+
+    column: str
+    dtype: str  # ?: bits
+    names: Callable[[Layout], Sequence[str]] | None = None  # of its numbers; None: all actions
+    read_as: str = ""  # where people call it otherwise
+
+    def encode(self, given: NDArray[Any], layout: Layout) -> NDArray[Any]:
+        """[W, bytes or numbers]"""
+        if self.names is None:
+            given = _actions_only(given, layout)
+        elif given.shape[1] != len(self.names(layout)):
+            raise AgreementError(
+                "Observations have another number of features than the run",
+                given=given.shape[1],
+                valid=len(self.names(layout)),
+            )
+        if self.dtype == "?":
+            return np.packbits(given, axis=1, bitorder="little")
+        with np.errstate(over="ignore"):  # beyond the range of float16 is infinite
+            return given.astype(self.dtype)
+
+    def decode(self, blob: bytes, layout: Layout) -> dict[str, Any]:
+        """Of one environment, by name; of bits the names."""
+        if self.names is not None:
+            values = np.frombuffer(blob, self.dtype).tolist()
+            return dict(zip(self.names(layout), values, strict=True))
+        if self.dtype != "?":
+            return layout.by_action(np.frombuffer(blob, self.dtype).tolist())
+        bits = np.unpackbits(np.frombuffer(blob, np.uint8), bitorder="little").tolist()
+        heads = layout.by_action(bits)
+        return {head: tuple(name for name, bit in of.items() if bit) for head, of in heads.items()}
+
+
+def _actions_only(given: NDArray[Any], layout: Layout) -> NDArray[Any]:
+    if given.shape[1] != len(layout.heads) or given.shape[2] < max(layout.sizes):
+        raise AgreementError(
+            "Masks or probabilities do not have the run's heads",
+            given=list(given.shape),
+            valid=f"[environments, {len(layout.heads)}, {max(layout.sizes)}]",
+        )
+    return np.concatenate([given[:, head, :size] for head, size in enumerate(layout.sizes)], axis=1)
 
 
 def fields_of(event: type[Any]) -> dict[str, Field]:
@@ -269,46 +310,14 @@ def fields_of(event: type[Any]) -> dict[str, Field]:
     for name, annotation in inspect.get_annotations(event).items():
         parts = (annotation, *get_args(annotation))  # of `... | None` also what is inside
         said = [extra for part in parts for extra in getattr(part, "__metadata__", ())]
-        said += [_PLAIN[part] for part in parts if part in _PLAIN]
+        said += [Single(_SQL[part]) for part in parts if part in _SQL]
         if said:
             found[name] = said[0]
     return found
 
 
-def own(event: Any, declared: Iterable[tuple[str, Field]]) -> None:
-    """Replace what a new event was given by its own copies; the first array says how many rows."""
-    rows: int | None = None
-    for name, field in declared:
-        value = getattr(event, name)
-        if value is not None:
-            value = field.kept(name, value, rows)
-            object.__setattr__(event, name, value)
-            if rows is None and isinstance(field, Numeric):
-                rows = len(value)
-
-
-_PLAIN = {
-    int: Single("INTEGER"),
-    bool: Single("INTEGER"),
-    float: Single("REAL"),
-    str: Single("TEXT"),
-}
-_SQL = {"i": "INTEGER", "f": "REAL"}
+_SQL = {int: "INTEGER", bool: "INTEGER", float: "REAL", str: "TEXT"}
 _COLUMN = re.compile(r"(?!(round|step|env|reward)$|reward_)[a-z_][a-z0-9_]*")
-
-
-def _sql(dtype: str) -> str:
-    return _SQL[np.dtype(dtype).kind]
-
-
-def _column(name: str) -> str:
-    if not _COLUMN.fullmatch(name):
-        raise AgreementError(
-            "A measurement's name becomes a column",
-            given=repr(name),
-            valid="small letters, digits and underscores; round, step, env and reward are taken",
-        )
-    return name
 
 
 def owned(name: str, value: Array, dtype: str, axes: int, rows: int | None) -> NDArray[Any]:
@@ -357,59 +366,9 @@ Blueprints = Annotated[Array, Number("<i4", named=_blueprint_name)]  # below 0: 
 Stages = Annotated[Array, Number("<i4", named=lambda _, stage: SeedStage(stage).name)]
 Causes = Annotated[Array, Number("<i4", named=lambda _, cause: cause_name(cause))]
 
-
-# --- what the watched environments saw, as blobs and by name -----------------------------------
-
-
-def _halves(given: NDArray[Any], layout: Layout) -> NDArray[Any]:
-    if given.shape[1] != len(layout.features):
-        raise AgreementError(
-            "Observations have another number of features than the run",
-            given=given.shape[1],
-            valid=len(layout.features),
-        )
-    with np.errstate(over="ignore"):  # beyond the range of float16 is infinite
-        return given.astype("<f2")
-
-
-def _actions_only(given: NDArray[Any], layout: Layout) -> NDArray[Any]:
-    """[W, H, A] without the padding: [W, actions of all heads]."""
-    if given.shape[1] != len(layout.heads) or given.shape[2] < max(layout.sizes):
-        raise AgreementError(
-            "Masks or probabilities do not have the run's heads",
-            given=list(given.shape),
-            valid=f"[environments, {len(layout.heads)}, {max(layout.sizes)}]",
-        )
-    return np.concatenate([given[:, head, :size] for head, size in enumerate(layout.sizes)], axis=1)
-
-
-def _shares(given: NDArray[Any], layout: Layout) -> NDArray[Any]:
-    return _actions_only(given, layout).astype("<f2")
-
-
-def _bits(given: NDArray[Any], layout: Layout) -> NDArray[Any]:
-    return np.packbits(_actions_only(given, layout), axis=1, bitorder="little")
-
-
-def _legal(blob: bytes, layout: Layout) -> dict[str, tuple[str, ...]]:
-    bits = np.unpackbits(np.frombuffer(blob, np.uint8), bitorder="little").tolist()
-    heads = layout.by_action(bits)
-    return {head: tuple(name for name, bit in of.items() if bit) for head, of in heads.items()}
-
-
-def _by_feature(blob: bytes, layout: Layout) -> dict[str, float]:
-    return dict(zip(layout.features, np.frombuffer(blob, "<f2").tolist(), strict=True))
-
-
-def _by_action(blob: bytes, layout: Layout) -> dict[str, dict[str, float]]:
-    return layout.by_action(np.frombuffer(blob, "<f2").tolist())
-
-
-def _by_head(blob: bytes, layout: Layout) -> dict[str, float]:
-    return dict(zip(layout.heads, np.frombuffer(blob, "<f4").tolist(), strict=True))
-
-
-LOG_PROBS = Blob("log_probs", lambda given, layout: given, _by_head)
-Observations = Annotated[Array, Watched("<f4", 2, Blob("observation", _halves, _by_feature))]
-Masks = Annotated[Array, Watched("?", 3, Blob("masks", _bits, _legal, read_as="legal"))]
-Probabilities = Annotated[Array, Watched("<f4", 3, Blob("probabilities", _shares, _by_action))]
+Observations = Annotated[
+    Array, Watched("<f4", 2, Blob("observation", "<f2", lambda layout: layout.features))
+]  # [N or W, F]
+Masks = Annotated[Array, Watched("?", 3, Blob("masks", "?", read_as="legal"))]  # [N or W, H, A]
+Probabilities = Annotated[Array, Watched("<f4", 3, Blob("probabilities", "<f2"))]  # [N or W, H, A]
+LOG_PROBS = Blob("log_probs", "<f4", lambda layout: layout.heads)

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -29,21 +29,14 @@ from numpy.typing import NDArray
 
 from esper.leyline.errors import AgreementError, EsperError
 from esper.nissa.events import KINDS, Decisions, Event, StepEvent
-from esper.nissa.schema import (
-    Layout,
-    Measures,
-    Numeric,
-    PerEnvironment,
-    PerRow,
-    Single,
-    Watched,
-)
+from esper.nissa.schema import Layout, Numeric, Watched
 
 FILE = "events.sqlite"
 SCHEMA_VERSION = 1  # of tables and columns that are there; new ones do not change it
 APPLICATION = 0x45535052  # "ESPR", in the header of every such file
 BUSY_SECONDS = 30.0
 DEFAULT_ROWS = 256  # environments that have rows of their own
+Columns = Mapping[str, Sequence[Any]]  # of one length
 CHUNKS = (256, 64, 16, 4, 1)  # rows of a statement; few sizes, so that statements are prepared once
 
 STEP_KEY = ("round", "step", "env")
@@ -168,62 +161,54 @@ def read_layout(connection: sqlite3.Connection, path: Path) -> Layout:
 # --- from events to rows ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows of one table, as columns of one length."""
-
-    table: str
-    columns: Mapping[str, Sequence[Any]]
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-
-def rows_of(event: Event, layout: Layout, rows: int = DEFAULT_ROWS) -> list[Rows]:
-    """What an event adds to the tables; round, step or event are added by the store.
+def rows_of(event: Event, layout: Layout, rows: int = DEFAULT_ROWS) -> dict[str, Columns]:
+    """What an event adds to each table; round, step or event are added by the store.
 
     `rows`: of how many environments decisions and steps are rows; the others' are packed.
     """
-    if isinstance(event, StepEvent):
-        return _by_environment(event, layout, rows)
-    shared: dict[str, Any] = {}
-    columns: dict[str, Sequence[Any]] = {}
+    columns: dict[str, Any] = {}
     for name, field in event.declared.items():
         value = getattr(event, name)
-        if isinstance(field, Single):
-            shared[name] = field.stored(value)
-        elif isinstance(field, PerRow) and value is not None:
-            columns |= field.rows(name, value, layout)
-    count = len(next(iter(columns.values()))) if columns else 1
-    return [Rows(event.table, {**{n: [v] * count for n, v in shared.items()}, **columns})]
+        if value is not None:
+            columns |= field.stored(name, value, layout)
+    if isinstance(event, StepEvent):
+        del columns["step"]
+        return _by_environment(event, columns, layout, rows)
+    lists = [column for column in columns.values() if isinstance(column, list | tuple)]
+    count = len(lists[0]) if lists else 1
+    return {
+        event.table: {
+            name: column if isinstance(column, list | tuple) else [column] * count
+            for name, column in columns.items()
+        }
+    }
 
 
-def _by_environment(event: StepEvent, layout: Layout, rows: int) -> list[Rows]:
+def _by_environment(
+    event: StepEvent, columns: Mapping[str, NDArray[Any]], layout: Layout, rows: int
+) -> dict[str, Columns]:
     """The active environments as rows, beyond the first ones as packs; the watched ones' blobs."""
-    columns: dict[str, NDArray[Any]] = {}  # [N] each
-    for name, field in event.declared.items():
-        if isinstance(field, PerEnvironment | Measures):
-            columns |= field.arrays(getattr(event, name), layout)
-    count = len(next(iter(columns.values())))
+    count = len(next(iter(columns.values())))  # N
     active = np.arange(count) if event.active is None else np.flatnonzero(event.active)
     arrays = {"env": (active + event.first_env).astype("<i4")}  # [K] each
     arrays |= {name: array[active] for name, array in columns.items()}
     few = int(np.searchsorted(active, rows))
-    made = [Rows(event.table, {name: array[:few].tolist() for name, array in arrays.items()})]
+    made: dict[str, Columns] = {
+        event.table: {name: array[:few].tolist() for name, array in arrays.items()}
+    }
     if few < len(active):
-        many = {name: array[few:] for name, array in arrays.items()}
-        packs: dict[str, Sequence[Any]] = {
+        many = [array[few:] for array in arrays.values()]
+        made["packs"] = {
             "kind": [event.table] * len(many),
             "first": [event.first_env] * len(many),
-            "name": list(many),
-            "dtype": [array.dtype.str for array in many.values()],
-            "data": [array.tobytes() for array in many.values()],
+            "name": list(arrays),
+            "dtype": [array.dtype.str for array in many],
+            "data": [array.tobytes() for array in many],
         }
-        made.append(Rows("packs", packs))
-    return made + _watched(event, active, layout)
+    return made | _watched(event, active, layout)
 
 
-def _watched(event: StepEvent, active: NDArray[np.intp], layout: Layout) -> list[Rows]:
+def _watched(event: StepEvent, active: NDArray[np.intp], layout: Layout) -> dict[str, Columns]:
     """One row for all watched environments of a step: each blob holds an array over them."""
     parts: dict[str, NDArray[Any]] = {}
     watched: list[int] = []
@@ -233,14 +218,12 @@ def _watched(event: StepEvent, active: NDArray[np.intp], layout: Layout) -> list
             parts[field.blob.column] = field.blob.encode(value, layout)
             watched += [len(value)] if isinstance(field, Watched) else []
     if not any(watched):
-        return []
+        return {}
     active = active[active < min(watched)]
-    columns: dict[str, Sequence[Any]] = {
-        "first": [event.first_env],
-        "envs": [(active + event.first_env).astype("<i4").tobytes()],
-    }
-    columns |= {name: [part[active].tobytes()] for name, part in parts.items()}
-    return [Rows("observations", columns)]
+    parts = {name: part[active] for name, part in parts.items()}
+    parts["envs"] = (active + event.first_env).astype("<i4")
+    blobs = {name: [part.tobytes()] for name, part in parts.items()}
+    return {"observations": {"first": [event.first_env], **blobs}}
 
 
 # --- the store -------------------------------------------------------------------------------
@@ -286,7 +269,7 @@ class RunStore:
                 )
             self._add_what_is_new()
             return
-        with self._transaction():
+        with _Transaction(self._connection):
             for statement in schema(self.layout):
                 connection.execute(statement)
             layout = ("layout", self.layout.to_json())
@@ -297,15 +280,11 @@ class RunStore:
 
     def _add_what_is_new(self) -> None:
         """Tables and columns of events that were not known when the file was made."""
-        with self._transaction():
+        with _Transaction(self._connection):
             for kind in KINDS.values():
-                there = self._columns(kind.table)
-                if not there:
+                if not self._columns(kind.table):
                     self._connection.execute(_created(kind, self.layout))
-                    continue
-                for name, sql in columns_of(kind, self.layout).items():
-                    if name not in there:
-                        self._add_column(kind.table, name, sql)
+                self._add_columns(kind.table, columns_of(kind, self.layout))
 
     @property
     def last_commit(self) -> int | None:
@@ -319,7 +298,7 @@ class RunStore:
         now = time.time()
         with self._lock:
             try:
-                with self._transaction():
+                with _Transaction(self._connection):
                     for event in batch:
                         self._add(event, now)
             except BaseException:
@@ -331,7 +310,7 @@ class RunStore:
         with self._lock:
             self._connection.execute("PRAGMA synchronous = FULL")
             try:
-                with self._transaction():
+                with _Transaction(self._connection):
                     self._connection.execute(
                         "INSERT OR REPLACE INTO commits VALUES (?, ?)", (round, time.time())
                     )
@@ -343,7 +322,7 @@ class RunStore:
 
         If that is an earlier one, the store had failed before the checkpoint was written.
         """
-        with self._lock, self._transaction():
+        with self._lock, _Transaction(self._connection):
             for table in keys():
                 self._connection.execute(f"DELETE FROM {table} WHERE round > ?", (round,))  # noqa: S608
         return self.last_commit
@@ -362,44 +341,41 @@ class RunStore:
     def __exit__(self, *failure: object) -> None:
         self.close()
 
-    def _transaction(self) -> "_Transaction":
-        return _Transaction(self._connection)
-
     def _add(self, event: Event, now: float) -> None:
         step = getattr(event, "step", None)
         number = self._connection.execute(
             "INSERT INTO events (round, step, kind, version, time) VALUES (?, ?, ?, ?, ?)",
             (event.round, step, event.kind, event.version, now),
         ).lastrowid
-        for rows in rows_of(event, self.layout, self.rows):
+        for table, columns in rows_of(event, self.layout, self.rows).items():
+            count = len(next(iter(columns.values())))
             if isinstance(event, StepEvent):
-                self._measure(rows)
-                self._insert(rows, ("round", "step"), (event.round, step))
+                if table == "steps" and not self._measures.issuperset(columns):
+                    # Measurements become columns when they first come, or another process did it.
+                    self._add_columns(table, dict.fromkeys(columns, "REAL"))
+                    self._measures = self._columns(table)
+                self._insert(table, columns, count, {"round": event.round, "step": step})
             else:
-                columns = {"n": range(len(rows)), **rows.columns}
-                self._insert(Rows(rows.table, columns), ("round", "event"), (event.round, number))
+                columns = {"n": range(count), **columns}
+                self._insert(table, columns, count, {"round": event.round, "event": number})
 
     def _columns(self, table: str) -> set[str]:
         found = self._connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
         return {name for (name,) in found}
 
-    def _add_column(self, table: str, name: str, sql: str) -> None:
-        self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {quoted(name)} {sql}")
+    def _add_columns(self, table: str, columns: Mapping[str, str]) -> None:
+        """Those that are not there yet."""
+        there = self._columns(table)
+        for name, sql in columns.items():
+            if name not in there:
+                self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {quoted(name)} {sql}")
 
-    def _measure(self, rows: Rows) -> None:
-        """Columns of `steps` come into being with the first measurement of their name."""
-        if rows.table == "steps" and not self._measures.issuperset(rows.columns):
-            self._measures = self._columns("steps")  # another process may have made them
-            for name in [name for name in rows.columns if name not in self._measures]:
-                self._add_column("steps", name, "REAL")
-                self._measures.add(name)
-
-    def _insert(self, rows: Rows, shared: tuple[str, str], values: tuple[object, object]) -> None:
-        names, columns = (*shared, *rows.columns), list(rows.columns.values())
-        for first, size in _chunks(len(rows)):
-            part = (column[first : first + size] for column in columns)
-            flat = [*values, *chain.from_iterable(zip(*part, strict=True))]
-            self._connection.execute(_statement(rows.table, names, size), flat)
+    def _insert(self, table: str, columns: Columns, count: int, shared: dict[str, Any]) -> None:
+        names = (*shared, *columns)
+        for first, size in _chunks(count):
+            part = (column[first : first + size] for column in columns.values())
+            flat = [*shared.values(), *chain.from_iterable(zip(*part, strict=True))]
+            self._connection.execute(_statement(table, names, size), flat)
 
 
 class _Transaction:
