@@ -20,7 +20,7 @@ from _report import PAGE, write_json, write_section
 
 from esper.garden import Result, Standing, standings
 from esper.garden.results import parse
-from esper.karn.demo import RESULTS
+from esper.karn.train_commands import RESULTS
 from esper.nissa import RunReader
 
 HEADER = ("seed", "Tamiyo, points", "random", "tuned rule", "best constant", "harmful", "learned")

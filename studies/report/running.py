@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Protocol
 
-from esper.karn.garden import require_device, write_flat
-from esper.karn.progress import progress
+from esper.karn.terminal import progress, write_flat
 from esper.leyline.errors import EsperError
+from esper.simic.training.launch import require_device
 from studies.commands import GrowthStudy, LearningStudy, StudyReport
 from studies.folders import Tell
 from studies.growth_pays import run_c1
@@ -38,7 +38,7 @@ def run_learning_study(options: LearningStudy) -> None:
 
 
 def _run(runner: Runner, options: GrowthStudy | LearningStudy) -> bool:
-    require_device(options.device)
+    require_device(options.device, "--device")
     if options.seconds is not None and not options.seconds > 0:
         raise EsperError(
             "A study needs time", given=f"--seconds {options.seconds:g}", valid="more than 0"
@@ -57,12 +57,10 @@ def _tell(folder: Path, file: Path | None, figures: Figures, verdicts: list[Verd
         print(f"{verdict.state}: {verdict.claim}.\n    {verdict.evidence}.")
     print(f"\nRaw results are in {folder}.")
     print(f"python -m studies report {folder} writes page and pictures.")
-    if file is not None:
-        write_flat(file, figures)
+    write_flat(file, figures)
 
 
 def report_studies(options: StudyReport) -> None:
     figures = write_evidence(options.folders, options.out)
-    if options.json is not None:
-        write_flat(options.json, figures)
+    write_flat(options.json, figures)
     print(f"Evidence: {options.out / PAGE}, figures in {options.out / FIGURES}")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from esper.karn import growing
-from esper.karn.named_data import load_data
+from esper.karn import grow_commands
+from esper.karn.named_sources import load_data
 from tests.karn.own_files import DATA, MODEL, table
 from tests.programs import ENVIRONMENT, esper_here, started
 
@@ -172,7 +172,7 @@ def test_inputs_that_are_not_tensors_alone_are_taken_from_the_data_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(growing, "_line", interrupt)
+        patch.setattr(grow_commands, "_line", interrupt)
         told = esper_here(
             "grow", f"{folder}/net.py:Scaled", "--data", f"{folder}/data.py:scaled",
             "--budget.params", "none", "--budget.epochs", "2", "--controller", "never",

@@ -141,13 +141,13 @@ def stopped(home: Path) -> Path:
     run = home / "stopped"
     words = grow(home, "--budget.epochs", "3", "--out", str(run))
 
-    from esper.karn import growing
+    from esper.karn import grow_commands
 
     def interrupt(record: dict[str, object], epochs: int) -> str:
         raise KeyboardInterrupt
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(growing, "_line", interrupt)
+    patch.setattr(grow_commands, "_line", interrupt)
     told = esper_here(*words)
     patch.undo()
     assert told.returncode == 130

@@ -54,6 +54,14 @@ class KeptFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
+    @classmethod
+    def next_in(cls, home: Path, stem: str) -> Path:
+        """A name that is not taken: the stem and a number."""
+        number = 1
+        while not cls(home / f"{stem}-{number}").is_fresh:
+            number += 1
+        return home / f"{stem}-{number}"
+
     @property
     def name(self) -> str:
         return self.path.name

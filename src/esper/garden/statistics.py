@@ -35,8 +35,13 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    def __format__(self, spec: str) -> str:
+        """The value and, in brackets, its interval; all three in the format, `.3g` by default."""
+        value, low, high = (format(each, spec or ".3g") for each in self)
+        return f"{value} [{low}, {high}]"
+
     def __str__(self) -> str:
-        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+        return format(self)
 
 
 @dataclass(frozen=True)

@@ -7,49 +7,14 @@ from typing import Any
 
 import tyro
 
-from esper.karn.commands.basics import Blueprints, Life, Version
-from esper.karn.commands.garden import Atlas, Evaluate, Tasks
-from esper.karn.commands.growing import Export, Grow, Inspect
-from esper.karn.commands.training import (
-    Demo,
-    Doctor,
-    Events,
-    Report,
-    Resume,
-    Runs,
-    Show,
-    train_command,
-)
+from esper.karn.commands import every_command
 from esper.leyline.errors import EsperError
 
 
 def main() -> None:
     """The `esper` command."""
-    words = sys.argv[1:]
-    run_command(
-        "esper", "Esper trains neural networks that grow while they train.", words, commands
-    )
-
-
-def commands(words: Sequence[str]) -> Any:
-    """All commands, as one type for the parser."""
-    training = train_command(words) | Resume | Evaluate | Report
-    return (
-        Demo
-        | training
-        | Grow
-        | Inspect
-        | Export
-        | Runs
-        | Show
-        | Events
-        | Tasks
-        | Atlas
-        | Blueprints
-        | Life
-        | Doctor
-        | Version
-    )
+    about = "Esper trains neural networks that grow while they train."
+    run_command("esper", about, sys.argv[1:], every_command)
 
 
 def run_command(

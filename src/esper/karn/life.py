@@ -26,7 +26,7 @@ LEARNING_RATE = 3e-3
 GROWN, TRIED = "early", "late"  # the slot that keeps its seed, and the one that loses it again
 
 
-class Life:
+class LivingNetwork:
     """One network in training."""
 
     def __init__(self, model: torch.nn.Module, data: Splits, seed: int) -> None:
@@ -74,7 +74,7 @@ def tell_life(*, epochs: int, seed: int, samples: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(seed, "host"))
         model = build_host("conv1d")
-    growing, plain = Life(model, data, seed), Life(copy.deepcopy(model), data, seed)
+    growing, plain = (LivingNetwork(each, data, seed) for each in (model, copy.deepcopy(model)))
     console.print(f"epoch  loss  valid  never grown  {GROWN:<25} {TRIED:<25}", style="underline")
     for epoch in range(1, epochs + 1):
         plain.epoch()
@@ -116,7 +116,7 @@ def _slot_text(host: SlottedModel, name: str) -> str:
     return f"[{STAGE_COLOURS[slot.stage.name]}]{text:<25}[/]"
 
 
-def _conclude(console: Console, growing: Life, plain: Life) -> None:
+def _conclude(console: Console, growing: LivingNetwork, plain: LivingNetwork) -> None:
     host = growing.host
     exported = export_module(host, growing.data.test[0][:8])
     size = sum(parameter.numel() for parameter in exported.parameters())

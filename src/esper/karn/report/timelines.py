@@ -43,7 +43,7 @@ _TYPICAL = {SeedStage.TRAINING.name: FAINTEST, SeedStage.EMBARGOED.name: 0.8}  #
 
 
 @dataclass(frozen=True)
-class Life:
+class SeedLife:
     """One seed in a slot, from its planting to its removal or the end."""
 
     blueprint: str
@@ -200,17 +200,17 @@ def strength(cell: Cell, story: Story) -> float:
     return float(FAINTEST + (1.0 - FAINTEST) * min(max(alpha, 0.0), 1.0))
 
 
-def lives(cells: Sequence[Cell]) -> Iterator[Life]:
+def lives(cells: Sequence[Cell]) -> Iterator[SeedLife]:
     """The seeds of one slot, in order."""
     now: list[Cell] = []
     for cell in cells:
         if cell.stage in _OCCUPIED:
             now.append(cell)
         elif now:
-            yield Life(now[0].blueprint or "?", now[0].step, now[-1].step)
+            yield SeedLife(now[0].blueprint or "?", now[0].step, now[-1].step)
             now = []
     if now:
-        yield Life(now[0].blueprint or "?", now[0].step, now[-1].step)
+        yield SeedLife(now[0].blueprint or "?", now[0].step, now[-1].step)
 
 
 def _names(axes: Axes, cells: Sequence[Cell], height: float, story: Story, theme: Theme) -> None:

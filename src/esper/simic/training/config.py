@@ -16,6 +16,7 @@ from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.leyline.settings import COUNT, NOT_NEGATIVE, WHOLE, Range, filled, require_settings
 from esper.simic.agent.settings import PPOConfig
 
+DEVICES = ("cpu", "cuda")
 DEFAULT_PATIENCE = 2.0
 DEFAULT_FINAL_RATE = 0.1
 MOST_CASES = 100_000  # far below the seeds of atlases, selection and evaluation
@@ -105,8 +106,8 @@ class TrainConfig:
                 given=f"{self.envs} environments, {self.processes} processes",
                 valid=f"a multiple of {self.processes}",
             )
-        if self.device not in ("cpu", "cuda"):
-            raise UnknownNameError.of("device", self.device, ("cpu", "cuda"))
+        if self.device not in DEVICES:
+            raise UnknownNameError.of("device", self.device, DEVICES)
         if self.processes > 1 and self.device != "cpu":
             raise EsperError(
                 "Several processes are for several cores",

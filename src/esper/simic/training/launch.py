@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, UnknownNameError
 from esper.simic.agent.processes import ALONE, Processes, ProcessesError
-from esper.simic.training.config import TrainConfig
+from esper.simic.training.config import DEVICES, TrainConfig
 from esper.simic.training.interrupts import Stopping
 from esper.simic.training.loop import Trainer
 from esper.simic.training.rounds import Listener, Telling
@@ -43,7 +43,7 @@ def train_run(
     """Train a run to its end, from its last checkpoint on; False if it was stopped before."""
     stop = stop or Stopping()
     config = run.config
-    require_device(config)
+    require_device(config.device)
     if config.device == "cpu":
         torch.set_num_threads(1)  # small operations are many times slower with more
     try:
@@ -61,10 +61,16 @@ def train_run(
         ) from error
 
 
-def require_device(config: TrainConfig) -> None:
-    if config.device == "cuda" and not torch.cuda.is_available():
+def require_device(name: str, option: str = "device") -> None:
+    """Refuse a device that is unknown or not there; `option` is what it was given by."""
+    if name not in DEVICES:
+        raise UnknownNameError.of("device", name, DEVICES)
+    if name == "cuda" and not torch.cuda.is_available():
         raise EsperError(
-            "There is no CUDA device", given="device cuda", valid="cpu", fix="set device to cpu"
+            "There is no CUDA device",
+            given=f"{option} cuda",
+            valid="cpu",
+            fix=f"set {option} to cpu",
         )
 
 

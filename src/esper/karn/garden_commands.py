@@ -1,13 +1,6 @@
-"""Tables of the garden for the terminal: contexts, atlas, controllers side by side."""
+"""The garden in the terminal: contexts, atlas, controllers side by side, and blueprints."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-
-import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from esper.garden import (
     Atlas,
@@ -22,37 +15,33 @@ from esper.garden import (
 from esper.garden.atlases import shipped_atlas
 from esper.garden.controller_choice import controller_of
 from esper.garden.evaluation import Standing
-from esper.karn.commands import garden as commands
-from esper.karn.progress import progress
+from esper.karn import commands
+from esper.karn.terminal import progress, table_of, wide_console, write_flat
+from esper.kasmina.blueprints import build_catalogue, find_blueprint
+from esper.kasmina.hosts import build_host
+from esper.leyline.catalogue import NOT_APPLICABLE
 from esper.leyline.constants import DEFAULT_RENT
 from esper.leyline.constants import RENT_LEVELS as RENTS
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.simic.training.agents import load_controller
+from esper.simic.training.launch import require_device
 
-WIDTH = 110
-
-
-def _console() -> Console:
-    """Wide enough for the tables, also where output goes to a file."""
-    console = Console()
-    return Console(width=max(WIDTH, console.width))
+DEVICE = "--device"
 
 
 def show_tasks(name: str) -> None:
     suite = find_suite(name)
     atlas = shipped_atlas(suite)
     known = {} if atlas is None else _facts(atlas)
+    headings = ("context", "never grown", "best known", "by", "what it is")
     for group, contexts in suite.groups().items():
-        table = Table(title=f"{suite.name}: {group}", box=box.SIMPLE)
-        for heading in ("context", "never grown", "best known", "by"):
-            number = heading in ("never grown", "best known")
-            table.add_column(heading, justify="right" if number else "left", no_wrap=True)
-        table.add_column("what it is")
+        table = table_of(
+            *headings, title=f"{suite.name}: {group}", right=headings[1:3], fold=headings[-1:]
+        )
         for context in contexts:
-            score, gain, arm = known.get(context.key, ("", "", ""))
             _, _, what = str(context).partition(": ")
-            table.add_row(context.name, score, gain, arm, what)
-        _console().print(table)
+            table.add_row(context.name, *known.get(context.key, ("", "", "")), what)
+        wide_console().print(table)
     if atlas is None:
         print(f"Nothing has been measured of {suite.name!r}: esper atlas --suite {name}")
 
@@ -72,7 +61,7 @@ def _facts(atlas: Atlas) -> dict[str, tuple[str, str, str]]:
     }
 
 
-def run_atlas(options: commands.Atlas) -> None:
+def run_atlas(options: commands.MeasureAtlas) -> None:
     suite = find_suite(options.suite)
     folder = options.out or Path(f"atlas-{suite.name}")
     if options.show:
@@ -82,38 +71,42 @@ def run_atlas(options: commands.Atlas) -> None:
                 f"No atlas of suite {suite.name!r} is shipped",
                 fix="measure one, or name a directory with --out",
             )
-        atlas = stored
+        _print_atlas(suite, stored)
     else:
-        require_device(options.device)
-        if len(by_shape(suite.training)) > 1:
-            raise EsperError(
-                "An atlas is of hosts of one shape",
-                given=", ".join(group[0].host_shape for group in by_shape(suite.training)),
-                fix="split the suite",
-            )
-        with progress() as report:
-            atlas = measure_atlas(
-                suite.training,
-                epochs=options.epochs,
-                seeds=options.seeds,
+        stored = _measured(options, suite, folder)
+        _print_atlas(suite, stored)
+        print(f"Stored in {folder}.")
+    write_flat(options.json, _atlas_figures(stored))
+
+
+def _measured(options: commands.MeasureAtlas, suite: Suite, folder: Path) -> Atlas:
+    """Measure, and keep what is known as soon as it is."""
+    require_device(options.device, DEVICE)
+    if len(by_shape(suite.training)) > 1:
+        raise EsperError(
+            "An atlas is of hosts of one shape",
+            given=", ".join(group[0].host_shape for group in by_shape(suite.training)),
+            fix="split the suite",
+        )
+    with progress() as report:
+        atlas = measure_atlas(
+            suite.training,
+            epochs=options.epochs,
+            seeds=options.seeds,
+            rows=options.rows,
+            device=options.device,
+            progress=lambda done, total: report("episodes", done, total),
+        )
+        atlas.save(folder)
+        if options.schedules:
+            atlas = search_plans(
+                atlas,
                 rows=options.rows,
                 device=options.device,
-                progress=lambda done, total: report("episodes", done, total),
+                progress=lambda done, total: report("searching, episodes", done, total),
             )
             atlas.save(folder)
-            if options.schedules:
-                atlas = search_plans(
-                    atlas,
-                    rows=options.rows,
-                    device=options.device,
-                    progress=lambda done, total: report("searching, episodes", done, total),
-                )
-                atlas.save(folder)
-    _print_atlas(suite, atlas)
-    if not options.show:
-        print(f"Stored in {folder}.")
-    if options.json is not None:
-        write_flat(options.json, _atlas_figures(atlas))
+    return atlas
 
 
 def _atlas_figures(atlas: Atlas) -> dict[str, float]:
@@ -127,20 +120,15 @@ def _atlas_figures(atlas: Atlas) -> dict[str, float]:
 
 
 def _print_atlas(suite: Suite, atlas: Atlas) -> None:
-    console = _console()
-    table = Table(title=f"{suite.name}: the best single seed of each context", box=box.SIMPLE)
-    for heading in ("context", "never grown", "net gain", "best arm"):
-        number = heading in ("never grown", "net gain")
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    numbers = ("never grown", "net gain")
+    title = f"{suite.name}: the best single seed of each context"
+    table = table_of("context", *numbers, "best arm", title=title, right=numbers)
+    known = _facts(atlas)
     for context in atlas.contexts:
-        score, gain, arm = _facts(atlas)[context.key]
-        table.add_row(context.name, score, gain, arm)
-    console.print(table)
-    summary = Table(
-        title="Suite score, chosen on half the seeds, scored on the others", box=box.SIMPLE
-    )
-    for heading in ("rent", "oracle", "best constant", "random", "waiting is best in"):
-        summary.add_column(heading, justify="right", no_wrap=True)
+        table.add_row(context.name, *known[context.key])
+    headings = ("rent", "oracle", "best constant", "random", "waiting is best in")
+    title = "Suite score, chosen on half the seeds, scored on the others"
+    summary = table_of(*headings, title=title, right=headings)
     for rent in RENTS:
         found = atlas.summary(rent)
         summary.add_row(
@@ -150,7 +138,8 @@ def _print_atlas(suite: Suite, atlas: Atlas) -> None:
             f"{found['random']:.2f} ({found['random_share']:.0%})",
             f"{found['wait_optimal_share']:.0%} of contexts",
         )
-    console.print(summary)
+    wide_console().print(table)
+    wide_console().print(summary)
     print(f"Best constant at rent {DEFAULT_RENT:g}: {atlas.best_constant()}")
     if atlas.plans is not None:
         print(f"Best constant schedule: {', '.join(map(str, atlas.constant()))}")
@@ -165,7 +154,7 @@ def run_evaluation(options: commands.Evaluate) -> None:
         raise EsperError("Evaluation needs cases", given=f"--seeds {options.seeds}", valid="from 1")
     if not options.rent >= 0:
         raise EsperError("Rent is never negative", given=f"--rent {options.rent:g}", valid="from 0")
-    require_device(options.device)
+    require_device(options.device, DEVICE)
     controllers = [
         load_controller(name, device=options.device)
         if Path(name).is_dir()
@@ -184,8 +173,7 @@ def run_evaluation(options: commands.Evaluate) -> None:
         )
     lines = standings(results, options.rent)
     print_standings(f"{suite.name}, {options.group} contexts", lines, options.rent)
-    if options.json is not None:
-        write_flat(options.json, standing_figures(lines))
+    write_flat(options.json, standing_figures(lines))
 
 
 def standing_figures(lines: list[Standing]) -> dict[str, float]:
@@ -202,9 +190,7 @@ def standing_figures(lines: list[Standing]) -> dict[str, float]:
 
 
 def print_standings(title: str, lines: list[Standing], rent: float) -> None:
-    table = Table(title=f"{title}; rent {rent:g}; 95 % intervals", box=box.SIMPLE)
-    table.add_column("controller", style="bold", overflow="fold")
-    headings = (
+    figures = (
         "score (IQM)",
         "net gain, points",
         "harmful",
@@ -212,32 +198,42 @@ def print_standings(title: str, lines: list[Standing], rent: float) -> None:
         "decisions",
         "rollbacks",
     )
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = f"{title}; rent {rent:g}; 95 % intervals"
+    table = table_of("controller", *figures, title=title, right=figures, fold=("controller",))
+    table.columns[0].style = "bold"
     for line in lines:
         table.add_row(
             line.controller,
-            f"{line.score.value:+.2f} [{line.score.low:+.2f}, {line.score.high:+.2f}]",
-            f"{line.gain.value:+.1f} [{line.gain.low:+.1f}, {line.gain.high:+.1f}]",
+            f"{line.score:+.2f}",
+            f"{line.gain:+.1f}",
             f"{line.harmful:.0%}",
             f"+{line.added:,.0f}",
             f"{line.interventions:.1f}",
             str(line.rollbacks),
         )
-    _console().print(table)
+    wide_console().print(table)
 
 
-def require_device(name: str) -> None:
-    if name not in ("cpu", "cuda"):
-        raise UnknownNameError.of("device", name, ("cpu", "cuda"))
-    if name == "cuda" and not torch.cuda.is_available():
-        raise EsperError(
-            "There is no CUDA device", given="--device cuda", valid="cpu", fix="leave --device out"
-        )
-
-
-def write_flat(path: Path, figures: Mapping[str, float]) -> None:
-    try:
-        path.write_text(json.dumps(dict(figures), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path} cannot be written", given=error.strerror) from error
+def show_blueprints(host_name: str) -> None:
+    """What can be planted in a host, and what each seed costs in each slot."""
+    host = build_host(host_name)
+    specs = host.slot_specs()
+    catalogue = build_catalogue(specs, sum(p.numel() for p in host.parameters()))
+    slots = [f"{spec.name}\n{spec.channels} channels" for spec in specs]
+    table = table_of(
+        "blueprint",
+        *slots,
+        "what it is",
+        title=f"{host_name}: {catalogue.host_params:,} parameters; a seed adds, by slot",
+        right=slots,
+        fold=("what it is",),
+    )
+    table.columns[0].style = "bold"
+    for index, name in enumerate(catalogue.names):
+        costs = [row[index] for row in catalogue.costs]
+        cells = [
+            "-" if cost == NOT_APPLICABLE else f"{cost:,} ({cost / catalogue.host_params:.0%})"
+            for cost in costs
+        ]
+        table.add_row(name, *cells, find_blueprint(name, specs[0].family).summary)
+    wide_console().print(table)

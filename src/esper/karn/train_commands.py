@@ -1,11 +1,13 @@
-"""Training as people see it: a new run or an old one, its progress, and how it ended."""
+"""Runs of `esper train`: new ones and old ones, their progress, and how they ended.
 
-import json as json_module
+`esper demo` is one that is compared on test data and reported.
+"""
+
 import platform
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,23 +17,30 @@ from rich.live import Live
 from rich.table import Table
 
 from esper import __version__
-from esper.garden import find_suite
+from esper.garden import evaluate, find_suite, standings
 from esper.garden.controller_choice import controller_of
-from esper.karn.commands.training import RUNS
-from esper.karn.progress import progress
-from esper.leyline.errors import DataError
+from esper.garden.evaluation import Standing
+from esper.garden.statistics import Estimate
+from esper.karn.commands import RUNS, Demo
+from esper.karn.garden_commands import print_standings, standing_figures
+from esper.karn.report import write_report
+from esper.karn.terminal import progress, require_writable, write_flat
 from esper.leyline.stages import SeedStage
 from esper.nissa import RunReader
 from esper.simic.training import (
+    PRESETS,
     RoundReport,
     RunError,
     RunFolder,
     Stopping,
     TrainConfig,
+    load_controller,
     train_run,
 )
 from esper.simic.training.launch import require_device
 
+COMPARED = ("random", "heuristic", "best_constant")  # with what the demo learned
+RESULTS = "results.jsonl"
 SHOWN_STAGES = (
     SeedStage.DORMANT,
     SeedStage.TRAINING,
@@ -45,13 +54,14 @@ def start_run(
     config: TrainConfig, out: Path | None, *, quiet: bool = False, json: Path | None = None
 ) -> RunFolder:
     """Make a run directory and train."""
-    require_device(config)
-    _require_writable(json)
+    require_device(config.device)
+    require_writable(json)
     for name in config.evaluation.baselines:
         controller_of(name, find_suite(config.suite))  # refuses a name that there is not
     facts = facts_of(config)
+    path = out or RunFolder.next_in(RUNS, Path(config.suite).stem)
     try:
-        run = RunFolder.create(out or _next_folder(config), config, facts)
+        run = RunFolder.create(path, config, facts)
     except OSError as error:
         raise RunError(f"{error.filename} cannot be made", given=error.strerror) from error
     _train(run, quiet=quiet, json=json)
@@ -61,7 +71,7 @@ def start_run(
 def resume_run(path: Path, *, quiet: bool = False, json: Path | None = None) -> None:
     """Go on from the last checkpoint."""
     run = RunFolder.open(path)
-    _require_writable(json)
+    require_writable(json)
     done = run.rounds()
     if done and done[-1] >= run.config.rounds:
         _write_figures(run, json)
@@ -97,27 +107,6 @@ def facts_of(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _require_writable(file: Path | None) -> None:
-    """Say at once that a file cannot be written, not after hours."""
-    if file is not None and (file.is_dir() or not file.parent.is_dir()):
-        raise DataError(f"{file} cannot be written", valid="a file in a directory that exists")
-
-
-def _write_figures(run: RunFolder, file: Path | None) -> None:
-    if file is not None:
-        text = json_module.dumps(figures_of(run.path), indent=1) + "\n"
-        file.write_text(text, encoding="utf-8")
-
-
-def _next_folder(config: TrainConfig) -> Path:
-    """A name that is not taken: the suite and a number."""
-    stem = Path(config.suite).stem
-    number = 1
-    while (RUNS / f"{stem}-{number}").exists():
-        number += 1
-    return RUNS / f"{stem}-{number}"
-
-
 def _train(run: RunFolder, *, quiet: bool, json: Path | None) -> None:
     config, stop = run.config, Stopping(say=not quiet)
     if not quiet:
@@ -147,35 +136,49 @@ def _train(run: RunFolder, *, quiet: bool, json: Path | None) -> None:
         print(sentence_of(run.path))
 
 
-def figures_of(path: Path) -> dict[str, float]:
-    """The run in numbers, flat."""
-    with RunReader(path) as reader:
-        figures: dict[str, float] = {}
-        for name, line in latest_evaluations(reader).items():
-            figures |= {f"{name}.{key}": value for key, value in line.items()}
-        rounds = reader.rounds()
-        figures["rounds"] = len([each for each in rounds if each.round > 0])
-    return figures
+def _write_figures(run: RunFolder, file: Path | None) -> None:
+    if file is not None:
+        write_flat(file, figures_of(run.path))
 
 
-def latest_evaluations(reader: RunReader) -> dict[str, Mapping[str, float]]:
+# --- what came of it ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JudgedController:
+    """A controller's score over all contexts."""
+
+    round: int
+    score: Estimate
+    episodes: int
+
+
+def latest_evaluations(reader: RunReader) -> dict[str, JudgedController]:
     """By controller: its figure over all contexts; of the learner the best round's."""
-    found: dict[str, Mapping[str, float]] = {}
+    found: dict[str, JudgedController] = {}
     table = reader.query(
         "select controller, round, score, low, high, episodes from evaluations "
         "where context = 'all' order by round"
     )
-    for controller, round_, score, low, high, episodes in table.rows:
-        line = {
-            "round": float(round_),
-            "score": float(score),
-            "score_lo": float(low),
-            "score_hi": float(high),
-            "episodes": float(episodes),
-        }
-        if controller not in found or line["score"] > found[controller]["score"]:
+    for controller, round_, *estimate, episodes in table.rows:
+        line = JudgedController(round_, Estimate(*map(float, estimate)), episodes)
+        if controller not in found or line.score.value > found[controller].score.value:
             found[controller] = line
     return found
+
+
+def figures_of(path: Path) -> dict[str, float]:
+    """The run in numbers, flat."""
+    figures: dict[str, float] = {}
+    with RunReader(path) as reader:
+        for name, line in latest_evaluations(reader).items():
+            figures[f"{name}.round"] = line.round
+            figures[f"{name}.score"] = line.score.value
+            figures[f"{name}.score_lo"] = line.score.low
+            figures[f"{name}.score_hi"] = line.score.high
+            figures[f"{name}.episodes"] = line.episodes
+        figures["rounds"] = len([each for each in reader.rounds() if each.round > 0])
+    return figures
 
 
 def sentence_of(path: Path) -> str:
@@ -185,17 +188,52 @@ def sentence_of(path: Path) -> str:
     learned = found.pop("tamiyo", None)
     if learned is None:
         return f"{path} is finished; it was never evaluated."
-
-    def spoken(line: Mapping[str, float]) -> str:
-        return f"{line['score']:+.2f} [{line['score_lo']:+.2f}, {line['score_hi']:+.2f}]"
-
-    others = ", ".join(f"{name} {spoken(line)}" for name, line in found.items())
+    others = ", ".join(f"{name} {line.score:+.2f}" for name, line in found.items())
     return (
-        f"Tamiyo scores {spoken(learned)} after round {learned['round']:.0f} "
+        f"Tamiyo scores {learned.score:+.2f} after round {learned.round} "
         "(1 is about what the best single seed gains, 0 never growing; validation data, 95 % "
         "intervals, the best of its evaluations)"
         + (f"; on the same cases {others}." if others else ".")
     )
+
+
+def run_demo(options: Demo) -> None:
+    config = replace(PRESETS["demo"], rounds=options.rounds, seed=options.seed)
+    run = start_run(config, options.out)
+    suite = find_suite(config.suite)
+    learned = load_controller(run.path)
+    others = [controller_of(name, suite) for name in COMPARED]
+    print("Now on test data, which nothing has seen:", flush=True)
+    with progress() as report:
+        results = evaluate(
+            [learned, *others],
+            suite.training,
+            seeds=options.seeds,
+            file=run.path / RESULTS,
+            progress=report,
+        )
+    lines = standings(results)
+    print_standings(f"{suite.name}, test data", lines, config.reward.rent)
+    page = write_report(run.path)
+    write_flat(options.json, figures_of(run.path) | standing_figures(lines))
+    print(_conclusion(lines, config.rounds * config.envs, page))
+
+
+def _conclusion(lines: list[Standing], episodes: int, page: Path) -> str:
+    """What was learned, with its figures, and where to look."""
+    tamiyo, chance, rule, constant = (line.gain for line in lines)  # as in COMPARED
+    verdict = "better than chance and than not growing"
+    if tamiyo.low <= max(0.0, chance.high):
+        verdict = "not clearly better than chance or than not growing, so train longer"
+    return (
+        f"After {episodes:,} episodes Tamiyo's networks end {tamiyo:+.1f} points above the "
+        f"same networks never grown, after rent: {verdict} (random decisions {chance:+.1f}, "
+        f"the rule of thumb {rule:+.1f}, the best fixed schedule "
+        f"{constant:+.1f}; 95 % intervals). The report: {page}"
+    )
+
+
+# --- progress -----------------------------------------------------------------------------------
 
 
 class _Silent:
@@ -232,9 +270,7 @@ class _Lines(_Silent):
             f"{left / 60:.0f} min left" if left > 90 else f"{left:.0f} s left",
         ]
         if report.judgement is not None:
-            judged = report.judgement.mean
-            spoken = f"{judged.value:+.2f} [{judged.low:+.2f}, {judged.high:+.2f}]"
-            facts.insert(2, f"evaluation {spoken}")
+            facts.insert(2, f"evaluation {report.judgement.mean:+.2f}")
         return [*facts, *(f"ANOMALY {anomaly}" for anomaly in report.anomalies)]
 
 
@@ -258,9 +294,8 @@ class _Screen(_Lines):
         if not self.live.is_started:
             self.live.start()
         if report.judgement is not None:
-            judged = report.judgement.mean
-            text = f"{judged.value:+.2f} [{judged.low:+.2f}, {judged.high:+.2f}]"
-            self.evaluations = [*self.evaluations[-4:], f"round {report.round}: {text}"]
+            text = f"round {report.round}: {report.judgement.mean:+.2f}"
+            self.evaluations = [*self.evaluations[-4:], text]
         table = Table(box=None, title="seeds at the end of the round", title_justify="left")
         table.add_column("slot", style="bold")
         for stage in SHOWN_STAGES:

@@ -1,8 +1,9 @@
-"""Growing a network of your own as people see it: a new run or an old one, and how it ended."""
+"""Growing a network of your own: a new run or an old one, how it ended, and its export."""
 
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,24 @@ from torch import nn
 from esper import api
 from esper.api import GrowthFolder
 from esper.api.batches import Batches
-from esper.karn.commands.growing import BudgetOptions, Grow, Inspect, RoomOptions
-from esper.karn.commands.training import RUNS
-from esper.karn.named_code import absolute, build_model, spoken
-from esper.karn.named_data import NamedData, load_data
-from esper.leyline.errors import EsperError
+from esper.karn.commands import FORMATS, RUNS, BudgetOptions, Export, Grow, Inspect, RoomOptions
+from esper.karn.named_sources import NamedData, absolute, build_model, load_data, spoken
+from esper.kasmina import export_additions, export_onnx, export_program, export_python
+from esper.kasmina.export_files import Written
+from esper.leyline.errors import EsperError, UnknownNameError
 from esper.simic.training import RunError
 
 REPORT = "report.txt"
 FAILURE = "failure.txt"
 SAMPLE_ROWS = 8
 UNLIMITED = "none"  # the word for a budget without limit
+PLACES = {"module": "module", "pt2": "model.pt2", "onnx": "model.onnx", "python": "python"}
+USES = {
+    "module": "from module import load; model = load({name}())",
+    "pt2": "torch.export.load({path!r}).module()",
+    "onnx": "onnxruntime.InferenceSession({path!r})",
+    "python": "from model import Model; Model()(x)",
+}
 
 
 def is_growth(path: Path) -> bool:
@@ -36,7 +44,7 @@ def start_growing(command: Grow) -> None:
     model = build_model(command.model, command.seed)
     data = load_data(command.data, seed=command.seed, flat=command.flat, samples=command.samples)
     device = _device(command.device)
-    path = command.out or _next_folder(command.model)
+    path = command.out or GrowthFolder.next_in(RUNS, command.model.rpartition(":")[2].lower())
     GrowthFolder(path).require_fresh(
         fix=f"name another directory, or go on with: esper resume {path}"
     )
@@ -250,15 +258,6 @@ def _data_origin(text: str) -> str:
     return str(Path(text).resolve()) if Path(text).is_file() else text
 
 
-def _next_folder(model: str) -> Path:
-    """A name that is not taken: the model's, and a number."""
-    stem = model.rpartition(":")[2].lower()
-    number = 1
-    while not GrowthFolder(path := RUNS / f"{stem}-{number}").is_fresh:
-        number += 1
-    return path
-
-
 def _watched(
     path: Path,
     work: Callable[[Callable[[dict[str, Any]], None]], api.GrownRun],
@@ -314,3 +313,45 @@ def _line(record: dict[str, Any], epochs: int) -> str:
         reached = {event["slot"]: event["after"] for event in record["events"]}
         facts += [f"{slot}: {stage}" for slot, stage in reached.items()]
     return " · ".join(facts)
+
+
+# --- the finished network, written so that it runs without Esper --------------------------------
+
+
+def export_run(command: Export) -> None:
+    """Write it, and print how far its outputs are from the network's."""
+    path = command.path
+    if command.format not in FORMATS:
+        raise UnknownNameError.of("format", command.format, FORMATS)
+    GrowthFolder(path).require_run(
+        "is not a run of esper grow", fix="name the directory that esper grow wrote"
+    )
+    origin = origin_of(path)
+    run = load_growth(path, model=command.model)
+    if not run.finished:
+        raise RunError(
+            f"{path} is not finished",
+            given=f"epoch {len(run.history)} of {run.settings.epochs}",
+            fix=f"go on with: esper resume {path}",
+        )
+    out = command.out or path / PLACES[command.format]
+    batch = not command.fixed_batch
+    writers: dict[str, Callable[[], Written]] = {
+        "module": partial(export_additions, run.host, run.sample, out),
+        "pt2": partial(export_program, run.host, run.sample, out, dynamic_batch=batch),
+        "onnx": partial(export_onnx, run.host, run.sample, out, dynamic_batch=batch),
+        "python": partial(export_python, run.host, run.sample, out, dynamic_batch=batch),
+    }
+    written = writers[command.format]()
+    print(
+        f"{_listed(written.path)}: largest difference from the grown network on a sample "
+        f"{written.difference:.3g}"
+    )
+    name = (command.model or origin["model"]).rpartition(":")[2]
+    print("Use it: " + USES[command.format].format(path=str(written.path), name=name))
+
+
+def _listed(path: Path) -> str:
+    if path.is_file():
+        return str(path)
+    return f"{path} ({', '.join(sorted(file.name for file in path.iterdir()))})"

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from esper.karn.growing import is_growth, line_of
-from esper.karn.training import latest_evaluations
+from esper.karn.grow_commands import is_growth, line_of
+from esper.karn.terminal import table_of
+from esper.karn.train_commands import latest_evaluations
 from esper.leyline.errors import DataError, EsperError
 from esper.nissa import RunReader, StoreError
 from esper.simic.training import RunError, RunFolder
@@ -26,22 +25,15 @@ def list_runs(folder: Path) -> None:
     if not found and not grown:
         raise RunError(f"There are no runs in {folder}", fix="train one: esper train demo")
     if found:
-        table = _table("run", "suite", "rounds", "envs", "best evaluation")
+        table = table_of("run", "suite", "rounds", "envs", "best evaluation", fold=("run", "suite"))
         for run in found:
             table.add_row(*map(escape, (str(run.path), *_line(run))))
         Console().print(table)
     if grown:
-        table = _table("run", "model", "epochs", "score")
+        table = table_of("run", "model", "epochs", "score", fold=("run", "model"))
         for path in grown:
             table.add_row(*map(escape, (str(path), *line_of(path))))
         Console().print(table)
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE)
-    for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading not in ("run", "suite", "model"))
-    return table
 
 
 def _line(run: RunFolder) -> tuple[str, ...]:
@@ -60,9 +52,7 @@ def _best(path: Path) -> str:
             line = latest_evaluations(reader).get("tamiyo")
     except StoreError:
         return ""
-    if line is None:
-        return ""
-    return f"{line['score']:+.2f} [{line['score_lo']:+.2f}, {line['score_hi']:+.2f}]"
+    return "" if line is None else f"{line.score:+.2f}"
 
 
 def show_run(path: Path) -> None:
@@ -79,9 +69,8 @@ def show_run(path: Path) -> None:
 
 
 def _show_evaluations(console: Console, reader: RunReader) -> None:
-    table = Table(title="evaluations (net gain / scale, validation data)", box=box.SIMPLE)
-    for heading in ("controller", "round", "score", "95 % interval"):
-        table.add_column(heading, no_wrap=True)
+    title = "evaluations (net gain / scale, validation data)"
+    table = table_of("controller", "round", "score", "95 % interval", title=title)
     rows = reader.query(
         "select controller, round, score, low, high from evaluations where context = 'all' "
         "order by controller = 'tamiyo', controller, round"
@@ -98,9 +87,7 @@ def _show_update(console: Console, reader: RunReader) -> None:
     ).rows
     if not rows:
         return
-    table = Table(title="the last update", box=box.SIMPLE)
-    table.add_column("metric")
-    table.add_column("value", justify="right")
+    table = table_of("metric", "value", title="the last update", right=("value",))
     for name, value in rows:
         table.add_row(name, f"{value:.4g}")
     console.print(table)
@@ -125,9 +112,8 @@ def ask_run(path: Path, sql: str | None, export: Path | None) -> None:
                 raise DataError(f"{export} cannot be written", given=error.strerror) from error
         if sql is not None:
             found = reader.query(sql)
-            table = Table(box=box.SIMPLE)
-            for name in found.columns:
-                table.add_column(escape(name), overflow="fold")
+            columns = [escape(name) for name in found.columns]
+            table = table_of(*columns, fold=columns)
             for row in found.rows:
                 table.add_row(*(_cell(value) for value in row))
             Console().print(table)

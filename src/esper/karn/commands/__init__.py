@@ -1,1 +1,0 @@
-"""Commands of `esper`: plain dataclasses whose fields are options; work is imported when run."""

@@ -1,0 +1,95 @@
+"""What commands show and write: progress, tables, and figures as one flat object."""
+
+import json
+import sys
+import time
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from esper.leyline.errors import DataError
+
+SECONDS_BETWEEN_LINES = 10.0
+WIDTH = 110  # of a terminal, at least, for tables that need it
+
+
+class ProgressReport(Protocol):
+    def __call__(self, what: str, done: int, total: int) -> None: ...
+
+
+@contextmanager
+def progress(*, quiet: bool = False) -> Iterator[ProgressReport]:
+    """A bar in a terminal, plain lines elsewhere, nothing when asked.
+
+    Yields a function that is told what is done; it may be called as often as one likes.
+    """
+    if quiet:
+        yield lambda what, done, total: None
+    elif sys.stderr.isatty():
+        columns = (
+            TextColumn("{task.description:24.24}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True)) as bars:
+            known: dict[str, int] = {}
+
+            def show(what: str, done: int, total: int) -> None:
+                if what not in known:
+                    known[what] = int(bars.add_task(what, total=total))
+                bars.update(bars.task_ids[known[what]], completed=done, total=total)
+
+            yield show
+    else:
+        last = {"at": 0.0}
+
+        def say(what: str, done: int, total: int) -> None:
+            now = time.monotonic()
+            if done == total or now - last["at"] > SECONDS_BETWEEN_LINES:
+                last["at"] = now
+                print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
+
+        yield say
+
+
+def wide_console() -> Console:
+    """Wide enough for the tables, also where output goes to a file."""
+    return Console(width=max(WIDTH, Console().width))
+
+
+def table_of(
+    *columns: str, title: str | None = None, right: Container[str] = (), fold: Container[str] = ()
+) -> Table:
+    """An empty table; of its columns some are numbers to the right, some may be broken."""
+    table = Table(title=title, box=box.SIMPLE)
+    for name in columns:
+        table.add_column(
+            name,
+            justify="right" if name in right else "left",
+            no_wrap=name not in fold,
+            overflow="fold",
+        )
+    return table
+
+
+def require_writable(file: Path | None) -> None:
+    """Say at once that a file cannot be written, not after hours."""
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise DataError(f"{file} cannot be written", valid="a file in a directory that exists")
+
+
+def write_flat(path: Path | None, figures: Mapping[str, float]) -> None:
+    """Write figures as one flat object of JSON, if a file was named."""
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps(dict(figures), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path} cannot be written", given=error.strerror) from error
