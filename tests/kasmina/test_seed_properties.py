@@ -8,8 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.kasmina import GateRules, Isolation, SlottedModel, blueprint_names, build_host
-from esper.kasmina.export import export_module
+from esper.kasmina import (
+    GateRules,
+    Isolation,
+    SlottedModel,
+    blueprint_names,
+    build_host,
+    export_module,
+)
 from esper.kasmina.hosts import Conv1dHost, Conv2dHost, GptHost, MlpHost
 from esper.kasmina.slot import Mode, Slot
 from esper.leyline import Blend, Family, Layout, SeedStage, SlotSpec

@@ -35,7 +35,7 @@ from esper.api.ticking import (
     shared,
     slot_flow,
 )
-from esper.kasmina.export import export_module
+from esper.kasmina import export_module
 from esper.kasmina.gates import UNLIMITED, GateRules
 from esper.kasmina.isolation import Isolation
 from esper.kasmina.optimizer_surgery import require_same_parameters

@@ -8,7 +8,7 @@ from rich.table import Table
 from torch.nn.functional import cross_entropy
 
 from esper.karn.palette import STAGE_COLOURS
-from esper.kasmina.export import export_module
+from esper.kasmina import export_module
 from esper.kasmina.hosts import build_host
 from esper.kasmina.slotted import SlottedModel
 from esper.leyline.errors import EsperError

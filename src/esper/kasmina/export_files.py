@@ -1,41 +1,41 @@
-"""The grown network as a file that other programs run: a `torch.export` archive, or ONNX."""
+"""What all exports share: outputs are compared with the host's, and files appear whole or not at
+all, in the place of nothing but an earlier export.
+"""
 
-import importlib
-import inspect
-import io
-import logging
-import os
+import copy
 import re
+import runpy
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
 
-from esper.kasmina.export import (
-    export_module,
-    largest_difference,
-    require_equal,
-    run,
-    set_evaluating,
-)
-from esper.kasmina.isolation import state_kept
-from esper.kasmina.probe import Sample
-from esper.kasmina.slotted import SlottedModel
+from esper.archive.files import replace_whole
+from esper.kasmina.isolation import randomness_kept, state_kept
+from esper.kasmina.watching import Sample, arguments_of
 from esper.leyline.errors import ExportError, first_line
 
 TOLERANCE = 1e-5  # of the largest number in an output, or of 1
-ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-WEIGHTS_BESIDE = ".data"  # what such a second file's name ends in
-SINGLE_FILE_BYTES = 2_000_000_000  # an ONNX file holds less than 2 GiB; then weights go beside it
+WEIGHTS_FILE = "weights.safetensors"
+WEIGHTS_BESIDE = ".data"  # what the name of an ONNX file's second one ends in
+_TEMPLATES = Path(__file__).with_name("templates")
+# Imports that a file of Python has only if it uses them, by what that looks like.
+_IMPORTS = {
+    r"\bmath\.": "import math",
+    r"\boperator\.": "import operator",
+    r"\bOrderedDict\(": "from collections import OrderedDict",
+    r"\bnamedtuple\(": "from collections import namedtuple",
+    r"(?<!\.)\binf\b": "from math import inf",
+    r"(?<!\.)\bnan\b": "from math import nan",
+}
 
 
 @dataclass(frozen=True)
@@ -46,183 +46,15 @@ class Written:
     difference: float
 
 
-def export_program(
-    host: SlottedModel, sample: Sample, path: str | Path, *, dynamic_batch: bool = True
-) -> Written:
-    """Write the committed network in eval mode as a `torch.export` archive (.pt2).
-
-    `torch.export.load(path).module()` runs it, with no class of Esper's or yours, on the device
-    that the host is on. With `dynamic_batch` it takes batches of any size: every input whose
-    first axis is as long as the first input's may vary there.
-
-    The file is read back and compared with the network within 1e-5, also on a batch of twice the
-    size, before it gets its name; the largest difference is returned.
-    """
-    _require_target(Path(path), ".pt2", rb"PK\x03\x04")
-    model = export_module(host, sample)
-    set_evaluating(model)
-    program = capture(model, sample, dynamic_batch)
-
-    def load(file: Path) -> Callable[[Sample], object]:
-        loaded = torch.export.load(file).module()
-        return lambda inputs: run(loaded, inputs, evaluating=False)
-
-    with _written(Path(path)) as file:
-        torch.export.save(program, file)
-        difference = _compare(model, sample, dynamic_batch, load(file), "The saved program")
-    return Written(Path(path), difference)
-
-
-def export_onnx(
-    host: SlottedModel, sample: Sample, path: str | Path, *, dynamic_batch: bool = True
-) -> Written:
-    """Write the committed network in eval mode as an ONNX file, for any runtime that reads it.
-
-    Inputs and outputs are the tensors of the sample and of the network's output, in order;
-    `dynamic_batch` is as in `export_program`. Above 2 GB the weights are in a second file beside
-    it. The file is run through onnxruntime on the CPU and compared within 1e-5 before it gets
-    its name; the largest difference is returned.
-    """
-    runtime = _require_packages()["onnxruntime"]
-    _require_target(Path(path), ".onnx", rb"\x08.\x12\x07pytorch")
-    model = export_module(host, sample).cpu()
-    set_evaluating(model)
-    sample = tree_map_only(Tensor, Tensor.cpu, sample)
-    program = capture(model, sample, dynamic_batch)
-    try:
-        with _quiet():
-            onnx = torch.onnx.export(program, dynamo=True, verbose=False)
-    except Exception as error:  # a converter for each of hundreds of operations
-        raise ExportError(
-            "The network cannot be converted to ONNX",
-            given=origin_of(error),
-            fix="export_program has no such limit",
-        ) from error
-    assert onnx is not None
-
-    def load(file: Path) -> Callable[[Sample], object]:
-        options = runtime.SessionOptions()
-        options.log_severity_level = 3  # errors
-        session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        names = [each.name for each in session.get_inputs()]
-
-        def infer(inputs: Sample) -> object:
-            tensors = [leaf for leaf in tree_leaves(call_of(inputs)) if isinstance(leaf, Tensor)]
-            feed = {
-                name: value.detach().numpy() for name, value in zip(names, tensors, strict=True)
-            }
-            return [torch.from_numpy(array) for array in session.run(None, feed)]
-
-        return infer
-
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    with _written(Path(path)) as file:
-        onnx.save(file, external_data=weights > SINGLE_FILE_BYTES)
-        difference = _compare(model, sample, dynamic_batch, load(file), "The ONNX file", flat=True)
-    return Written(Path(path), difference)
-
-
-def _require_packages() -> dict[str, ModuleType]:
-    found: dict[str, ModuleType] = {}
-    for name in ONNX_PACKAGES:
-        try:
-            found[name] = importlib.import_module(name)
-        except ImportError as error:
-            raise ExportError(
-                "Export to ONNX needs packages that are not installed",
-                given=f"no {name}",
-                valid=", ".join(ONNX_PACKAGES),
-                fix="pip install 'esper-ml[export]'",
-            ) from error
-    return found
-
-
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's remarks about packages it can do without and about its own insides."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
+def failing(what: str, *, valid: str | None = None, fix: str | None = None) -> Iterator[None]:
+    """Inside runs code of the user's or of a runtime: whatever it raises becomes one error."""
     try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
-
-
-# --- inputs ----------------------------------------------------------------------------------
-
-
-def call_of(sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The sample as positional and keyword arguments."""
-    if isinstance(sample, Mapping):
-        return (), dict(sample)
-    if isinstance(sample, (tuple, list)):
-        return tuple(sample), {}
-    return (sample,), {}
-
-
-def _batch(sample: Sample) -> int:
-    """The length of the first input's first axis."""
-    leaves = tree_leaves(call_of(sample))
-    sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0]
-    if not sizes or sizes[0] < 2:
-        raise ExportError(
-            "The sample does not show what may vary with the batch",
-            given=f"a batch of {sizes[0]}" if sizes else "no input with an axis",
-            valid="a batch of 2 or more",
-            fix="give a larger sample, or dynamic_batch=False",
-        )
-    return int(sizes[0])
-
-
-def doubled(sample: Sample) -> Sample:
-    """The sample twice over, in one batch."""
-    batch = _batch(sample)
-
-    def double(tensor: Tensor) -> Tensor:
-        varies = tensor.dim() > 0 and tensor.shape[0] == batch
-        return torch.cat([tensor, tensor]) if varies else tensor
-
-    doubled: Sample = tree_map_only(Tensor, double, sample)
-    return doubled
-
-
-# --- writing and checking --------------------------------------------------------------------
-
-
-def capture(model: nn.Module, sample: Sample, dynamic_batch: bool) -> ExportedProgram:
-    args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), call_of(sample))
-    shapes = None
-    if dynamic_batch:
-        batch, size = Dim("batch"), _batch(sample)
-        named = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-
-        def axes(value: object) -> dict[int, Dim] | None:
-            varies = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == size
-            return {0: batch} if varies else None
-
-        shapes = tree_map(axes, dict(named))
-    try:
-        with torch.no_grad(), state_kept(model), _quiet():
-            return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
-    except Exception as error:  # the user's code, under a tracer
-        raise ExportError(
-            "torch.export cannot capture the network",
-            given=origin_of(error),
-            fix=_advice(origin_of(error), dynamic_batch),
-        ) from error
-
-
-def _advice(reason: str, dynamic_batch: bool) -> str | None:
-    if "data-dependent" in reason:
-        return "where it branches on the values of a tensor, let torch.where choose"
-    if dynamic_batch:
-        return (
-            "if the batch is the reason, write x.shape[0] in place of len(x) in the model, or "
-            "keep the sample's batch size with dynamic_batch=False"
-        )
-    return None
+        yield
+    except ExportError:
+        raise
+    except Exception as error:  # those that are not Esper's have no common base
+        raise ExportError(what, given=origin_of(error), valid=valid, fix=fix) from error
 
 
 def origin_of(error: BaseException) -> str:
@@ -232,17 +64,130 @@ def origin_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def require_folder(path: Path) -> None:
-    """Raise unless there is a folder in which `path` can be written."""
-    if not path.parent.is_dir():
-        raise ExportError("There is no such folder", given=path.parent, fix="make it first")
+# --- running and comparing -------------------------------------------------------------------
 
 
-def _require_target(path: Path, suffix: str, beginning: bytes) -> None:
+def run(module: nn.Module, sample: Sample, *, evaluating: bool) -> object:
+    """The output on the sample, with random numbers of its own; nothing remembers the run."""
+    args, kwargs = copied(sample)
+    with state_kept(module), randomness_kept(module, stream=0), torch.no_grad():
+        if evaluating:
+            set_evaluating(module)
+        output = tree_map_only(Tensor, Tensor.detach, module(*args, **kwargs))
+        return copy.deepcopy(output)  # it may share memory with a buffer
+
+
+def copied(sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments that a network may change without changing the sample."""
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
+        Tensor, lambda tensor: tensor.detach().clone(), arguments_of(sample)
+    )
+    return arguments
+
+
+def set_evaluating(module: nn.Module) -> None:
+    """Eval mode everywhere, also where a module's own `train` would not have it."""
+    for part in module.modules():
+        part.training = False
+
+
+def tolerance_of(model: nn.Module) -> float:
+    """Half precision cannot agree to 1e-5."""
+    floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return max([TOLERANCE, *(8 * torch.finfo(dtype).eps for dtype in floats)])
+
+
+def largest_difference(
+    model: nn.Module, what: str, outputs: Iterable[tuple[object, object]]
+) -> float:
+    """Between pairs of outputs, wanted and given; raises if the model's precision allows less."""
+    tolerance = tolerance_of(model)
+    return max(require_equal(wanted, given, tolerance, what) for wanted, given in outputs)
+
+
+def require_equal(wanted: object, given: object, tolerance: float, what: str) -> float:
+    """The largest difference between two outputs.
+
+    Raises unless all tensors agree within `tolerance` of the largest number in them, or of 1.
+    """
+    largest = 0.0
+    for where, left, right in _pairs(wanted, given, "output"):
+        if isinstance(left, Tensor) and isinstance(right, Tensor):
+            difference, limit = _difference(left, right, tolerance)
+            if not difference <= limit:
+                raise ExportError(
+                    f"{what} does not give what the host gives",
+                    given=f"{where} differs by up to {difference:.3g}",
+                    valid=f"at most {limit:.3g}",
+                )
+            largest = max(largest, difference)
+        elif type(left) is not type(right) or not np.all(left == right):
+            raise ExportError(
+                f"{what} does not return what the host returns",
+                given=f"{type(right).__name__} as {where}",
+                valid=f"{type(left).__name__}, the same",
+            )
+    return largest
+
+
+def _pairs(left: Any, right: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
+    """Corresponding leaves of two outputs, down to where they no longer correspond."""
+    inside: list[tuple[str, Any, Any]] | None = None
+    if type(left) is type(right) and not isinstance(left, Tensor):
+        if isinstance(left, Mapping) and list(left) == list(right):
+            inside = [(f"[{key!r}]", left[key], right[key]) for key in left]
+        elif isinstance(left, (tuple, list)) and len(left) == len(right):
+            pairs = enumerate(zip(left, right, strict=True))
+            inside = [(f"[{index}]", one, other) for index, (one, other) in pairs]
+        elif hasattr(left, "__dict__") and list(vars(left)) == list(vars(right)):
+            inside = [(f".{name}", value, vars(right)[name]) for name, value in vars(left).items()]
+    if inside is None:
+        yield where, left, right
+    for step, one, other in inside or ():
+        yield from _pairs(one, other, where + step)
+
+
+def _difference(left: Tensor, right: Tensor, tolerance: float) -> tuple[float, float]:
+    """The largest difference, and the largest that is accepted; NaN and infinities match alike."""
+    if left.shape != right.shape or left.dtype != right.dtype or left.device != right.device:
+        return float("inf"), tolerance
+    if left.numel() == 0:
+        return 0.0, tolerance
+    if left.layout != torch.strided:
+        left, right = left.to_dense(), right.to_dense()
+    if not (left.is_floating_point() or left.is_complex()):
+        return float((left != right).any()), 0.0
+    wide = torch.complex128 if left.is_complex() else torch.float64
+    one, other = left.to(wide), right.to(wide)
+    same = (one == other) | (one.isnan() & other.isnan())
+    difference = torch.where(same, 0.0, (one - other).abs())
+    finite = one.abs()[one.isfinite()]
+    scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
+    return float(difference.max()), tolerance * scale
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def writing(target: Path, file: Path) -> Iterator[Path]:
+    """Inside, `file` is written in a folder beside `target` and tried; then it gets its place.
+
+    Other files that were written beside it do so first.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+        draft = Path(scratch) / file.name
+        with failing(f"{target.name!r} could not be written, read back and run"):
+            yield draft
+        file.parent.mkdir(exist_ok=True)
+        drafts = [each for each in Path(scratch).iterdir() if each.is_file() and each != draft]
+        for each in [*drafts, draft]:
+            replace_whole(each, file.parent / each.name)
+
+
+def require_file_target(path: Path, suffix: str, beginning: bytes) -> None:
     """Raise if `path` is no name for such a file, or has it and does not begin like one."""
-    require_folder(path)
-    if path.is_dir():
-        raise ExportError(f"{path} is a folder", fix="name a file")
+    _require_place(path, "file")
     if path.suffix != suffix:
         raise ExportError(
             f"The file's name must end in {suffix}",
@@ -260,55 +205,62 @@ def _require_target(path: Path, suffix: str, beginning: bytes) -> None:
         )
 
 
+def _require_place(path: Path, kind: str) -> None:
+    """Raise unless a file, or a folder, of this name can be written."""
+    if not path.parent.is_dir():
+        raise ExportError("There is no such folder", given=path.parent, fix="make it first")
+    found = "folder" if path.is_dir() else "file" if path.exists() else kind
+    if found != kind:
+        raise ExportError(f"{path} is a {found}", fix=f"name a {kind}")
+
+
 def _begins_with(path: Path, pattern: bytes) -> bool:
     with path.open("rb") as file:
-        return re.match(pattern, file.read(64), re.DOTALL) is not None
+        return re.match(pattern, file.read(256), re.DOTALL) is not None
+
+
+# --- files of Python -------------------------------------------------------------------------
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[Path]:
-    """A file to write that becomes `path`, with any files beside it, once all went well."""
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        file = Path(folder) / path.name
-        try:
-            yield file
-        except ExportError:
-            raise
-        except Exception as error:  # the runtimes' own errors have no common base
-            raise ExportError(
-                f"{path.name!r} could not be written, read back and run", given=origin_of(error)
-            ) from error
-        for other in Path(folder).iterdir():
-            if other != file:
-                os.replace(other, path.parent / other.name)
-        os.replace(file, path)
+def writing_python(
+    folder: Path, name: str, source: str, tensors: Mapping[str, Tensor]
+) -> Iterator[Path]:
+    """Inside, the file lies elsewhere with its weights, to be tried; then both are in `folder`."""
+    _require_place(folder, "folder")
+    found = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
+    foreign = sorted(found - {name, WEIGHTS_FILE, "__pycache__"})
+    beginning = re.escape(source.partition("\n")[0].encode())
+    if name in found and not _begins_with(folder / name, beginning):
+        foreign.append(name)
+    if foreign:
+        raise ExportError(
+            f"{folder} holds other files",
+            given=", ".join(foreign[:3]),
+            fix="name a new folder, or an empty one",
+        )
+    whole = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()}
+    with writing(folder, folder / name) as code:
+        code.write_text(source, encoding="utf-8")
+        with failing("The weights cannot be written"):
+            save_file(whole, code.with_name(WEIGHTS_FILE))
+        yield code
 
 
-def _compare(
-    model: nn.Module,
-    sample: Sample,
-    dynamic_batch: bool,
-    saved: Callable[[Sample], object],
-    what: str,
-    *,
-    flat: bool = False,
-) -> float:
-    """The largest difference between what was saved and the model, on the sample and on twice it.
-
-    Raises if it is too large; `flat` if what was saved gives only tensors.
-    """
-    largest = 0.0
-    for inputs in (sample, doubled(sample)) if dynamic_batch else (sample,):
-        wanted = run(model, inputs, evaluating=True)
-        if flat:
-            wanted = [leaf for leaf in tree_leaves(wanted) if isinstance(leaf, Tensor)]
-        given = saved(inputs)
-        require_equal(wanted, given, tolerance_of(model), what)
-        largest = max(largest, largest_difference(wanted, given))
-    return largest
+def from_template(template: str, fillings: Mapping[str, str]) -> str:
+    """The template of this name, with the weights' reader, the imports and what is given."""
+    written = "\n".join(fillings.values())
+    imports = [line for used, line in _IMPORTS.items() if re.search(used, written)]
+    text = _read(template)
+    for mark, filling in {"READER": _read("reader").rstrip(), **fillings}.items():
+        text = text.replace(f"@{mark}@", filling)
+    return text.replace("@IMPORTS@\n", "".join(f"{line}\n" for line in imports))
 
 
-def tolerance_of(model: nn.Module) -> float:
-    """Half precision cannot agree to 1e-5."""
-    floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return max([TOLERANCE, *(8 * torch.finfo(dtype).eps for dtype in floats)])
+def _read(template: str) -> str:
+    return (_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
+
+
+def names_in(code: Path) -> dict[str, Any]:
+    """What a written file defines."""
+    return runpy.run_path(str(code))

@@ -112,6 +112,10 @@ class Gate:
     op: LifecycleOp | None  # None: passes by itself, with time
     conditions: tuple[Condition, ...]
 
+    @classmethod
+    def into(cls, after: SeedStage, op: LifecycleOp | None, *conditions: Condition) -> "Gate":
+        return cls(after, op, conditions)
+
     def accepts(self, situation: Situation) -> Tensor:
         """[N, S] bool."""
         accepted = torch.ones(situation.life.shape, dtype=torch.bool)
@@ -181,11 +185,11 @@ def _why_nothing_fits(situation: Situation, host: int, slot: int) -> str:
     return f"the cheapest seed costs {cheapest} parameters, the budget has room for {room}"
 
 
-def _measured(name: str, rule: Callable[[GateRules], float | None], finding: str) -> Condition:
+def _measured(name: str, rule: str, finding: str) -> Condition:
     """The seed's gradient or contribution is known, and at least what the rule asks for."""
 
     def met(situation: Situation) -> Tensor:
-        life, least = situation.life, rule(situation.rules)
+        life, least = situation.life, getattr(situation.rules, rule)
         if least is None:
             return torch.ones(life.shape, dtype=torch.bool)
         enough: Tensor = getattr(life, f"{name}_known") & (getattr(life, name) >= least)
@@ -195,7 +199,7 @@ def _measured(name: str, rule: Callable[[GateRules], float | None], finding: str
         if not bool(getattr(situation.life, f"{name}_known")[host, slot]):
             return f"the seed's {name} has not been measured yet"
         seen = float(getattr(situation.life, name)[host, slot])
-        return f"{finding.format(seen)}, at least {rule(situation.rules)} needed"
+        return f"{finding.format(seen)}, at least {getattr(situation.rules, rule)} needed"
 
     return Condition(met, otherwise)
 
@@ -223,65 +227,51 @@ def _why_embargoed(situation: Situation, host: int, slot: int) -> str:
 
 
 GATES = (
-    Gate(
+    Gate.into(
         SeedStage.GERMINATED,
         LifecycleOp.GERMINATE,
-        (
-            _in_stage(SeedStage.DORMANT),
-            Condition(_host_ready, _why_host_not_ready),
-            Condition(_something_fits, _why_nothing_fits),
-        ),
+        _in_stage(SeedStage.DORMANT),
+        Condition(_host_ready, _why_host_not_ready),
+        Condition(_something_fits, _why_nothing_fits),
     ),
-    Gate(SeedStage.TRAINING, None, (_in_stage(SeedStage.GERMINATED),)),
-    Gate(
+    Gate.into(SeedStage.TRAINING, None, _in_stage(SeedStage.GERMINATED)),
+    Gate.into(
         SeedStage.BLENDING,
         LifecycleOp.ADVANCE,
-        (
-            _in_stage(SeedStage.TRAINING),
-            _old_enough(lambda rules: rules.min_training_epochs),
-            _measured(
-                "gradient", lambda rules: rules.min_gradient, "the seed's gradient norm is {:.3g}"
-            ),
-        ),
+        _in_stage(SeedStage.TRAINING),
+        _old_enough(lambda rules: rules.min_training_epochs),
+        _measured("gradient", "min_gradient", "the seed's gradient norm is {:.3g}"),
     ),
-    Gate(
+    Gate.into(
         SeedStage.HOLDING,
         None,
-        (
-            _in_stage(SeedStage.BLENDING),
-            Condition(lambda situation: situation.life.alpha >= 1.0, _why_alpha),
-        ),
+        _in_stage(SeedStage.BLENDING),
+        Condition(lambda situation: situation.life.alpha >= 1.0, _why_alpha),
     ),
-    Gate(
+    Gate.into(
         SeedStage.FOSSILIZED,
         LifecycleOp.FOSSILIZE,
-        (
-            _in_stage(SeedStage.HOLDING),
-            _old_enough(lambda rules: rules.min_holding_epochs),
-            _measured(
-                "contribution", lambda rules: rules.min_contribution, "the seed contributes {:.4g}"
-            ),
-            Condition(_stable, _why_unstable),
-        ),
+        _in_stage(SeedStage.HOLDING),
+        _old_enough(lambda rules: rules.min_holding_epochs),
+        _measured("contribution", "min_contribution", "the seed contributes {:.4g}"),
+        Condition(_stable, _why_unstable),
     ),
-    Gate(SeedStage.PRUNED, LifecycleOp.PRUNE, (_in_stage(*sorted(LIVING_STAGES)),)),
-    Gate(
+    Gate.into(SeedStage.PRUNED, LifecycleOp.PRUNE, _in_stage(*sorted(LIVING_STAGES))),
+    Gate.into(
         SeedStage.EMBARGOED,
         None,
-        (
-            _in_stage(SeedStage.PRUNED),
-            Condition(lambda situation: situation.life.alpha == 0.0, _why_alpha),
-        ),
+        _in_stage(SeedStage.PRUNED),
+        Condition(lambda situation: situation.life.alpha == 0.0, _why_alpha),
     ),
-    Gate(
+    Gate.into(
         SeedStage.RESETTING,
         None,
-        (
-            _in_stage(SeedStage.EMBARGOED),
-            Condition(lambda situation: situation.life.embargo <= 0, _why_embargoed),
-        ),
+        _in_stage(SeedStage.EMBARGOED),
+        Condition(lambda situation: situation.life.embargo <= 0, _why_embargoed),
     ),
-    Gate(SeedStage.DORMANT, None, (_in_stage(SeedStage.RESETTING), _old_enough(lambda rules: 1))),
+    Gate.into(
+        SeedStage.DORMANT, None, _in_stage(SeedStage.RESETTING), _old_enough(lambda rules: 1)
+    ),
 )
 GATES_INTO = {gate.after: gate for gate in GATES}
 OP_GATES = {gate.op: gate for gate in GATES if gate.op is not None}

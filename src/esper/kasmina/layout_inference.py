@@ -12,50 +12,28 @@ Shapes: `B` batch, `C` channels, `L` positions, `T` tokens, `H` height, `W` widt
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from esper.kasmina.watching import Event, Run, Sample, Watched, watch
+from esper.kasmina.watching import Event, Run, Sample, Watched, arguments_of, watch
 from esper.leyline.errors import SlotError
 from esper.leyline.slots import Layout
 
 Axes = frozenset[int]
 
 
-class Axis(Enum):
-    """Where a module has its channels."""
+FIRST, LAST = 1, -1  # where a module has its channels: behind the batch, or at the end
 
-    FIRST = "first"  # behind the batch
-    LAST = "last"
-
-
+_POOLS = ("MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool")
+_KINDS = ("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm", *_POOLS)
 # Channels at axis 1, by the number of axes behind it.
-_SPATIAL = {
-    1: (
-        nn.Conv1d,
-        nn.ConvTranspose1d,
-        nn.BatchNorm1d,
-        nn.InstanceNorm1d,
-        nn.MaxPool1d,
-        nn.AvgPool1d,
-        nn.AdaptiveAvgPool1d,
-        nn.AdaptiveMaxPool1d,
-    ),
-    2: (
-        nn.Conv2d,
-        nn.ConvTranspose2d,
-        nn.BatchNorm2d,
-        nn.InstanceNorm2d,
-        nn.MaxPool2d,
-        nn.AvgPool2d,
-        nn.AdaptiveAvgPool2d,
-        nn.AdaptiveMaxPool2d,
-        nn.PixelShuffle,
-    ),
+_SPATIAL: dict[int, tuple[type[nn.Module], ...]] = {
+    axes: tuple(getattr(nn, f"{kind}{axes}d") for kind in _KINDS) for axes in (1, 2)
 }
+_SPATIAL[2] += (nn.PixelShuffle,)
 _ANY_SPATIAL = (nn.GroupNorm, nn.Upsample, nn.SyncBatchNorm)
 _LAST = (
     nn.Linear,
@@ -64,6 +42,8 @@ _LAST = (
     nn.RNNBase,
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
+    nn.LayerNorm,
+    nn.RMSNorm,
 )
 # What the modules above call the number of channels that they return.
 _CHANNEL_COUNTS = (
@@ -103,8 +83,7 @@ def infer_layout(
             valid="2, 3 or 4 axes: [B, C], [B, C, L], [B, T, C], [B, C, H, W] or [B, H, W, C]",
         )
     origins = _origins(output, events[: call + 1])
-    _require_batch(where, shape, origins)
-    layout = _layout(where, shape, events, origins, batch, moved)
+    layout = _Evidence(where, shape, events, origins, batch, moved).layout()
     if moved is not None and layout.batch_axis not in moved:
         raise SlotError(
             f"{opening(where)} does not return something for every sample: no axis that could be "
@@ -115,23 +94,102 @@ def infer_layout(
     return layout
 
 
-def _layout(
-    where: str,
-    shape: list[int],
-    events: Sequence[Event],
-    origins: Sequence[Event],
-    batch: int | None,
-    moved: Axes | None,
-) -> Layout:
-    if len(shape) == 2:
-        return Layout.DENSE
-    axis = _channel_axis(where, shape, events, origins)
-    if axis is Axis.FIRST:
-        return Layout.SEQUENCE if len(shape) == 3 else Layout.IMAGE
-    if len(shape) == 4:
-        _require_image(where, shape, events)
-        return Layout.IMAGE_LAST
-    return _order_of_tokens(where, shape, events, origins, batch, moved)
+@dataclass(frozen=True)
+class _Evidence:
+    """All that is known of the activations at one place."""
+
+    where: str
+    shape: list[int]
+    events: Sequence[Event]
+    origins: Sequence[Event]  # the calls that they come from without a change of axes
+    batch: int | None
+    moved: Axes | None
+
+    def layout(self) -> Layout:
+        self._require_batch()
+        if len(self.shape) == 2:
+            return Layout.DENSE
+        if self._channel_axis() == FIRST:
+            return Layout.SEQUENCE if len(self.shape) == 3 else Layout.IMAGE
+        if len(self.shape) == 4:
+            self._require_image()
+            return Layout.IMAGE_LAST
+        return self._order_of_tokens()
+
+    def _require_batch(self) -> None:
+        """Convolutions take a lone sample too; its channels would then pass for the batch."""
+        for event in self.origins:
+            axes = _spatial_axes(event.module)
+            if axes is None or len(self.shape) == axes + 2:
+                continue
+            pooled_features = len(self.shape) == 2 and axes == 1  # pools and norms take [B, C] too
+            if isinstance(event.module, nn.modules.conv._ConvNd) or not pooled_features:
+                raise SlotError(
+                    f"{opening(self.where)} returns activations without a batch axis",
+                    given=f"{self.shape} from {type(event.module).__name__}",
+                    valid=f"{axes + 2} axes",
+                    fix="give a sample with a batch axis, as in training",
+                )
+
+    def _channel_axis(self) -> int:
+        for event in self.origins:
+            if (own := _told_axis(event)) is not None:
+                return own
+        told = (_told_axis(event) for event in self.events if _fits(event, self.shape))
+        axes = {axis for axis in told if axis is not None}
+        if len(self.shape) == 3 and self.shape[1] == self.shape[2]:
+            reason = "a transposition would not show in its shape"
+        elif not axes:
+            reason = "no module around it tells"
+        elif len(axes) > 1:
+            reason = "modules around it disagree"
+        else:
+            return axes.pop()
+        raise SlotError(
+            f"It is not certain which axis of {self.where} holds the channels: {reason}",
+            given=self.shape,
+            valid=", ".join(layout.value for layout in Layout),
+            fix="state the layout: Target(path, layout=...)",
+        )
+
+    def _require_image(self) -> None:
+        """Four axes with the channels last may also be heads of attention, [B, heads, T, C].
+
+        So a module for images must have seen one of this size, or of a whole multiple of it.
+        """
+        _, height, width, _ = self.shape
+        images = [event for event in self.events if _spatial_axes(event.module) == 2]
+        sizes = [seen[2:] for event in images for seen in _shapes(event) if len(seen) == 4]
+        times = [rows // height for rows, _ in sizes]
+        if any(size == [height * n, width * n] for size, n in zip(sizes, times, strict=True)):
+            return
+        raise SlotError(
+            f"It is not certain that {self.where} returns images",
+            given=self.shape,
+            fix="if they are [B, H, W, C], state it: Target(path, layout=Layout.IMAGE_LAST)",
+        )
+
+    def _order_of_tokens(self) -> Layout:
+        """Batch first or time first: by a recurrent or attention module that the activations come
+        from, else by all of those that see the same two sizes, else by the axis that follows the
+        sample's batch, or is as long."""
+        for event in self.origins:
+            own = is_batch_first(event.module)
+            if own is not None:
+                return Layout.TOKENS if own else Layout.TIME_FIRST
+        layouts = set(_votes(self.shape[:2], self.events))
+        if len(layouts) != 1 and self.moved is not None and len(self.moved & {0, 1}) == 1:
+            return Layout.TOKENS if 0 in self.moved else Layout.TIME_FIRST
+        if not layouts and self.shape[0] == self.batch and self.shape[0] != self.shape[1]:
+            return Layout.TOKENS
+        if len(layouts) != 1:
+            raise SlotError(
+                f"It is not certain which axis of {self.where} is the batch",
+                given=self.shape,
+                fix="state the layout, Target(path, layout=Layout.TOKENS or Layout.TIME_FIRST), or "
+                "give a sample whose batch and length differ",
+            )
+        return layouts.pop()
 
 
 def first_tensor(values: object) -> Tensor | None:
@@ -154,7 +212,7 @@ def _spatial_axes(module: nn.Module) -> int | None:
     return next((count for count, kinds in _SPATIAL.items() if isinstance(module, kinds)), None)
 
 
-def _told_axis(event: Event) -> Axis | None:
+def _told_axis(event: Event) -> int | None:
     """Where this module has its channels, if it is one that tells.
 
     A class derived from torch's may do otherwise, so the channels must really be there.
@@ -162,12 +220,11 @@ def _told_axis(event: Event) -> Axis | None:
     module, output = event.module, first_tensor(event.output)
     if output is None or output.dim() < 2:
         return None
-    if isinstance(module, (*_SPATIAL[1], *_SPATIAL[2], *_ANY_SPATIAL)):
-        axis, channels = Axis.FIRST, output.shape[1]
-    elif isinstance(module, (*_LAST, nn.LayerNorm, nn.RMSNorm)):
-        axis, channels = Axis.LAST, output.shape[-1]
-    else:
+    spatial = isinstance(module, (*_SPATIAL[1], *_SPATIAL[2], *_ANY_SPATIAL))
+    if not spatial and not isinstance(module, _LAST):
         return None
+    axis = FIRST if spatial else LAST
+    channels = output.shape[axis]
     stated = [getattr(module, name) for name in _CHANNEL_COUNTS if hasattr(module, name)]
     # A norm over several axes has them in a tuple: it may as well be over [C, H, W].
     return axis if all(count in (channels, (channels,)) for count in stated) else None
@@ -191,72 +248,9 @@ def _origins(output: Tensor, events: Sequence[Event]) -> list[Event]:
     return origins
 
 
-def _require_batch(where: str, shape: list[int], origins: Sequence[Event]) -> None:
-    """Convolutions take a lone sample too; its channels would then be mistaken for the batch."""
-    for event in origins:
-        axes = _spatial_axes(event.module)
-        pooled_features = len(shape) == 2 and axes == 1  # pools and norms take [B, C] as well
-        is_conv = isinstance(event.module, nn.modules.conv._ConvNd)
-        if axes is not None and len(shape) != axes + 2 and (is_conv or not pooled_features):
-            raise SlotError(
-                f"{opening(where)} returns activations without a batch axis",
-                given=f"{shape} from {type(event.module).__name__}",
-                valid=f"{axes + 2} axes",
-                fix="give a sample with a batch axis, as in training",
-            )
-
-
-def _channel_axis(
-    where: str, shape: list[int], events: Sequence[Event], origins: Sequence[Event]
-) -> Axis:
-    for event in origins:
-        if (own := _told_axis(event)) is not None:
-            return own
-    told = (_told_axis(event) for event in events if _fits(event, shape))
-    axes = {axis for axis in told if axis is not None}
-    if len(shape) == 3 and shape[1] == shape[2]:
-        reason = "a transposition would not show in its shape"
-    elif not axes:
-        reason = "no module around it tells"
-    elif len(axes) > 1:
-        reason = "modules around it disagree"
-    else:
-        return axes.pop()
-    raise SlotError(
-        f"It is not certain which axis of {where} holds the channels: {reason}",
-        given=shape,
-        valid=", ".join(layout.value for layout in Layout),
-        fix="state the layout: Target(path, layout=...)",
-    )
-
-
 def _fits(event: Event, shape: list[int]) -> bool:
     axes = _spatial_axes(event.module)
     return (axes is None or axes + 2 == len(shape)) and shape in _shapes(event)
-
-
-def _require_image(where: str, shape: list[int], events: Sequence[Event]) -> None:
-    """Four axes with the channels last may also be heads of attention, [B, heads, T, C].
-
-    So a module for images must have seen one of this size, or of a whole multiple of it.
-    """
-    _, height, width, _ = shape
-    images = (
-        seen[-2:]
-        for event in events
-        if _spatial_axes(event.module) == 2
-        for seen in _shapes(event)
-        if len(seen) == 4
-    )
-    if not any(
-        [height * (rows // height), width * (rows // height)] == [rows, columns]
-        for rows, columns in images
-    ):
-        raise SlotError(
-            f"It is not certain that {where} returns images",
-            given=shape,
-            fix="if they are [B, H, W, C], state it: Target(path, layout=Layout.IMAGE_LAST)",
-        )
 
 
 def is_batch_first(module: nn.Module) -> bool | None:
@@ -265,36 +259,6 @@ def is_batch_first(module: nn.Module) -> bool | None:
     if isinstance(attention, (nn.RNNBase, nn.MultiheadAttention)):
         return bool(attention.batch_first)
     return None
-
-
-def _order_of_tokens(
-    where: str,
-    shape: list[int],
-    events: Sequence[Event],
-    origins: Sequence[Event],
-    batch: int | None,
-    moved: Axes | None,
-) -> Layout:
-    """Batch first or time first: by a recurrent or attention module that the activations come
-    from, else by all of those that see the same two sizes, else by the axis that follows the
-    sample's batch, or is as long."""
-    for event in origins:
-        own = is_batch_first(event.module)
-        if own is not None:
-            return Layout.TOKENS if own else Layout.TIME_FIRST
-    layouts = set(_votes(shape[:2], events))
-    if len(layouts) != 1 and moved is not None and len(moved & {0, 1}) == 1:
-        return Layout.TOKENS if 0 in moved else Layout.TIME_FIRST
-    if not layouts and shape[0] == batch and shape[0] != shape[1]:
-        return Layout.TOKENS
-    if len(layouts) != 1:
-        raise SlotError(
-            f"It is not certain which axis of {where} is the batch",
-            given=shape,
-            fix="state the layout, Target(path, layout=Layout.TOKENS or Layout.TIME_FIRST), or "
-            "give a sample whose batch and length differ",
-        )
-    return layouts.pop()
 
 
 def _votes(sizes: list[int], events: Sequence[Event]) -> Iterator[Layout]:
@@ -339,8 +303,8 @@ def axes_that_follow(
 
 def batch_size(sample: Sample, axis: int = 0) -> int | None:
     """The size of this axis of the first tensor in the sample that has axes."""
-    values = dict(sample) if isinstance(sample, Mapping) else sample
-    tensors = (value for value in tree_leaves(values) if isinstance(value, Tensor))
+    leaves = tree_leaves(arguments_of(sample))
+    tensors = (value for value in leaves if isinstance(value, Tensor))
     first = next((tensor for tensor in tensors if tensor.dim() > 0), None)
     return None if first is None or first.dim() <= axis else first.shape[axis]
 

@@ -5,7 +5,7 @@ otherwise it is refused with the reason and what to do instead.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.layout_inference import Axes, axes_that_follow, batch_size, infer_layout, opening
 from esper.kasmina.slot import Slot, Tap, part_of
-from esper.kasmina.watching import Call, Event, Part, Run, Sample, Watched, watch
+from esper.kasmina.watching import Event, Part, Run, Sample, Watched, watch
 from esper.leyline.errors import EsperError, SlotError, UnknownNameError, first_line
 from esper.leyline.slots import Layout, SlotSpec
 
@@ -124,74 +124,120 @@ def survey(model: nn.Module, targets: Sequence[Target], sample: Sample) -> list[
     Raises only if nothing can be said of any: no slot fits this model, or it fails on the sample.
     """
     require_slottable(model)
-    modules = [_found_or_refused(model, target) for target in targets]
+    modules: list[nn.Module | EsperError] = []
+    for target in targets:
+        try:
+            modules.append(module_at(model, target.path))
+        except EsperError as refusal:
+            modules.append(refusal)
     watched = [
         Watched(module, partial(_choose_part, target))
         for target, module in zip(targets, modules, strict=True)
         if isinstance(module, nn.Module)
     ]
-    runs = _run(model, watched, sample) if watched else []
-    batch = batch_size(sample)
-    followed = {id(run): axes_that_follow(model, watched, sample, run) for run in runs}
-    taken: dict[tuple[int, Part], Target] = {}
+    seen = _Survey(model, watched, sample)
     numbers = iter(range(len(watched)))
     return [
         Sighting(target, module)
         if isinstance(module, EsperError)
-        else _sight(model, target, runs, next(numbers), batch, followed, taken)
+        else seen.sighting(target, module, next(numbers))
         for target, module in zip(targets, modules, strict=True)
     ]
 
 
-def _found_or_refused(model: nn.Module, target: Target) -> nn.Module | EsperError:
-    try:
-        return module_at(model, target.path)
-    except EsperError as refusal:
-        return refusal
+class _Survey:
+    """The runs of a model under watch, and what they say of each watched module."""
 
+    def __init__(self, model: nn.Module, watched: Sequence[Watched], sample: Sample) -> None:
+        self._model = model
+        self._runs = _run(model, watched, sample) if watched else []
+        self._batch = batch_size(sample)
+        self._moved = {id(r): axes_that_follow(model, watched, sample, r) for r in self._runs}
+        self._taken: dict[tuple[int, Part], Target] = {}
 
-def _sight(
-    model: nn.Module,
-    target: Target,
-    runs: Sequence[Run],
-    index: int,
-    batch: int | None,
-    followed: Mapping[int, Sequence[list[Axes] | None]],
-    taken: dict[tuple[int, Part], Target],
-) -> Sighting:
-    """What the runs say of the watched module `index`; `taken` knows the places so far."""
-    module = module_at(model, target.path)
-    found: Place | EsperError
-    try:
-        run = _run_that_teaches(target, runs, index)
-        _require_no_nesting(model, target, run.events)
-        moved = followed[id(run)][index]
-        part, spec = _describe(target, run.events, run.calls[index], batch, moved)
-        _require_alone(target, module, taken.setdefault((id(module), part), target))
-        found = Place(module, part, spec)
-    except SlotError as refusal:
-        found = refusal
-    called = next((run for run in runs if run.calls[index]), None)
-    if called is None:
-        return Sighting(target, found)
-    calls = called.calls[index]
-    return Sighting(
-        target,
-        found,
-        calls=len(calls),
-        first_event=calls[0].event,
-        output=calls[0].output,
-        is_returned=any(call.output is each for call in calls for each in called.returned),
-    )
-
-
-def _require_alone(target: Target, module: nn.Module, first: Target) -> None:
-    if first is not target:
-        raise SlotError(
-            f"Slots {first.path!r} and {target.path!r} are the same module",
-            given=type(module).__name__,
-            fix="a shared module carries one slot; keep one of the two paths",
+    def sighting(self, target: Target, module: nn.Module, index: int) -> Sighting:
+        """What the runs say of the watched module `index`."""
+        found: Place | EsperError
+        try:
+            found = self._place(target, module, index)
+        except SlotError as refusal:
+            found = refusal
+        called = next((run for run in self._runs if run.calls[index]), None)
+        if called is None:
+            return Sighting(target, found)
+        calls = called.calls[index]
+        return Sighting(
+            target,
+            found,
+            calls=len(calls),
+            first_event=calls[0].event,
+            output=calls[0].output,
+            is_returned=any(call.output is each for call in calls for each in called.returned),
         )
+
+    def _place(self, target: Target, module: nn.Module, index: int) -> Place:
+        run = self._run_that_teaches(target, index)
+        _require_no_nesting(self._model, target, run.events)
+        part, spec = self._describe(target, run, index)
+        first = self._taken.setdefault((id(module), part), target)
+        if first is not target:
+            raise SlotError(
+                f"Slots {first.path!r} and {target.path!r} are the same module",
+                given=type(module).__name__,
+                fix="a shared module carries one slot; keep one of the two paths",
+            )
+        return Place(module, part, spec)
+
+    def _run_that_teaches(self, target: Target, index: int) -> Run:
+        """The run in which a seed at this place would have received gradient."""
+        for run in self._runs:
+            if index in run.refused:
+                raise run.refused[index]
+        calls = [call for run in self._runs for call in run.calls[index]]
+        if not calls:
+            raise SlotError(
+                f"A slot on {target.where} would do nothing: the model does not call it on the "
+                "sample",
+                given=f"path {target.path!r}",
+                fix="name a submodule whose forward is called",
+            )
+        for run in self._runs:
+            if run.brings_gradients(index):
+                return run
+        if any(call.records_gradients for call in calls):
+            reason = "its output does not reach the model's output"
+            fix = "name a submodule whose output is used and not detached"
+        else:
+            reason = "the model runs it without gradients"
+            fix = "run it outside torch.no_grad(), or with checkpoint(..., use_reentrant=False)"
+        raise SlotError(
+            f"A seed on {target.where} would never learn: {reason}",
+            given=f"path {target.path!r}",
+            fix=fix,
+        )
+
+    def _describe(self, target: Target, run: Run, index: int) -> tuple[Part, SlotSpec]:
+        where, calls = target.where, run.calls[index]
+        outputs = [call.output for call in calls]
+        if len({(call.part, call.output.dim()) for call in calls}) > 1:
+            _refuse_different(where, "shapes", outputs)
+        moved: Sequence[Axes | None] = self._moved[id(run)][index] or [None] * len(calls)
+        layouts = {
+            target.layout
+            or infer_layout(where, call.output, run.events, call.event, self._batch, axes)
+            for call, axes in zip(calls, moved, strict=True)
+        }
+        if len(layouts) > 1:
+            _refuse_different(where, "layouts", outputs)
+        layout = Layout(layouts.pop())
+        specs = [_spec_of(target.slot_name, layout, output) for output in outputs]
+        if len({spec.channels for spec in specs}) > 1:
+            _refuse_different(where, "widths", outputs)
+        extent = tuple(
+            sizes[0] if len(set(sizes)) == 1 else None
+            for sizes in zip(*(spec.extent for spec in specs), strict=True)
+        )
+        return calls[0].part, replace(specs[0], extent=extent)
 
 
 def _run(model: nn.Module, watched: Sequence[Watched], sample: Sample) -> list[Run]:
@@ -216,63 +262,6 @@ def _run(model: nn.Module, watched: Sequence[Watched], sample: Sample) -> list[R
             valid="a tensor, a tuple of positional or a dict of keyword arguments that it accepts",
         ) from failures[0]
     return runs
-
-
-def _run_that_teaches(target: Target, runs: Sequence[Run], index: int) -> Run:
-    """The run in which a seed at this place would have received gradient."""
-    for run in runs:
-        if index in run.refused:
-            raise run.refused[index]
-    calls = [call for run in runs for call in run.calls[index]]
-    if not calls:
-        raise SlotError(
-            f"A slot on {target.where} would do nothing: the model does not call it on the sample",
-            given=f"path {target.path!r}",
-            fix="name a submodule whose forward is called",
-        )
-    for run in runs:
-        if run.brings_gradients(index):
-            return run
-    if any(call.records_gradients for call in calls):
-        reason = "its output does not reach the model's output"
-        fix = "name a submodule whose output is used and not detached"
-    else:
-        reason = "the model runs it without gradients"
-        fix = "run it outside torch.no_grad(), or with checkpoint(..., use_reentrant=False)"
-    raise SlotError(
-        f"A seed on {target.where} would never learn: {reason}",
-        given=f"path {target.path!r}",
-        fix=fix,
-    )
-
-
-def _describe(
-    target: Target,
-    events: Sequence[Event],
-    calls: Sequence[Call],
-    batch: int | None,
-    moved: Sequence[Axes] | None,
-) -> tuple[Part, SlotSpec]:
-    where = target.where
-    outputs = [call.output for call in calls]
-    if len({(call.part, call.output.dim()) for call in calls}) > 1:
-        _refuse_different(where, "shapes", outputs)
-    followed: Sequence[Axes | None] = moved or [None] * len(calls)
-    layouts = {
-        target.layout or infer_layout(where, call.output, events, call.event, batch, axes)
-        for call, axes in zip(calls, followed, strict=True)
-    }
-    if len(layouts) > 1:
-        _refuse_different(where, "layouts", outputs)
-    layout = Layout(layouts.pop())
-    specs = [_spec_of(target.slot_name, layout, output) for output in outputs]
-    if len({spec.channels for spec in specs}) > 1:
-        _refuse_different(where, "widths", outputs)
-    extent = tuple(
-        sizes[0] if len(set(sizes)) == 1 else None
-        for sizes in zip(*(spec.extent for spec in specs), strict=True)
-    )
-    return calls[0].part, replace(specs[0], extent=extent)
 
 
 def _refuse_different(where: str, what: str, outputs: Sequence[Tensor]) -> None:
@@ -409,20 +398,12 @@ def module_at(model: nn.Module, path: str) -> nn.Module:
 def _require_hooks_work(path: str, outer: str, module: nn.Module) -> None:
     given = f"{outer!r}, a {type(module).__name__}" if outer else f"a {type(module).__name__}"
     if isinstance(module, torch.jit.ScriptModule):
-        raise SlotError(
-            f"Submodule {path!r} is TorchScript, which cannot carry slots",
-            given=given,
-            fix="use the module it was scripted from",
-        )
-    if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
-        raise SlotError(
-            f"Submodule {path!r} is inside compiled code, which cannot carry slots",
-            given=given,
-            fix="attach slots first, then torch.compile the result",
-        )
-    if any(kind.__name__ in _PARALLEL for kind in type(module).__mro__):
-        raise SlotError(
-            f"Submodule {path!r} is inside a parallel wrapper, which cannot carry slots",
-            given=given,
-            fix="attach slots to the model inside the wrapper (its .module)",
-        )
+        kind, fix = "is TorchScript", "use the module it was scripted from"
+    elif hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+        kind, fix = "is inside compiled code", "attach slots first, then torch.compile the result"
+    elif any(each.__name__ in _PARALLEL for each in type(module).__mro__):
+        kind = "is inside a parallel wrapper"
+        fix = "attach slots to the model inside the wrapper (its .module)"
+    else:
+        return
+    raise SlotError(f"Submodule {path!r} {kind}, which cannot carry slots", given=given, fix=fix)

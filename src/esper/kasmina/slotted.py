@@ -1,9 +1,9 @@
 """A model with slots: any `nn.Module`, its seeds, and their lifecycle as arrays with N = 1."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Self, cast, overload
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from esper.kasmina.optimizer_surgery import (
 from esper.kasmina.probe import Place, Sample, Target, places_of
 from esper.kasmina.slot import Mode, Seed, Slot, build_seed, set_tap
 from esper.kasmina.transitions import decide, pass_time, remove_now
-from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
 from esper.leyline.heads import HEADS
 from esper.leyline.legality import Actions, Legality
@@ -33,79 +32,70 @@ from esper.leyline.slots import SlotSpec, require_agreement
 from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
 
+T = TypeVar("T")
+
 _LIFECYCLE_PREFIX = "lifecycle."
 _NAMES_KEY = "blueprint_names"
 _COUNTERS_KEY = "counters"  # seeds planted, seed passes run: what the random streams depend on
 
 
+class _Entry(Generic[T]):
+    """An attribute of a view: what an array of the lifecycle holds for its slot now."""
+
+    def __init__(self, array: str, kind: Callable[[Any], T]) -> None:
+        self.array, self.kind = array, kind
+
+    def __get__(self, view: "SeedView | SlotView", owner: object = None) -> T:
+        array: Tensor = getattr(view.host.lifecycle, self.array)
+        return self.kind(array[0, view.slot].item())
+
+
 @dataclass(frozen=True)
 class SeedView:
-    """One seed as it is now; reads the arrays, holds nothing."""
+    """One seed as it is now, for people and for the protocols; holds nothing itself."""
 
-    read: Callable[[], Lifecycle]
-    catalogue: BlueprintCatalogue
-    host: int
+    host: "SlottedModel"
     slot: int
 
-    @property
-    def stage(self) -> SeedStage:
-        return SeedStage(int(self.read().stage[self.host, self.slot]))
+    stage = _Entry("stage", SeedStage)
+    blend = _Entry("blend", Blend)
+    alpha = _Entry("alpha", float)
+    age = _Entry("age", int)
+    epochs_in_stage = _Entry("epochs_in_stage", int)
+    params = _Entry("params", int)
 
     @property
     def blueprint(self) -> str:
-        return self.catalogue.names[int(self.read().blueprint[self.host, self.slot])]
-
-    @property
-    def blend(self) -> Blend:
-        return Blend(int(self.read().blend[self.host, self.slot]))
-
-    @property
-    def alpha(self) -> float:
-        return float(self.read().alpha[self.host, self.slot])
-
-    @property
-    def age(self) -> int:
-        return int(self.read().age[self.host, self.slot])
-
-    @property
-    def epochs_in_stage(self) -> int:
-        return int(self.read().epochs_in_stage[self.host, self.slot])
-
-    @property
-    def params(self) -> int:
-        return int(self.read().params[self.host, self.slot])
+        return self.host.catalogue.names[int(self.host.lifecycle.blueprint[0, self.slot])]
 
     @property
     def contribution(self) -> float | None:
-        life = self.read()
-        if not bool(life.contribution_known[self.host, self.slot]):
-            return None
-        return float(life.contribution[self.host, self.slot])
+        life = self.host.lifecycle
+        known = bool(life.contribution_known[0, self.slot])
+        return float(life.contribution[0, self.slot]) if known else None
 
 
 @dataclass(frozen=True)
 class SlotView:
     """One slot and, when it is occupied, its seed."""
 
-    read: Callable[[], Lifecycle]
-    catalogue: BlueprintCatalogue
-    spec: SlotSpec
-    host: int
+    host: "SlottedModel"
     slot: int
+
+    stage = _Entry("stage", SeedStage)
+
+    @property
+    def spec(self) -> SlotSpec:
+        return self.host.specs[self.slot]
 
     @property
     def name(self) -> str:
         return self.spec.name
 
     @property
-    def stage(self) -> SeedStage:
-        return SeedStage(int(self.read().stage[self.host, self.slot]))
-
-    @property
     def seed(self) -> SeedView | None:
-        if not bool(self.read().occupied[self.host, self.slot]):
-            return None
-        return SeedView(self.read, self.catalogue, self.host, self.slot)
+        occupied = bool(self.host.lifecycle.occupied[0, self.slot])
+        return SeedView(self.host, self.slot) if occupied else None
 
 
 class SlottedModel(nn.Module):
@@ -201,19 +191,15 @@ class SlottedModel(nn.Module):
             finally:
                 self._in_seed_pass = False
 
-    @contextmanager
-    def without(self, *names: str) -> Iterator[None]:
+    def without(self, *names: str) -> AbstractContextManager[None]:
         """Inside, the seeds of these slots are off: the counterfactual that attribution needs."""
         off = {self.catalogue.slots.index(name) for name in names}
-        with self._overridden([0.0 if i in off else None for i in range(len(self.specs))]):
-            yield
+        return self._overridden([0.0 if i in off else None for i in range(len(self.specs))])
 
-    @contextmanager
-    def committed(self) -> Iterator[None]:
+    def committed(self) -> AbstractContextManager[None]:
         """Inside, only fossilized seeds are on: the network that export gives."""
         kept = self.lifecycle.at(SeedStage.FOSSILIZED)[0].tolist()
-        with self._overridden([None if is_kept else 0.0 for is_kept in kept]):
-            yield
+        return self._overridden([None if is_kept else 0.0 for is_kept in kept])
 
     @contextmanager
     def _overridden(self, alphas: Sequence[float | None]) -> Iterator[None]:
@@ -257,10 +243,7 @@ class SlottedModel(nn.Module):
 
     @property
     def seed_slots(self) -> Mapping[str, SlotView]:
-        return {
-            spec.name: SlotView(lambda: self.lifecycle, self.catalogue, spec, 0, index)
-            for index, spec in enumerate(self.specs)
-        }
+        return {spec.name: SlotView(self, index) for index, spec in enumerate(self.specs)}
 
     def legal(self) -> Legality:
         return legality(self.situation, self.space)

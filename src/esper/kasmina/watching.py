@@ -67,13 +67,17 @@ class Run:
         return any(id(c.marker) in self.reached or not self.returned for c in calls)
 
 
-def call(model: nn.Module, sample: Sample) -> object:
-    """The model's output on a sample: one tensor, positional or keyword arguments."""
+def arguments_of(sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """One tensor, positional or keyword arguments: as a model takes them."""
     if isinstance(sample, Mapping):
-        return model(**sample)
-    if isinstance(sample, (tuple, list)):
-        return model(*sample)
-    return model(sample)
+        return (), dict(sample)
+    return tuple(sample) if isinstance(sample, (tuple, list)) else (sample,), {}
+
+
+def call(model: nn.Module, sample: Sample) -> object:
+    """The model's output on a sample."""
+    args, kwargs = arguments_of(sample)
+    return model(*args, **kwargs)
 
 
 def watch(model: nn.Module, places: Sequence[Watched], sample: Sample, *, training: bool) -> Run:
@@ -102,14 +106,14 @@ def watch(model: nn.Module, places: Sequence[Watched], sample: Sample, *, traini
         events.append(Event(module, args, output, kwargs))
         return output
 
-    plain = dict(sample) if isinstance(sample, Mapping) else sample
+    args, kwargs = tree_map_only(Tensor, _copied, arguments_of(sample))
     with state_kept(model), randomness_kept(model), _uncompiled(), torch.enable_grad():
         hookable = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
         handles = [module.register_forward_hook(note, with_kwargs=True) for module in hookable]
         try:
             for module in hookable:
                 module.training = training
-            output = call(model, tree_map_only(Tensor, _copied, plain))
+            output = model(*args, **kwargs)
         finally:
             for handle in handles:
                 handle.remove()

@@ -1,7 +1,7 @@
 """Blueprints: small modules that can be planted in a slot, by family of host."""
 
 # Importing a family's module registers its blueprints.
-from esper.kasmina.blueprints import convolutional, dense, transformer  # noqa: F401
+from esper.kasmina.blueprints import convolutional, linear  # noqa: F401
 from esper.kasmina.blueprints.blueprint_registry import (
     Blueprint,
     blueprint,

@@ -133,14 +133,11 @@ def build_catalogue(
         unknown += names
     if unknown:
         raise UnknownNameError.of("blueprint", unknown[0], known)
-    costs = tuple(
-        tuple(
-            cost(_REGISTRY[spec.family, name], spec)
-            if (spec.family, name) in _REGISTRY
-            else NOT_APPLICABLE
-            for name in names
-        )
-        for spec in specs
-    )
+
+    def price(spec: SlotSpec, name: str) -> int:
+        plan = _REGISTRY.get((spec.family, name))
+        return NOT_APPLICABLE if plan is None else cost(plan, spec)
+
+    costs = tuple(tuple(price(spec, name) for name in names) for spec in specs)
     slots = SlotConfig(tuple(spec.name for spec in specs))
     return BlueprintCatalogue(slots, tuple(names), costs, blend_costs(specs), host_params)

@@ -11,17 +11,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx, nn
 
-from esper.kasmina.export import (
-    export_module,
+from esper.kasmina.export_files import (
+    Written,
+    failing,
+    from_template,
     largest_difference,
-    require_equal,
+    names_in,
     run,
+    writing_python,
 )
-from esper.kasmina.export_files import Written, origin_of, tolerance_of
-from esper.kasmina.graft import drop_taps
-from esper.kasmina.probe import Sample
+from esper.kasmina.plain_module import drop_taps, export_module
 from esper.kasmina.slotted import SlottedModel
-from esper.kasmina.source_folder import filled, load_source, writing
+from esper.kasmina.watching import Sample
 from esper.leyline.errors import ExportError
 
 CODE_FILE = "module.py"
@@ -42,7 +43,7 @@ def export_additions(host: SlottedModel, sample: Sample, folder: str | Path) -> 
     plain = export_module(host, sample)
     bare = _bare(host)
     source = _source(bare, plain)
-    with writing(Path(folder), CODE_FILE, source, plain.state_dict()) as code:
+    with writing_python(Path(folder), CODE_FILE, source, plain.state_dict()) as code:
         difference = _compare(plain, bare, sample, code)
     return Written(Path(folder), difference)
 
@@ -91,7 +92,7 @@ def _source(bare: nn.Module, plain: nn.Module) -> str:
         "CLASSES": "\n\n\n".join(classes) or "# Nothing has grown: these are the weights alone.",
         "GRAFTS": textwrap.indent("\n".join(grafts), "    "),
     }
-    return filled("module", fillings)
+    return from_template("module", fillings)
 
 
 def _floats(module: nn.Module) -> dict[str, Tensor]:
@@ -174,24 +175,11 @@ def _class_of(module: fx.GraphModule, classes: list[str]) -> str:
 def _compare(plain: nn.Module, bare: nn.Module, sample: Sample, code: Path) -> float:
     for tensor in _floats(bare).values():  # as the class makes it
         tensor.data = tensor.data.to(torch.float32)
-    try:
-        made = load_additions(code, bare)
-    except Exception as error:  # whatever torch says of weights that do not fit
-        raise ExportError("The written file does not load", given=origin_of(error)) from error
-    largest = 0.0
-    for evaluating in (True, False):
-        wanted = run(plain, sample, evaluating=evaluating)
-        try:
-            given = run(made, sample, evaluating=evaluating)
-        except Exception as error:  # the user's code, which ran in the network
-            raise ExportError("The written file does not run", given=origin_of(error)) from error
-        require_equal(wanted, given, tolerance_of(plain), "The written file")
-        largest = max(largest, largest_difference(wanted, given))
-    return largest
-
-
-def load_additions(code: Path, model: nn.Module) -> nn.Module:
-    """What the written file makes of a model."""
-    made = load_source(code).load(model)
-    assert isinstance(made, nn.Module)
-    return made
+    with failing("The written file does not load"):
+        made: nn.Module = names_in(code)["load"](bare)
+    with failing("The written file does not run"):
+        outputs = [
+            (run(plain, sample, evaluating=mode), run(made, sample, evaluating=mode))
+            for mode in (True, False)
+        ]
+    return largest_difference(plain, "The written file", outputs)

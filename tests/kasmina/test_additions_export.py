@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import SlottedModel, blueprint, export_additions, export_module, module_export
+from esper.kasmina import SlottedModel, additions_export, blueprint, export_additions, export_module
 from esper.kasmina import unregister_blueprint as forget
 from esper.kasmina.blueprints import zeroed
-from esper.kasmina.module_export import load_additions
+from esper.kasmina.export_files import names_in
 from esper.leyline import ExportError, SlotSpec
 from tests.kasmina.grown_hosts import HOSTS, RULES, USERS, plant
-from tests.kasmina.test_export_python import grown
+from tests.kasmina.test_python_export import grown
 from tests.kasmina.twins import outputs, require_same
 from tests.kasmina.zoo import ACCEPTED, Entry
 
@@ -29,7 +29,7 @@ def test_a_model_of_its_own_class_becomes_the_exported_one(entry: Entry, tmp_pat
     ]
     assert [file.name for file in tmp_path.iterdir()] == ["net"]
     plain = export_module(host, entry.sample)
-    made = load_additions(written.path / "module.py", entry.model(start=2))
+    made = names_in(written.path / "module.py")["load"](entry.model(start=2))
     assert {n for n, _ in made.named_parameters()} == {n for n, _ in plain.named_parameters()}
     require_same(outputs(entry, plain), outputs(entry, made))
 
@@ -52,7 +52,7 @@ def test_the_loaded_model_learns_as_the_exported_one_does(tmp_path: Path) -> Non
     written = export_additions(host, entry.sample, tmp_path / "net")
     pair = [
         export_module(host, entry.sample),
-        load_additions(written.path / "module.py", entry.model(start=2)),
+        names_in(written.path / "module.py")["load"](entry.model(start=2)),
     ]
     for model in pair:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -105,7 +105,7 @@ def test_a_new_model_gets_the_precision_of_the_one_that_grew(
     written = export_additions(host, sample, tmp_path / "net")
     assert written.difference == 0.0
     plain = export_module(host, sample).eval()
-    made = load_additions(written.path / "module.py", Precise()).eval()
+    made = names_in(written.path / "module.py")["load"](Precise()).eval()
     dtypes = [
         {name: tensor.dtype for name, tensor in [*m.named_parameters(), *m.named_buffers()]}
         for m in (plain, made)
@@ -117,7 +117,7 @@ def test_a_new_model_gets_the_precision_of_the_one_that_grew(
 def test_a_file_that_mixes_precisions_does_not_pass_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module_export, "_precisions", lambda plain: (torch.float32, {}))
+    monkeypatch.setattr(additions_export, "_precisions", lambda plain: (torch.float32, {}))
     sample = torch.randn(4, 6, dtype=torch.float64)
     host = SlottedModel(nn.Sequential(nn.Linear(6, 6)).double(), ["0"], sample, rules=RULES)
     with pytest.raises(ExportError, match=r"does not run; given: RuntimeError: .* same dtype"):
@@ -129,7 +129,7 @@ def test_nothing_grown_is_the_weights_alone(tmp_path: Path) -> None:
     sample = torch.randn(4, 6)
     host = SlottedModel(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), ["0"], sample, rules=RULES)
     written = export_additions(host, sample, tmp_path / "net")
-    made = load_additions(written.path / "module.py", nn.Sequential(nn.Linear(6, 6), nn.ReLU()))
+    made = names_in(written.path / "module.py")["load"](nn.Sequential(nn.Linear(6, 6), nn.ReLU()))
     assert torch.equal(made(sample), host(sample))
 
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from esper.kasmina import SlottedModel, export_module, export_python, python_export
+from esper.kasmina import SlottedModel, export_files, export_module, export_python
+from esper.kasmina.export_files import names_in
 from esper.kasmina.watching import Sample, call
 from esper.leyline import ExportError
 from tests.kasmina.grown_hosts import HOSTS, RULES, plant
@@ -76,7 +77,7 @@ def test_the_file_gives_the_networks_bits(entry: Entry, tmp_path: Path) -> None:
     else:
         assert written.difference == 0.0
     model = export_module(host.eval(), entry.sample).eval()
-    loaded = python_export.load_model(written.path / "model.py")
+    loaded = names_in(written.path / "model.py")["Model"]()
     for batch in (1, 3):
         inputs = rows(entry.sample, batch)
         for found, wanted in zip(outputs(loaded, inputs), outputs(model, inputs), strict=True):
@@ -182,7 +183,7 @@ def test_constants_blocks_sizes_and_nests_are_written(tmp_path: Path) -> None:
     host.fossilize("body")
     written = export_python(host, sample, tmp_path / "net")
     assert written.difference == 0.0
-    model = python_export.load_model(written.path / "model.py")
+    model = names_in(written.path / "model.py")["Model"]()
     found = model(x[:2], {"left": [x[:2], x[:2]]}, 0.5)
     assert found["rows"] == 4
     assert found["same"][:2] == [None, 3]
@@ -240,7 +241,7 @@ def test_any_stack_of_layers_is_written_bit_for_bit(
     host.fossilize("0")
     with tempfile.TemporaryDirectory() as folder:
         written = export_python(host, sample, Path(folder) / "net")
-        model = python_export.load_model(written.path / "model.py")
+        model = names_in(written.path / "model.py")["Model"]()
     assert written.difference == 0.0
     inputs = torch.randn(batch, *shape)
     with torch.no_grad():
@@ -250,9 +251,8 @@ def test_any_stack_of_layers_is_written_bit_for_bit(
 def test_weights_keep_their_names_and_can_be_moved_and_loaded(tmp_path: Path) -> None:
     host, sample = HOSTS["residual cnn"].build()
     host.model.stem.weight.requires_grad_(False)
-    model = python_export.load_model(
-        export_python(host, sample, tmp_path / "net").path / "model.py"
-    )
+    written = export_python(host, sample, tmp_path / "net")
+    model = names_in(written.path / "model.py")["Model"]()
     plain = export_module(host, sample)
     state = plain.state_dict()
     assert set(model.state_dict()) <= set(state)
@@ -332,7 +332,7 @@ def test_an_older_export_stays_when_the_new_one_does_not_match(
     host, sample = HOSTS["containers"].build()
     folder = export_python(host, sample, tmp_path / "net").path
     before = (folder / "model.py").read_text()
-    monkeypatch.setattr(python_export, "tolerance_of", lambda _model: -1.0)
+    monkeypatch.setattr(export_files, "tolerance_of", lambda _model: -1.0)
     with pytest.raises(ExportError, match="The file does not give what the host gives"):
         export_python(host, sample, folder)
     assert (folder / "model.py").read_text() == before
@@ -370,7 +370,7 @@ def test_names_that_anyone_chose_cannot_become_code(tmp_path: Path) -> None:
     sample = torch.randn(4, 6)
     host = SlottedModel(Keyed(), ["parts.a\nraise SystemExit"], sample, rules=RULES)
     written = export_python(host, sample, tmp_path / "net")
-    model = python_export.load_model(written.path / "model.py")
+    model = names_in(written.path / "model.py")["Model"]()
     assert list(model(sample)) == ['"""\nraise SystemExit #']
 
 
@@ -378,6 +378,6 @@ def test_the_batch_may_be_fixed(tmp_path: Path) -> None:
     sample = torch.randn(4, 6)
     host = SlottedModel(Fixed(), ["fc"], sample, rules=RULES)
     written = export_python(host, sample, tmp_path / "net", dynamic_batch=False)
-    model = python_export.load_model(written.path / "model.py")
+    model = names_in(written.path / "model.py")["Model"]()
     with pytest.raises(ValueError, match=r"should be torch\.float32 \(4, 6\), not"):
         model(sample[:2])

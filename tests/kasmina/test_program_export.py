@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from esper.kasmina import SlottedModel, export_files, export_module, export_onnx, export_program
+from esper.kasmina import (
+    SlottedModel,
+    export_files,
+    export_module,
+    export_onnx,
+    export_program,
+    program_export,
+)
 from esper.kasmina.watching import call
 from esper.leyline import ExportError
 from tests.kasmina.grown_hosts import FAMILIES, HOSTS, RULES
@@ -189,7 +196,7 @@ def test_weights_too_large_for_one_onnx_file_go_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, sample = HOSTS["containers"].build()
-    monkeypatch.setattr(export_files, "SINGLE_FILE_BYTES", 0)
+    monkeypatch.setattr(program_export, "SINGLE_FILE_BYTES", 0)
     path = export_onnx(host, sample, tmp_path / "net.onnx").path
     assert {each.name for each in tmp_path.iterdir()} == {"net.onnx", "net.onnx.data"}
     model = export_module(host, sample).eval()
