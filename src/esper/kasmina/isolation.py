@@ -4,7 +4,6 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import torch
@@ -80,14 +79,9 @@ def state_kept(*modules: nn.Module) -> Iterator[None]:
         for buffer, before in buffers:
             buffer.data.copy_(before)  # `data`, since a graph that needs it may go on
         for now, kept in attributes:
-            _put_back(now, kept)
-
-
-def _put_back(now: dict[str, Any], kept: dict[str, Any]) -> None:
-    same = now.keys() == kept.keys() and all(now[name] is value for name, value in kept.items())
-    if not same:
-        now.clear()
-        now.update(kept)
+            if now.keys() != kept.keys() or any(now[name] is not kept[name] for name in kept):
+                now.clear()
+                now.update(kept)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from esper.kasmina.watching import Event, Run, Sample, Watched, arguments_of, watch
+from esper.kasmina.watching import ModuleCall, Run, Sample, WatchedModule, arguments_of, watch
 from esper.leyline.errors import SlotError
 from esper.leyline.slots import Layout
 
@@ -66,7 +66,7 @@ def opening(where: str) -> str:
 def infer_layout(
     where: str,
     output: Tensor,
-    events: Sequence[Event],
+    events: Sequence[ModuleCall],
     call: int,
     batch: int | None,
     moved: Axes | None,
@@ -100,8 +100,8 @@ class _Evidence:
 
     where: str
     shape: list[int]
-    events: Sequence[Event]
-    origins: Sequence[Event]  # the calls that they come from without a change of axes
+    events: Sequence[ModuleCall]
+    origins: Sequence[ModuleCall]  # the calls that they come from without a change of axes
     batch: int | None
     moved: Axes | None
 
@@ -197,7 +197,7 @@ def first_tensor(values: object) -> Tensor | None:
     return first if isinstance(first, Tensor) else None
 
 
-def _shapes(event: Event) -> Iterator[list[int]]:
+def _shapes(event: ModuleCall) -> Iterator[list[int]]:
     """Of what went in and what came out; only of the first tensor, which is what modules tell of.
 
     (The hidden state of a recurrent network, for one, has axes of its own.)
@@ -212,7 +212,7 @@ def _spatial_axes(module: nn.Module) -> int | None:
     return next((count for count, kinds in _SPATIAL.items() if isinstance(module, kinds)), None)
 
 
-def _told_axis(event: Event) -> int | None:
+def _told_axis(event: ModuleCall) -> int | None:
     """Where this module has its channels, if it is one that tells.
 
     A class derived from torch's may do otherwise, so the channels must really be there.
@@ -230,13 +230,13 @@ def _told_axis(event: Event) -> int | None:
     return axis if all(count in (channels, (channels,)) for count in stated) else None
 
 
-def _origins(output: Tensor, events: Sequence[Event]) -> list[Event]:
+def _origins(output: Tensor, events: Sequence[ModuleCall]) -> list[ModuleCall]:
     """The calls, latest first, that `output` comes from without a change of axes.
 
     That is: the same tensor, or one from which modules that keep the axes made it.
     """
     tensor: Tensor | None = output
-    origins: list[Event] = []
+    origins: list[ModuleCall] = []
     for event in reversed(events):
         if tensor is None or first_tensor(event.output) is not tensor:
             continue
@@ -248,7 +248,7 @@ def _origins(output: Tensor, events: Sequence[Event]) -> list[Event]:
     return origins
 
 
-def _fits(event: Event, shape: list[int]) -> bool:
+def _fits(event: ModuleCall, shape: list[int]) -> bool:
     axes = _spatial_axes(event.module)
     return (axes is None or axes + 2 == len(shape)) and shape in _shapes(event)
 
@@ -261,7 +261,7 @@ def is_batch_first(module: nn.Module) -> bool | None:
     return None
 
 
-def _votes(sizes: list[int], events: Sequence[Event]) -> Iterator[Layout]:
+def _votes(sizes: list[int], events: Sequence[ModuleCall]) -> Iterator[Layout]:
     """What recurrent and attention modules say of activations whose first two axes are `sizes`."""
     for event in events:
         batch_first = is_batch_first(event.module)
@@ -277,7 +277,7 @@ def _votes(sizes: list[int], events: Sequence[Event]) -> Iterator[Layout]:
 
 
 def axes_that_follow(
-    model: nn.Module, places: Sequence[Watched], sample: Sample, run: Run
+    model: nn.Module, places: Sequence[WatchedModule], sample: Sample, run: Run
 ) -> list[list[Axes] | None]:
     """By watched module and call: the axes whose size follows the batch; None: it is not known.
 
@@ -327,7 +327,7 @@ def _resized(sample: Sample, axis: int) -> Sample | None:
 
 def _batch_changed(run: Run, again: Run) -> bool | None:
     """What modules say that know their batch axis; False: it was the time. None: none says."""
-    seen: dict[int, list[Event]] = {}
+    seen: dict[int, list[ModuleCall]] = {}
     for event in again.events:
         seen.setdefault(id(event.module), []).append(event)
     changed: set[str] = set()

@@ -16,11 +16,11 @@ from torch.nn.parameter import is_lazy
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.layout_inference import Axes, axes_that_follow, batch_size, infer_layout, opening
 from esper.kasmina.slot import Slot, Tap, part_of
-from esper.kasmina.watching import Event, Part, Run, Sample, Watched, watch
+from esper.kasmina.watching import ModuleCall, Part, Run, Sample, WatchedModule, watch
 from esper.leyline.errors import EsperError, SlotError, UnknownNameError, first_line
 from esper.leyline.slots import Layout, SlotSpec
 
-__all__ = ["Place", "Sample", "Sighting", "Target", "places_of", "probe", "survey"]
+__all__ = ["Place", "Sample", "Sighting", "Target", "probe", "survey"]
 
 # By name, so that torch's distributed packages are not imported for the question.
 _PARALLEL = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
@@ -86,10 +86,14 @@ class Sighting:
     is_returned: bool = False  # as (part of) the model's own output
 
 
-def places_of(
+def probe(
     model: nn.Module, places: Sequence[Place | Target | str] | None, sample: Sample | None
 ) -> list[Place]:
-    """Those that an Esper host announces, or the named ones of any other model, unless found."""
+    """The places that an Esper host announces, or the named ones of any model.
+
+    What was not found before is described by running the model on the sample; raises with the
+    reason if it is not good.
+    """
     if isinstance(model, SegmentedHost) and places is None:
         require_slottable(model)
         return [
@@ -102,19 +106,14 @@ def places_of(
             given=f"places {places}, {'a' if sample is not None else 'no'} sample",
             valid="submodule paths such as ['layer1', 'layer2'] and an input the model accepts",
         )
-    found = [place for place in places if isinstance(place, Place)]
-    if len(found) == len(places):
-        return found
-    return probe(model, [place for place in places if not isinstance(place, Place)], sample)
-
-
-def probe(model: nn.Module, places: Sequence[Target | str], sample: Sample) -> list[Place]:
-    """Run the model on the sample and describe each place, or raise with the reason."""
+    targets = [Target.parse(place) for place in places if not isinstance(place, Place)]
+    sightings = iter(survey(model, targets, sample) if targets else [])
     found: list[Place] = []
-    for sighting in survey(model, [Target.parse(place) for place in places], sample):
-        if isinstance(sighting.place, EsperError):
-            raise sighting.place
-        found.append(sighting.place)
+    for place in places:
+        each = place if isinstance(place, Place) else next(sightings).place
+        if isinstance(each, EsperError):
+            raise each
+        found.append(each)
     return found
 
 
@@ -131,7 +130,7 @@ def survey(model: nn.Module, targets: Sequence[Target], sample: Sample) -> list[
         except EsperError as refusal:
             modules.append(refusal)
     watched = [
-        Watched(module, partial(_choose_part, target))
+        WatchedModule(module, partial(_choose_part, target))
         for target, module in zip(targets, modules, strict=True)
         if isinstance(module, nn.Module)
     ]
@@ -148,7 +147,7 @@ def survey(model: nn.Module, targets: Sequence[Target], sample: Sample) -> list[
 class _Survey:
     """The runs of a model under watch, and what they say of each watched module."""
 
-    def __init__(self, model: nn.Module, watched: Sequence[Watched], sample: Sample) -> None:
+    def __init__(self, model: nn.Module, watched: Sequence[WatchedModule], sample: Sample) -> None:
         self._model = model
         self._runs = _run(model, watched, sample) if watched else []
         self._batch = batch_size(sample)
@@ -240,7 +239,7 @@ class _Survey:
         return calls[0].part, replace(specs[0], extent=extent)
 
 
-def _run(model: nn.Module, watched: Sequence[Watched], sample: Sample) -> list[Run]:
+def _run(model: nn.Module, watched: Sequence[WatchedModule], sample: Sample) -> list[Run]:
     """One run in evaluation mode, and one in training mode if that leaves a question.
 
     (Evaluation skips no layer by chance and takes a batch of one; but some parts of a model only
@@ -324,7 +323,7 @@ def _require_activations(where: str, tensor: Tensor) -> None:
         )
 
 
-def _require_no_nesting(model: nn.Module, target: Target, events: Sequence[Event]) -> None:
+def _require_no_nesting(model: nn.Module, target: Target, events: Sequence[ModuleCall]) -> None:
     """With a padding mask, torch's encoder runs its layers on nested tensors in evaluation."""
     for path, module in model.named_modules(remove_duplicate=False):
         inside = target.path.startswith(f"{path}.layers." if path else "layers.")

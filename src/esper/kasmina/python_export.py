@@ -271,12 +271,10 @@ class _Lines:
         last = _last_uses(graph, keep)
         waiting: list[str] = []  # names that a section leaves behind
         for node in graph.nodes:
-            if node.op == "get_attr":
-                continue  # the body of a block: written where it is entered
-            if node.op not in ("call_function", "placeholder", "output"):
-                raise _refuse(f"its graph holds a {node.op} of {node.target}")
+            if node.op in ("get_attr", "placeholder", "output"):
+                continue  # the body of a block, a get_attr, is written where it is entered
             if node.op != "call_function":
-                continue
+                raise _refuse(f"its graph holds a {node.op} of {node.target}")
             if _heading(node) not in ("", self._heading):
                 self._delete(waiting)
                 self._heading = _heading(node)

@@ -20,7 +20,7 @@ from esper.kasmina.optimizer_surgery import (
     remove_parameters,
     require_same_parameters,
 )
-from esper.kasmina.probe import Place, Sample, Target, places_of
+from esper.kasmina.probe import Place, Sample, Target, probe
 from esper.kasmina.slot import Mode, Seed, Slot, build_seed, set_tap
 from esper.kasmina.transitions import decide, pass_time, remove_now
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
@@ -132,7 +132,7 @@ class SlottedModel(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self._places = places_of(model, places, sample)
+        self._places = probe(model, places, sample)
         self.model = model
         self.specs = tuple(place.spec for place in self._places)
         self.slots = nn.ModuleList(Slot(spec) for spec in self.specs)

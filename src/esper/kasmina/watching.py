@@ -22,7 +22,7 @@ Part = int | str | None
 
 
 @dataclass(frozen=True)
-class Event:
+class ModuleCall:
     """One call of a module while the model ran on the sample."""
 
     module: nn.Module
@@ -32,7 +32,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedModule:
     """A module under watch, and which part of its output is meant."""
 
     module: nn.Module
@@ -54,7 +54,7 @@ class Call:
 class Run:
     """What was seen while the model ran."""
 
-    events: list[Event]
+    events: list[ModuleCall]
     calls: list[list[Call]]  # of each watched module
     reached: set[int]  # ids of the tensors that receive gradient from the model's output
     returned: list[Tensor]  # in the model's output
@@ -80,9 +80,11 @@ def call(model: nn.Module, sample: Sample) -> object:
     return model(*args, **kwargs)
 
 
-def watch(model: nn.Module, places: Sequence[Watched], sample: Sample, *, training: bool) -> Run:
+def watch(
+    model: nn.Module, places: Sequence[WatchedModule], sample: Sample, *, training: bool
+) -> Run:
     """Run the model, all of it in training or in evaluation mode."""
-    events: list[Event] = []
+    events: list[ModuleCall] = []
     calls: list[list[Call]] = [[] for _ in places]
     refused: dict[int, SlotError] = {}
     watched: dict[int, list[int]] = {}  # by module
@@ -103,7 +105,7 @@ def watch(model: nn.Module, places: Sequence[Watched], sample: Sample, *, traini
             calls[index].append(seen)
             if part_of(output, part) is not seen.output:
                 output = replace_part(output, part, seen.output)
-        events.append(Event(module, args, output, kwargs))
+        events.append(ModuleCall(module, args, output, kwargs))
         return output
 
     args, kwargs = tree_map_only(Tensor, _copied, arguments_of(sample))
