@@ -10,7 +10,7 @@ import torch
 from esper.archive import ArchiveError, read_archive, write_archive
 from esper.leyline import DEFAULT_LSTM_HIDDEN_DIM, AgreementError
 from esper.simic.agent import PPOAgent, PPOConfig, train
-from esper.simic.agent.checkpoint import KIND, VERSION
+from esper.simic.agent.ppo import KIND, VERSION
 from tests.simic.toys import Noise
 from tests.tamiyo.spaces import esper_space
 

@@ -1,5 +1,6 @@
 """Gymnasium's vector environments as worlds for the learner."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ gymnasium = pytest.importorskip("gymnasium")
 
 import torch  # noqa: E402
 from gymnasium import spaces  # noqa: E402
-from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: E402
 
 from esper.simic.agent import PPOAgent, PPOConfig, train  # noqa: E402
 from esper.simic.gym_worlds import GymError, GymWorld, make_gym  # noqa: E402
@@ -106,3 +107,72 @@ def test_an_environment_of_the_registry_trains() -> None:
         world.space, world.state_dim, 2, 32, PPOConfig(minibatches=2), lstm_hidden_dim=8
     )
     assert train(agent, world, 128) == 128
+
+
+class Mixed(gymnasium.Env[Any, Any]):
+    """Shows a name and its age in a space of parts; `action_masks()` opens action `age % 3`."""
+
+    def __init__(self, observation_space: Any, name: int, masked: bool = True) -> None:
+        self.observation_space, self.action_space = observation_space, spaces.Discrete(3)
+        self.name, self.age = name, 0
+        if masked:
+            self.action_masks = self._masks
+
+    def _masks(self) -> Any:
+        return np.arange(3) == self.age % 3
+
+    def _seen(self) -> Any:
+        age, name = np.array([self.age, -self.age], np.float32), self.name
+        if isinstance(self.observation_space, spaces.Tuple):
+            return age, name
+        return {"age": age, "name": name}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.age = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        assert action == self.age % 3, "only that was legal"
+        self.age += 1
+        return self._seen(), 1.0, False, self.age == LENGTH, {}
+
+
+PARTS = {"age": spaces.Box(-100, 100, (2,), np.float32), "name": spaces.Discrete(4)}
+SEVERAL = {"dict": spaces.Dict(PARTS), "tuple": spaces.Tuple(tuple(PARTS.values()))}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+@pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])
+def test_parts_of_an_observation_and_masks_are_those_of_each_environment(
+    kind: str, vector: Any
+) -> None:
+    made = [partial(Mixed, SEVERAL[kind], name) for name in (0, 2)]
+    env = vector(made, autoreset_mode=AutoresetMode.SAME_STEP)
+    try:
+        world = GymWorld(env)
+        seen, one_hot = world.reset(), torch.eye(4)[[0, 2]]
+        for age in range(1, LENGTH + 1):
+            assert world.state_dim == 6
+            now = torch.tensor([[age - 1.0, 1.0 - age]] * 2)
+            assert torch.equal(seen, torch.cat((now, one_hot), 1))
+            (mask,) = world.legal().masks.values()
+            assert mask.tolist() == [[place == (age - 1) % 3 for place in range(3)]] * 2
+            outcome = world.step(torch.full((2, 1), (age - 1) % 3))
+            seen = outcome.observations
+        assert outcome.final_observations is not None
+        last = torch.cat((torch.tensor([[float(LENGTH), -LENGTH]] * 2), one_hot), 1)
+        assert torch.equal(outcome.final_observations, last)
+        assert torch.equal(seen[:, :2], torch.zeros(2, 2))
+    finally:
+        env.close()
+
+
+def test_environments_of_which_only_some_say_what_is_legal_are_refused() -> None:
+    made = [partial(Mixed, SEVERAL["dict"], 0, masked) for masked in (True, False)]
+    with pytest.raises(GymError, match=r"action_masks.*given: environments \[1\]"):
+        GymWorld(SyncVectorEnv(made, autoreset_mode=AutoresetMode.SAME_STEP))
+    world, made_ = make(spaces.Discrete(7), masked=True)
+    made_[1].masked = False
+    world.reset()
+    with pytest.raises(GymError, match=r"action_mask.*given: environments \[1\]"):
+        world.legal()

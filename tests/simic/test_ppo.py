@@ -1,5 +1,6 @@
 """The agent: rounds, updates, agreement, and going on from a checkpoint."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from esper.leyline import (
 )
 from esper.leyline.constants import STORED_LOG_PROB_TOLERANCE, STORED_LOG_PROB_TOLERANCE_BF16
 from esper.simic.agent import (
+    NonFiniteError,
     Outcome,
     PPOAgent,
     PPOConfig,
@@ -33,7 +35,8 @@ from esper.simic.agent import (
     collect,
     train,
 )
-from esper.tamiyo import FactoredRecurrentActorCritic
+from esper.simic.agent.rollout_buffer import located
+from esper.tamiyo import FactoredRecurrentActorCritic, independent_heads
 from tests.simic.toys import Noise
 from tests.tamiyo.spaces import esper_space, space_of
 
@@ -63,7 +66,8 @@ def weights(agent: PPOAgent) -> Tensor:
 
 def trunk(agent: PPOAgent) -> Tensor:
     """All weights but the heads'."""
-    return torch.cat([p.detach().flatten() for p in agent.gradient_groups[-1]])
+    parameters = agent.network.named_parameters()
+    return torch.cat([p.detach().flatten() for name, p in parameters if "head" not in name])
 
 
 def test_the_keys_of_a_real_update_are_those_of_the_types() -> None:
@@ -370,14 +374,163 @@ def test_misuse_is_refused_with_a_sentence(tmp_path: Path) -> None:
     cut = torch.tensor([False, True])
     with pytest.raises(RolloutError, match=r"environments \[1\]"):
         agent.record(decision, Outcome(world.reset(), torch.zeros(2), ~cut, cut))
-    with pytest.raises(RolloutError, match="not computed"):
+    with pytest.raises(RolloutError, match="is empty"):
         agent.update()
     agent.record(decision, world.step(decision.actions))
+    with pytest.raises(RolloutError, match="not computed"):
+        agent.update()
     with pytest.raises(RolloutError, match="between rounds; given: 2 steps"):
         agent.save(tmp_path / "agent")
     agent.finish(world.reset())
-    with pytest.raises(AgreementError, match="Accumulation"):
+    with pytest.raises(AgreementError, match="accumulation steps is out of range; given: 0"):
         agent.update(accumulation_steps=0)
-    for wrong in ({"gamma": 2.0}, {"epochs": 0}, {"head_average": "some"}, {"target_kl": 0.0}):
+    for wrong in ({"gamma": 2.0}, {"epochs": 0}, {"target_kl": 0.0}):
         with pytest.raises(AgreementError, match=f"{next(iter(wrong))!r} is out of range"):
             PPOConfig(**wrong)
+    with pytest.raises(UnknownNameError, match="head average; given: 'some'"):
+        PPOConfig(head_average="some")
+
+
+def state_of(agent: PPOAgent) -> dict[str, Tensor]:
+    """All that an update may change: weights, normalisers, the optimiser's moments."""
+    state = {name: tensor.clone() for name, tensor in agent.network.state_dict().items()}
+    for index, moments in agent.optimizer.state_dict()["state"].items():
+        state |= {f"{index}.{name}": tensor.clone() for name, tensor in moments.items()}
+    return state
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+ENV, STEP = 4, 3  # where something is not finite
+FIELDS = ("states", "rewards", "final_observations", "the observation after the last step")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("field", FIELDS)
+def test_what_is_not_finite_is_refused_by_name_before_an_update_changes_anything(
+    field: str, value: float
+) -> None:
+    agent, world = make(envs=6, steps=6)
+    observations = world.reset()
+    collect(agent, world, observations)
+    agent.update()
+    before = state_of(agent)
+    never, cut = torch.zeros(6, dtype=torch.bool), torch.arange(6) == ENV
+    for step in range(6):
+        seen, rewards, final = world.reset(), torch.zeros(6), world.reset()
+        here = step == STEP
+        if field == "states" and here:
+            seen[ENV, 2] = value
+        if field == "rewards" and here:
+            rewards[ENV] = value
+        if field == "final_observations" and here:
+            final[ENV, 2] = value
+        decision = agent.act(seen, world.legal())
+        truncations = cut if field == "final_observations" and here else never
+        agent.record(decision, Outcome(seen, rewards, never, truncations, final))
+    last = world.reset()
+    if field == FIELDS[-1]:
+        last[ENV, 2] = value
+    agent.finish(last)
+    when = 6 if field == FIELDS[-1] else STEP
+    with pytest.raises(NonFiniteError, match=f"{field} of environment {ENV}, step {when}") as found:
+        agent.update()
+    place = found.value.field, found.value.environment, found.value.step
+    assert place == (field, ENV, when)
+    assert same(state_of(agent), before)
+    agent.buffer.clear_env(ENV)  # the others are sound
+    agent.finish(world.reset())
+    assert math.isfinite(agent.update()["gradient_norm"])
+
+
+def test_a_step_whose_loss_is_not_finite_is_not_taken() -> None:
+    wild = PPOConfig(learning_rate=1e30, target_kl=None, epochs=1)
+    one, _ = make(config=wild)
+    more, _ = make(config=replace(wild, epochs=4))
+    for agent in (one, more):
+        world = Noise(6, 0)
+        collect(agent, world, world.reset())
+    one.update()
+    with pytest.raises(NonFiniteError, match=r"optimiser step 2 of 4.*environment 0, step 0"):
+        more.update()
+    expected, found = state_of(one), state_of(more)
+    for name in expected:
+        if "observation_norm" in name:
+            expected[name] = make()[0].network.state_dict()[name]  # not touched
+    assert same(found, expected)
+
+
+def test_a_rollout_is_learned_from_once() -> None:
+    agent, world = make()
+    collect(agent, world, world.reset())
+    agent.update(clear_buffer=False)
+    before = state_of(agent)
+    with pytest.raises(RolloutError, match=r"learned from already.*reset"):
+        agent.update(clear_buffer=False)
+    assert same(state_of(agent), before)
+    agent.buffer.reset()
+    collect(agent, world, world.reset())
+    agent.update()
+
+
+def test_the_entropy_of_a_head_is_its_mean_over_the_steps_where_it_mattered() -> None:
+    envs, steps = 64, 10
+    agent, world = make(envs=envs, steps=steps, config=PPOConfig(minibatches=8, epochs=2))
+    space, rare = world.space, torch.arange(envs) < 1
+    legality = Legality(space, envs, {"op": torch.ones(envs, space.size("op"), dtype=torch.bool)})
+    legality.masks["op"][:, 1:] = rare[:, None]  # all others wait
+    never = torch.zeros(envs, dtype=torch.bool)
+    for _ in range(steps):
+        decision = agent.act(world.reset(), legality)
+        agent.record(decision, Outcome(world.reset(), torch.zeros(envs), never, never))
+    agent.finish(world.reset())
+    heads = agent.update()["heads"]
+    assert 0 < heads["slot"]["relevant_fraction"] < 1 / envs
+    for head in heads.values():  # a new policy is nearly uniform
+        if head["relevant_fraction"]:
+            assert 0.99 < head["entropy"] <= 1
+            assert head["ratio_min"] <= head["ratio_mean"] <= head["ratio_max"]
+
+
+def test_rows_that_idle_keep_their_memory() -> None:
+    agent, world = make(envs=3)
+    never, active = torch.zeros(3, dtype=torch.bool), torch.tensor([True, False, True])
+    for idle in (False, True):
+        before = agent.hidden
+        decision = agent.act(world.reset(), world.legal())
+        outcome = Outcome(world.reset(), torch.zeros(3), never, never)
+        agent.record(decision, replace(outcome, active=active) if idle else outcome)
+    for was, now in zip(before, agent.hidden, strict=True):
+        assert torch.equal(was[:, 1], now[:, 1])
+        assert not torch.equal(was[:, 0], now[:, 0])
+
+
+def test_masks_of_another_action_space_are_refused() -> None:
+    agent, world = make(envs=2)
+    other = Legality(independent_heads(world.space.sizes), 2, {})
+    with pytest.raises(AgreementError, match="action heads"):
+        agent.act(world.reset(), other)
+
+
+def test_devices_are_the_same_only_with_the_same_index() -> None:
+    assert located("cuda") == located(torch.device("cuda:0")) != located("cuda:1")
+    assert located("cpu") == located("cpu:0") == torch.ones(1).device
+    assert located("cuda:1") == torch.device("cuda", 1)
+
+
+def test_a_compile_mode_is_used_saved_and_needs_a_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[dict[str, object]] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: used.append(how))
+    config = PPOConfig(compile_backend="inductor", compile_mode="reduce-overhead")
+    agent, _ = make(config=config)
+    again = PPOAgent.load(agent.save(tmp_path / "agent"))
+    assert used == [{"backend": "inductor", "mode": "reduce-overhead"}] * 2
+    assert again.config.compile_mode == "reduce-overhead"
+    with pytest.raises(AgreementError, match=r"mode.*'reduce-overhead'.*backend"):
+        PPOConfig(compile_mode="reduce-overhead")
+    with pytest.raises(UnknownNameError, match="compile mode"):
+        PPOConfig(compile_backend="inductor", compile_mode="fastest")

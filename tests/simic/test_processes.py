@@ -20,7 +20,7 @@ from esper.simic.agent import (
     StoredLogProbError,
     collect,
 )
-from esper.simic.agent.updates import Update
+from esper.simic.agent.update import Update
 from tests.simic.toys import Noise
 
 HIDDEN, TIME = DEFAULT_LSTM_HIDDEN_DIM // 8, DEFAULT_EPISODE_LENGTH // 4
@@ -35,7 +35,8 @@ def cases() -> dict[str, PPOConfig]:
     agent = filled(BASE)
     batch = agent.buffer.get_batched_sequences("cpu")
     with torch.no_grad():
-        entropies = agent.evaluate(batch).entropies[..., 0]
+        update = Update(agent.network, agent.optimizer, config=agent.config)
+        entropies = update.evaluate(batch).entropies[..., 0]
     counted = batch.matters[..., 0]
     first = entropies[: ROWS[0][1]][counted[: ROWS[0][1]]].mean()
     target = float((entropies[counted].mean() + first) / 2)

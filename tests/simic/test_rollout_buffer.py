@@ -1,9 +1,13 @@
 """The rollout buffer: what it keeps, what it refuses, and where episodes end."""
 
 import math
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.leyline import (
@@ -14,6 +18,7 @@ from esper.leyline import (
     DEFAULT_LSTM_LAYERS,
 )
 from esper.simic.agent import RolloutError, TamiyoRolloutBuffer
+from esper.simic.agent.rollout_buffer import packed, sent, unpacked
 from esper.tamiyo import InvalidStateMachineError
 from tests.tamiyo.spaces import esper_space
 
@@ -25,32 +30,34 @@ HEADS, WIDEST = len(SPACE), max(SPACE.sizes)
 Step = dict[str, Tensor | tuple[Tensor, Tensor]]
 
 
-def make_buffer() -> TamiyoRolloutBuffer:
-    return TamiyoRolloutBuffer(SPACE, STATE, ENVS, TIME, HIDDEN)
+def make_buffer(envs: int = ENVS) -> TamiyoRolloutBuffer:
+    return TamiyoRolloutBuffer(SPACE, STATE, envs, TIME, HIDDEN)
 
 
-def step(seed: int, ended: tuple[int, ...] = (), cut: tuple[int, ...] = ()) -> Step:
+def step(
+    seed: int, ended: tuple[int, ...] = (), cut: tuple[int, ...] = (), envs: int = ENVS
+) -> Step:
     draw = torch.Generator().manual_seed(seed)
 
     def numbers(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw)
 
     def flags(rows: tuple[int, ...]) -> Tensor:
-        return torch.tensor([env in rows for env in range(ENVS)])
+        return torch.tensor([env in rows for env in range(envs)])
 
     return {
-        "states": numbers(ENVS, STATE),
-        "actions": torch.zeros(ENVS, HEADS, dtype=torch.int64),
-        "masks": torch.ones(ENVS, HEADS, WIDEST, dtype=torch.bool),
-        "log_probs": numbers(ENVS, HEADS),
-        "values": numbers(ENVS),
-        "rewards": numbers(ENVS),
+        "states": numbers(envs, STATE),
+        "actions": torch.zeros(envs, HEADS, dtype=torch.int64),
+        "masks": torch.ones(envs, HEADS, WIDEST, dtype=torch.bool),
+        "log_probs": numbers(envs, HEADS),
+        "values": numbers(envs),
+        "rewards": numbers(envs),
         "terminals": flags(ended),
         "truncations": flags(cut),
-        "bootstraps": numbers(ENVS) * flags(cut),
+        "bootstraps": numbers(envs) * flags(cut),
         "hidden": (
-            numbers(DEFAULT_LSTM_LAYERS, ENVS, HIDDEN),
-            numbers(DEFAULT_LSTM_LAYERS, ENVS, HIDDEN),
+            numbers(DEFAULT_LSTM_LAYERS, envs, HIDDEN),
+            numbers(DEFAULT_LSTM_LAYERS, envs, HIDDEN),
         ),
     }
 
@@ -292,3 +299,100 @@ def test_misuse_is_refused_with_a_sentence() -> None:
         buffer.add(**step(2))
     with pytest.raises(RolloutError, match="Environment 2 is full"):
         buffer.add_single(2, **of_env(step(2), 2))
+
+
+class Lists:
+    """What a buffer should hold, as plain lists: for each environment its steps since it was
+    cleared, and whether the next one begins an episode."""
+
+    def __init__(self, envs: int) -> None:
+        self.steps: list[list[tuple[float, bool]]] = [[] for _ in range(envs)]
+        self.starts = [True] * envs
+
+    def add(self, env: int, number: float, ended: bool) -> None:
+        self.steps[env].append((number, self.starts[env]))
+        self.starts[env] = ended
+
+    def clear(self, env: int) -> None:
+        self.steps[env], self.starts[env] = [], True
+
+    def reset(self) -> None:
+        self.steps = [[] for _ in self.steps]
+
+
+COMMANDS = st.one_of(
+    st.tuples(st.just("add"), st.none() | st.lists(st.booleans(), min_size=4, max_size=4)),
+    st.tuples(st.sampled_from(["add_single", "clear_env"]), st.integers(0, 3)),
+    st.tuples(st.just("reset"), st.none()),
+)
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(COMMANDS, min_size=4, max_size=25),
+    st.lists(st.booleans(), min_size=4, max_size=4),
+)
+@example(
+    1, [("add", None), ("add", None), ("clear_env", 0), ("add_single", 0), ("add", None)], [False]
+)
+def test_a_buffer_holds_what_lists_would_whatever_is_mixed(
+    envs: int, commands: list[tuple[str, Any]], ends: list[bool]
+) -> None:
+    buffer, lists = make_buffer(envs), Lists(envs)
+    for number, (command, given_) in enumerate(commands, 1):
+        ended = tuple(env for env in range(envs) if ends[env])
+        now = step(number, ended=ended, envs=envs)
+        now["rewards"].fill_(number)
+        if command == "reset":
+            buffer.reset()
+            lists.reset()
+        elif command == "clear_env":
+            buffer.clear_env(given_ % envs)
+            lists.clear(given_ % envs)
+        else:
+            rows = [given_ % envs] if command == "add_single" else list(range(envs))
+            if command == "add" and given_ is not None:
+                rows = [env for env in rows if given_[env]]
+            full = any(len(lists.steps[env]) == TIME for env in rows)
+            with pytest.raises(RolloutError, match="is full") if full else nullcontext():
+                if command == "add_single":
+                    buffer.add_single(rows[0], **of_env(now, rows[0]))
+                else:
+                    active = None if given_ is None else torch.tensor(given_[:envs])
+                    buffer.add(**now, active=active)
+            if not full:
+                for env in rows:
+                    lists.add(env, number, env in ended)
+        held = [len(steps) for steps in lists.steps]
+        assert buffer.counts.tolist() == held
+        assert len(buffer) == sum(held)
+        assert buffer.full == (sum(held) == envs * TIME)
+        assert buffer.longest >= max(held)
+        assert buffer.next_starts.tolist() == lists.starts
+        for env, steps in enumerate(lists.steps):
+            assert buffer["rewards"][env, : len(steps)].tolist() == [n for n, _ in steps]
+            assert buffer["starts"][env, : len(steps)].tolist() == [s for _, s in steps]
+
+
+def test_what_is_packed_comes_out_as_it_went_in_whatever_the_types_and_shapes() -> None:
+    tensors = {
+        "flags": torch.rand(3, 5) < 0.5,
+        "numbers": torch.randn(7, 2).t(),  # not contiguous
+        "counts": torch.arange(11),
+        "wide": torch.randn(1, dtype=torch.float64),
+        "nothing": torch.empty(0, 4),
+    }
+    row = packed(tensors)
+    assert row.dtype == torch.uint8
+    found = unpacked(row, tensors)
+    assert list(found) == list(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(found[name], tensor), name
+        assert found[name].dtype == tensor.dtype
+    tensors["counts"].zero_()  # the packed row is a copy
+    assert int(found["counts"].sum()) == sum(range(11))
+
+
+def test_nothing_is_packed_on_the_way_to_the_same_kind_of_device() -> None:
+    tensors = {"numbers": torch.randn(3)}
+    assert sent(tensors, torch.device("cpu"))["numbers"] is tensors["numbers"]

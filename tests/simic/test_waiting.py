@@ -19,9 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM, Legality
 from esper.simic.agent import Outcome, PPOAgent, PPOConfig, TamiyoRolloutBuffer
-from esper.simic.agent import metrics as metrics_module
 from esper.simic.agent import ppo as ppo_module
-from esper.simic.agent import updates as updates_module
+from esper.simic.agent import update as update_module
 from tests.simic.toys import Noise
 
 ENVS, TIME, HIDDEN = 6, DEFAULT_EPISODE_LENGTH // 5, DEFAULT_LSTM_HIDDEN_DIM // 8
@@ -72,16 +71,23 @@ def blocking() -> Iterator[list[str]]:
         yield mode.found
 
 
+class Plain(torch.optim.SGD):
+    """An optimiser that needs no numbers."""
+
+    def __init__(self, network: torch.nn.Module, config: PPOConfig) -> None:
+        super().__init__(network.parameters(), 0.1, foreach=False)
+
+    def step_unless(self, broken: Tensor) -> None:
+        self.step()
+        self.zero_grad()
+
+
 def on_meta(config: PPOConfig, monkeypatch: pytest.MonkeyPatch) -> PPOAgent:
     """An agent whose tensors are all on the device without numbers, and without chance."""
     world = Noise(ENVS, 0)
     with monkeypatch.context() as patched:
         patched.setattr(ppo_module, "_stream", lambda *names: None)
-        patched.setattr(
-            ppo_module,
-            "optimizer",
-            lambda network, config: torch.optim.SGD(network.parameters(), 0.1, foreach=False),
-        )
+        patched.setattr(ppo_module, "GuardedAdamW", Plain)
         agent = PPOAgent.build(
             world.space, world.state_dim, ENVS, TIME, config, lstm_hidden_dim=HIDDEN, device=META
         )
@@ -148,8 +154,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         starts[:, 0] = starts[0, 2] = True
         return torch.full((ENVS,), TIME), starts
 
-    monkeypatch.setattr(metrics_module, "fetched", fetched)
-    monkeypatch.setattr(updates_module, "fetched", fetched)
+    monkeypatch.setattr(update_module, "fetched", fetched)
     monkeypatch.setattr(TamiyoRolloutBuffer, "_looked_up", looked_up)
     return noted
 

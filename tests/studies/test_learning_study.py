@@ -8,7 +8,7 @@ import torch
 
 from esper.garden import Atlas, Suite, episodes
 from esper.leyline.errors import DataError
-from esper.simic.agent.settings import PPOConfig
+from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.training.cohort import CohortSettings
 from esper.tamiyo.controllers import Arm
 from esper.tamiyo.controllers.learned import is_kept, kept_controller

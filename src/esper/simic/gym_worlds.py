@@ -1,13 +1,15 @@
 """Gymnasium's vector environments as a world for the learner (extra `gym`).
 
-Actions are `Discrete` or `MultiDiscrete`; observations of any space that can be flattened are.
-Masks come from `info["action_mask"]` or from a method `action_masks()` of the environments:
-[E, actions] for `Discrete`, [E, all heads' actions side by side] for `MultiDiscrete`.
+Actions are `Discrete` or `MultiDiscrete`; observations of any space that can be flattened are,
+each environment's for itself. Masks come from `info["action_mask"]` or from a method
+`action_masks()`, of the vector environment or of each one in it: [E, actions] for `Discrete`,
+[E, all heads' actions side by side] for `MultiDiscrete`.
 
 Shapes: `E` environments, `F` features, `H` heads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import iterate
 from torch import Tensor
 
 from esper.leyline.errors import EsperError
@@ -50,16 +53,19 @@ class GymWorld:
         self.space: ActionSpace = independent_heads(self.sizes)
         self.state_dim = int(spaces.flatdim(env.single_observation_space))
         self._info: Mapping[str, Any] = {}
+        self._asked = _mask_method(env)
 
     def reset(self) -> Tensor:
         observations, self._info = self.env.reset(seed=self.seed)
         return self._flat(observations)
 
     def legal(self) -> Legality:
-        masks = self._info.get("action_mask")
-        if masks is None and hasattr(self.env, "action_masks"):
-            masks = self.env.action_masks()
-        if masks is None:
+        if "action_mask" in self._info:
+            _require_all(self._info.get("_action_mask", True), 'info["action_mask"]')
+            masks = self._info["action_mask"]
+        elif self._asked is not None:
+            masks = self._asked()
+        else:
             return Legality(self.space, self.envs, {})
         whole = torch.as_tensor(np.stack(masks).astype(bool))
         if whole.shape != (self.envs, sum(self.sizes)):
@@ -93,9 +99,10 @@ class GymWorld:
 
     def _flat(self, observations: Any) -> Tensor:
         if isinstance(self.env.single_observation_space, spaces.Box):
-            rows = np.asarray(observations, dtype=np.float32).reshape(self.envs, -1)
-            return torch.from_numpy(rows.copy())  # the environment writes into its own array
-        return torch.stack([self._flat_one(row) for row in observations])
+            whole = np.asarray(observations, dtype=np.float32).reshape(self.envs, -1)
+            return torch.from_numpy(whole.copy())  # the environment writes into its own array
+        rows = iterate(self.env.observation_space, observations)
+        return torch.stack([self._flat_one(row) for row in rows])
 
     def _flat_one(self, observation: Any) -> Tensor:
         flat = spaces.flatten(self.env.single_observation_space, observation)
@@ -112,6 +119,33 @@ def make_gym(name: str, envs: int, seed: int = 0, **settings: Any) -> GymWorld:
         **settings,
     )
     return GymWorld(vector, seed)
+
+
+def _mask_method(env: VectorEnv[Any, Any, Any]) -> Callable[[], Any] | None:
+    """What says for all environments what is legal: one method of all, or one of each."""
+    for vector in (env, env.unwrapped):
+        if hasattr(vector, "action_masks"):
+            found: Callable[[], Any] = vector.action_masks
+            return found
+    call = getattr(env.unwrapped, "call", None)
+    if call is None:
+        return None
+    have = call("has_wrapper_attr", "action_masks")
+    if not any(have):
+        return None
+    _require_all(have, "action_masks()")
+    return partial(call, "action_masks")
+
+
+def _require_all(have: Any, source: str) -> None:
+    """Refuse masks that some environments have and others do not."""
+    lacking = np.flatnonzero(~np.asarray(have, dtype=bool)).tolist()
+    if lacking:
+        raise GymError(
+            f"Only some of the environments say by {source} what is legal",
+            given=f"environments {lacking[:8]} do not",
+            valid="all of them or none",
+        )
 
 
 def _heads(space: gymnasium.Space[Any]) -> tuple[tuple[int, ...], Any]:

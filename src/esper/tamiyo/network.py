@@ -21,6 +21,7 @@ from esper.leyline.constants import (
 from esper.leyline.errors import AgreementError
 from esper.leyline.heads import ActionSpace
 from esper.leyline.legality import Legality
+from esper.leyline.slots import require_agreement
 from esper.tamiyo.choosing import Choice, choose
 from esper.tamiyo.distributions import MaskedCategorical
 from esper.tamiyo.normalisation import RunningNorm, Summed, alone
@@ -172,6 +173,8 @@ class FactoredRecurrentActorCritic(nn.Module):
                 given=list(states.shape),
                 valid=f"[{legality.hosts}, {self.state_dim}], a row for each row of the masks",
             )
+        if legality.space is not self.space:
+            require_agreement("action heads", ("network", self.space), ("masks", legality.space))
         logits, values, after = self(states, hidden, starts)
         choice = choose(logits, legality, greedy=greedy, generator=generator, validate=validate)
         return choice, values, after

@@ -11,7 +11,7 @@ from esper.garden import Draw
 from esper.leyline import AgreementError, LifecycleOp
 from esper.simic.agent.imitation import Lessons, LessonSettings, learn_lessons, resolved_masks
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.settings import PPOConfig
+from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.training.cohort import Cohort, CohortSettings, MemberSettings, time_only
 from esper.tamiyo.controllers import Arm, Oracle, RandomLegal, SideBySide
 from esper.tamiyo.controllers.schedules import Teacher

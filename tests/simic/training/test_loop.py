@@ -13,7 +13,7 @@ from esper.archive import read_archive
 from esper.garden import episodes as episodes_module
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.nissa import RunReader, RunStore
-from esper.simic.agent.checkpoint import KIND, VERSION
+from esper.simic.agent.ppo import KIND, VERSION
 from esper.simic.training import (
     RoundReport,
     RunError,

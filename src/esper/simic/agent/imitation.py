@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from esper.leyline.errors import AgreementError
 from esper.leyline.legality import Actions, Legality
 from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout_buffer import NonFiniteError
 from esper.tamiyo.distributions import MaskedCategorical
 
 
@@ -113,6 +114,7 @@ def learn_lessons(agent: PPOAgent, lessons: Lessons, settings: LessonSettings) -
     for group in agent.optimizer.param_groups:
         group["lr"] = settings.learning_rate
     seen: list[Tensor] = []
+    broken = torch.zeros((), dtype=torch.bool, device=agent.device)
     for _ in range(settings.passes):
         order = torch.randperm(len(lessons), generator=agent.shuffler)
         seen = []
@@ -124,10 +126,17 @@ def learn_lessons(agent: PPOAgent, lessons: Lessons, settings: LessonSettings) -
             missed = -(log_probs.sum(-1).masked_fill(~part.valid, 0.0)).sum() / steps
             apart = (outlook.values - part.returns) / network.return_scale
             error = apart.square().masked_fill(~part.valid, 0.0).sum() / steps
-            agent.optimizer.zero_grad()
-            (missed + settings.value_coef * error).backward()
-            nn.utils.clip_grad_norm_(network.parameters(), agent.config.max_grad_norm)
-            agent.optimizer.step()
+            loss = missed + settings.value_coef * error
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(network.parameters(), agent.config.max_grad_norm)
+            broken = broken | ~(loss.isfinite() & norm.isfinite())
+            agent.optimizer.step_unless(broken)
             seen.append(missed.detach())
-    agent.optimizer.zero_grad()
+    if bool(broken):
+        raise NonFiniteError(
+            "The loss of a lesson is NaN or infinite",
+            "its log-probs, its values or their gradient",
+            None,
+            fix="the weights are those before that step: lower the lessons' learning rate",
+        )
     return float(torch.stack(seen).mean())

@@ -1,34 +1,54 @@
-"""Recurrent, factored, masked PPO with credit only where a head mattered.
+"""Recurrent, factored, masked PPO with credit only where a head mattered: the agent.
 
-Shapes: `E` environments, `T` time, `F` state features, `H` heads, `R` sequences of a batch.
+`update.py` has the update itself; what a saved agent is stands at the end of the class.
+
+Shapes: `E` environments, `T` time, `F` state features, `H` heads, `L` layers, `D` hidden size.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from esper.archive import ArchiveError, read_archive, write_archive
 from esper.leyline.constants import (
     DEFAULT_EPISODE_LENGTH,
     DEFAULT_LSTM_HIDDEN_DIM,
     DEFAULT_LSTM_LAYERS,
 )
-from esper.leyline.errors import AgreementError
+from esper.leyline.errors import AgreementError, EsperError
 from esper.leyline.heads import ActionSpace
 from esper.leyline.legality import Legality
 from esper.leyline.results import PPOUpdateMetrics
+from esper.leyline.settings import COUNT, NONE, Range, filled, require
 from esper.leyline.slots import require_agreement
 from esper.leyline.streams import derive_seed
-from esper.simic.agent.checkpoint import read_agent, restore_agent, save_agent
+from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.agent.processes import ALONE, Processes
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, missing_last_observation
-from esper.simic.agent.settings import PPOConfig
-from esper.simic.agent.types import Decision, Outcome, SequenceBatch
-from esper.simic.agent.updates import Update, optimizer
-from esper.tamiyo.network import Evaluation, FactoredRecurrentActorCritic, unwrapped
+from esper.simic.agent.rollout_buffer import (
+    RolloutError,
+    TamiyoRolloutBuffer,
+    missing_last_observation,
+)
+from esper.simic.agent.types import Decision, Outcome
+from esper.simic.agent.update import GuardedAdamW, Update, precision
+from esper.tamiyo.network import FactoredRecurrentActorCritic, unwrapped
 from esper.tamiyo.sequences import reset_hidden
+
+KIND, VERSION = "ppo-agent", 2
+
+_SIZE = Range(least=0, most=2**63 - 1, whole=True)
+_SIZES = {  # what a saved agent notes of its sizes
+    "state_dim": _SIZE,
+    "lstm_hidden_dim": _SIZE,
+    "lstm_layers": _SIZE,
+    "envs": _SIZE,
+    "steps": Range(least=0, most=2**24 - 1, whole=True),  # of a rollout, which no tensor tells
+    "seed": _SIZE,
+}
 
 
 class PPOAgent:
@@ -58,16 +78,11 @@ class PPOAgent:
         self.space = self.network.space
         self.device = self.network.return_scale.device
         processes.share(self.network)
-        self.optimizer = optimizer(self.network, self.config)
+        self.optimizer = GuardedAdamW(self.network, self.config)
         own = (processes.rank,) if processes.rank else ()  # every process draws its own numbers
         self.sampler = _stream(self.device, seed, "act", *own)
         self.shuffler = _stream("cpu", seed, "minibatches", *own)
         self.hidden = self.network.get_initial_hidden(buffer.envs)
-        # Parameters whose gradient norms are reported: of each head, of the value head, the rest.
-        self.gradient_groups = [list(head.parameters()) for head in self.network.heads]
-        self.gradient_groups.append(list(self.network.value_head.parameters()))
-        apart = {id(parameter) for group in self.gradient_groups for parameter in group}
-        self.gradient_groups.append([p for p in self.network.parameters() if id(p) not in apart])
         self._compile()
 
     @classmethod
@@ -104,7 +119,7 @@ class PPOAgent:
         """
         states = self._here(observations)
         entering = reset_hidden(self.hidden, self.buffer.next_starts)
-        with self._precision():
+        with precision(self.config, self.device):
             choice, values, (h, c) = self.network.get_action(
                 states,
                 legality,
@@ -117,7 +132,7 @@ class PPOAgent:
 
     @torch.no_grad()
     def record(self, decision: Decision, outcome: Outcome) -> None:
-        """Keep a decision and what came of it.
+        """Keep a decision and what came of it; rows that idle keep the memory they had before it.
 
         Where an episode was cut, what would have followed is the value of its true last
         observation, with the memory after the last step. If that observation is missing, it is
@@ -130,9 +145,10 @@ class PPOAgent:
                 raise missing_last_observation(truncations)
         else:
             bootstraps = self._values_after(truncations, self._here(outcome.final_observations))
+        active = None if outcome.active is None else self._here(outcome.active)
         self.buffer.add(
             hidden=decision.hidden,
-            active=None if outcome.active is None else self._here(outcome.active),
+            active=active,
             states=decision.states,
             actions=decision.actions,
             masks=decision.masks,
@@ -143,6 +159,12 @@ class PPOAgent:
             truncations=truncations,
             bootstraps=bootstraps,
         )
+        if active is not None:
+            h, c = (
+                torch.where(active[:, None], after, before)
+                for after, before in zip(self.hidden, decision.hidden, strict=True)
+            )
+            self.hidden = (h, c)
 
     def _values_after(self, truncations: Tensor, observations: Tensor) -> Tensor:
         """[E]: the values of last observations [E, F] where episodes were cut, else 0."""
@@ -153,28 +175,42 @@ class PPOAgent:
             if not len(rows):
                 return values
         memory = (self.hidden[0][:, rows], self.hidden[1][:, rows])
-        with self._precision():
-            values[rows] = self.network(observations[rows], memory).values
+        with precision(self.config, self.device):
+            found = self.network(observations[rows], memory).values
+        values[rows] = _known(found, observations[rows])
         return values.masked_fill(~truncations, 0.0)
 
     @torch.no_grad()
     def finish(self, observations: Tensor) -> None:
         """End a rollout: what follows each environment's last step is the value of [E, F]."""
-        with self._precision():
-            states, starts = self._here(observations), self.buffer.next_starts
-            values = self.network(states, self.hidden, starts).values
+        states = self._here(observations)
+        with precision(self.config, self.device):
+            values = self.network(states, self.hidden, self.buffer.next_starts).values
         self.buffer.compute_advantages_and_returns(
-            values, self.config.gamma, self.config.gae_lambda
+            _known(values, states), self.config.gamma, self.config.gae_lambda
         )
 
     def update(self, clear_buffer: bool = True, accumulation_steps: int = 1) -> PPOUpdateMetrics:
-        """Learn from the rollout; `accumulation_steps` splits the work, not the result.
+        """Learn from the rollout, once; `accumulation_steps` splits the work, not the result.
 
-        Every process that learns with this one must call it too, also without a step of its own.
+        What is NaN or infinite in the rollout is refused before anything changes. Every process
+        that learns with this one must call it too, also without a step of its own.
         """
-        if accumulation_steps < 1:
-            raise AgreementError("Accumulation needs steps", given=accumulation_steps, valid="1 up")
-        metrics = Update(self, accumulation_steps).run()
+        require("The number of accumulation steps", accumulation_steps, COUNT, error=AgreementError)
+        if self.buffer.spent:
+            raise RolloutError(
+                "This rollout was learned from already: its log-probs are those of older weights, "
+                "and the statistics have counted it",
+                fix="call buffer.reset() and play another",
+            )
+        metrics = Update(
+            self.network,
+            self.optimizer,
+            self.config,
+            parts=accumulation_steps,
+            shuffler=self.shuffler,
+            processes=self.processes,
+        ).run(self.buffer)
         if clear_buffer:
             self.buffer.reset()
         return metrics
@@ -185,28 +221,16 @@ class PPOAgent:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
 
-    def evaluate(self, batch: SequenceBatch) -> Evaluation:
-        """The batch's decisions, seen with the present weights; carries gradient."""
-        with self._precision():
-            return self.network.evaluate_actions(
-                batch.states, batch.actions, batch.masks, batch.hidden, batch.starts
-            )
-
     def _here(self, tensor: Tensor) -> Tensor:
         """Where the agent lives; a world may live elsewhere. Not waited for."""
         return tensor.to(self.device, non_blocking=True)
-
-    def _precision(self) -> AbstractContextManager[object]:
-        if not self.config.bf16:
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
 
     def _compile(self) -> None:
         backend = self.config.compile_backend
         if backend is None:
             return
         try:
-            self.network.compile(backend=backend)
+            self.network.compile(backend=backend, mode=self.config.compile_mode)
         except torch._dynamo.exc.InvalidBackend as error:
             raise AgreementError(
                 "torch.compile has no such backend",
@@ -221,7 +245,7 @@ class PPOAgent:
             ("the state's size", network.state_dim, buffer.state_dim),
             ("the LSTM's hidden size", network.lstm_hidden_dim, buffer.lstm_hidden_dim),
             ("the LSTM's layers", network.lstm_layers, buffer.lstm_layers),
-            ("the device", network.return_scale.device.type, buffer.device.type),
+            ("the device", network.return_scale.device, buffer.device),
         ):
             require_agreement(what, ("network", left), ("buffer", right))
         for name in self.config.entropy_targets:
@@ -233,9 +257,29 @@ class PPOAgent:
                 valid=f"at most {buffer.envs}, one for each environment",
             )
 
+    # --- saved agents: weights, normalisers, optimiser, random streams, carried memory -------
+
     def save(self, path: str | Path) -> Path:
         """Write all that is needed to go on bit for bit; between rounds, with an empty buffer."""
-        return save_agent(self, path)
+        if len(self.buffer):
+            raise RolloutError(
+                "An agent is saved between rounds",
+                given=f"{len(self.buffer)} steps that were not learned from",
+                valid="an empty buffer",
+                fix="save after update",
+            )
+        network, buffer = self.network, self.buffer
+        notes = {
+            "config": asdict(self.config),
+            "space": asdict(self.space),
+            "state_dim": network.state_dim,
+            "lstm_hidden_dim": network.lstm_hidden_dim,
+            "lstm_layers": network.lstm_layers,
+            "envs": buffer.envs,
+            "steps": buffer.steps,
+            "seed": self.seed,
+        }
+        return write_archive(path, kind=KIND, version=VERSION, tensors=self._tensors(), notes=notes)
 
     @classmethod
     def load(
@@ -251,23 +295,117 @@ class PPOAgent:
 
         Processes that learn together save and load one agent each.
         """
-        saved = read_agent(path, space, state_dim)
-        sizes = {"lstm_hidden_dim": saved.lstm_hidden_dim, "lstm_layers": saved.lstm_layers}
-        agent = cls.build(
-            saved.space,
-            saved.state_dim,
-            saved.envs,
-            saved.steps,
-            replace(saved.config, compile_backend=None),
-            seed=saved.seed,
-            device=device,
-            processes=processes,
-            **sizes,
-        )
-        restore_agent(agent, saved)
-        agent.config = saved.config
+        archive = read_archive(path, kind=KIND, version=VERSION)
+        try:
+            saved_space, config, sizes = _described(archive.notes)
+        except (LookupError, TypeError, ValueError, AttributeError, EsperError) as error:
+            raise ArchiveError(f"{path} does not describe an agent", given=error) from error
+        _require_sizes(path, archive.tensors, sizes)
+        if space is not None:
+            require_agreement("action heads", ("checkpoint", saved_space), ("caller", space))
+        if state_dim is not None:
+            saved = ("checkpoint", sizes["state_dim"])
+            require_agreement("the state's size", saved, ("caller", state_dim))
+        eager = replace(config, compile_backend=None, compile_mode="default")
+        agent = cls.build(saved_space, config=eager, device=device, processes=processes, **sizes)
+        agent._restore(archive.tensors, path)
+        agent.config = config
         agent._compile()  # after the weights are in
         return agent
+
+    def _tensors(self) -> dict[str, Tensor]:
+        weights = unwrapped(self.network).state_dict()  # a compiled one has other names
+        tensors = {f"network.{name}": tensor for name, tensor in weights.items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+        return tensors | {
+            "hidden.h": self.hidden[0],
+            "hidden.c": self.hidden[1],
+            "buffer.next_starts": self.buffer.next_starts,
+            "random.sampler": self.sampler.get_state(),
+            "random.shuffler": self.shuffler.get_state(),
+        }
+
+    def _restore(self, tensors: Mapping[str, Tensor], path: str | Path) -> None:
+        """Take over saved tensors; if one does not fit, none is touched."""
+        self._require_fit(tensors, path)
+        weights: dict[str, Tensor] = {}
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            part, _, rest = name.partition(".")
+            if part == "network":
+                weights[rest] = value
+            elif part == "optimizer":
+                index, field = rest.split(".")
+                state.setdefault(int(index), {})[field] = value
+        unwrapped(self.network).load_state_dict(weights)
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.hidden = (tensors["hidden.h"].to(self.device), tensors["hidden.c"].to(self.device))
+        self.buffer.next_starts.copy_(tensors["buffer.next_starts"])
+        self.shuffler.set_state(tensors["random.shuffler"])
+        # A generator's state is of its device's kind; on another device the stream starts anew.
+        if len(tensors["random.sampler"]) == len(self.sampler.get_state()):
+            self.sampler.set_state(tensors["random.sampler"])
+
+    def _require_fit(self, tensors: Mapping[str, Tensor], path: str | Path) -> None:
+        """Refuse tensors that are missing, surplus, or of another shape or type than our own."""
+        expected = {name: _form(tensor) for name, tensor in self._tensors().items()}
+        found = {name: _form(tensor) for name, tensor in tensors.items()}
+        if any(name.startswith("optimizer.") for name in found):  # absent before the first update
+            order = [p for group in self.optimizer.param_groups for p in group["params"]]
+            for index, parameter in enumerate(order):
+                expected[f"optimizer.{index}.step"] = _form(torch.zeros(()))
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    expected[f"optimizer.{index}.{moment}"] = _form(parameter)
+        if found.get("random.sampler", ((), None))[1] is torch.uint8:
+            expected["random.sampler"] = found["random.sampler"]  # another device's: another size
+        wrong = sorted({name for name, _ in found.items() ^ expected.items()})
+        if wrong:
+            raise _other_tensors(path, wrong)
+
+
+def _described(notes: Mapping[str, Any]) -> tuple[ActionSpace, PPOConfig, dict[str, int]]:
+    """Action space, settings and sizes of a saved agent, each of its own type."""
+    known = {"space", "config", *_SIZES}
+    if notes.keys() != known:
+        raise LookupError(f"unknown or missing: {', '.join(sorted(notes.keys() ^ known))}")
+    for name, range_ in _SIZES.items():
+        require(name, notes[name], range_)
+    settings = {name: NONE if v is None else v for name, v in notes["config"].items()}
+    config = filled(PPOConfig(), settings, "setting of the learner")
+    return ActionSpace.from_dict(notes["space"]), config, {name: notes[name] for name in _SIZES}
+
+
+def _require_sizes(
+    path: str | Path, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]
+) -> None:
+    """Refuse sizes that are not those of the tensors, before memory is taken for them."""
+    shapes = {
+        "hidden.h": tuple(sizes[name] for name in ("lstm_layers", "envs", "lstm_hidden_dim")),
+        "network.observation_norm.mean": (sizes["state_dim"],),
+    }
+    wrong = [n for n, shape in shapes.items() if n not in tensors or tensors[n].shape != shape]
+    if wrong:
+        raise _other_tensors(path, wrong)
+
+
+def _other_tensors(path: str | Path, names: Sequence[str]) -> ArchiveError:
+    return ArchiveError(
+        f"{path} holds other tensors than its notes describe",
+        given=", ".join(names[:3]),
+        fix="use another copy",
+    )
+
+
+def _form(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(tensor.shape), tensor.dtype
+
+
+def _known(values: Tensor, observations: Tensor) -> Tensor:
+    """Values [E], infinite where they or observations [E, F] are not finite: `update` says so."""
+    sound = values.isfinite() & observations.isfinite().all(-1)
+    return torch.where(sound, values, torch.inf)
 
 
 def _stream(device: torch.device | str, *names: int | str) -> torch.Generator:

@@ -5,7 +5,8 @@ never averaged. Every process makes the same calls in the same order, also one w
 learn from; sums come out the same to the bit everywhere, and so do the decisions made from them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,19 @@ class Processes:
     def largest(self, number: int, device: torch.device) -> int:
         """The largest of the processes' numbers; `device` is one that the group can reach."""
         return number if self.size == 1 else int(self.max_(torch.tensor(number, device=device)))
+
+    @contextmanager
+    def refusing_together(self, device: torch.device) -> Iterator[None]:
+        """What one process refuses in here, all of them refuse: nobody is left waiting."""
+        refusal: EsperError | None = None
+        try:
+            yield
+        except EsperError as error:
+            refusal = error
+        if self.largest(refusal is not None, device):
+            raise refusal or ProcessesError(
+                "Another process refused what it was to learn from", fix="see what that one says"
+            )
 
     @torch.no_grad()
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:

@@ -20,7 +20,6 @@ from esper.leyline.errors import EsperError
 from esper.leyline.heads import CANONICAL_ACTION, ActionSpace
 from esper.simic.agent.advantages import generalised_advantages, mattered, normalised
 from esper.simic.agent.processes import ALONE, Processes
-from esper.simic.agent.transfer import sent
 from esper.simic.agent.types import SequenceBatch
 from esper.tamiyo.distributions import require_choice
 from esper.tamiyo.sequences import Hidden
@@ -28,6 +27,17 @@ from esper.tamiyo.sequences import Hidden
 
 class RolloutError(EsperError):
     """A rollout buffer that was given something it cannot hold, or was used out of order."""
+
+
+class NonFiniteError(EsperError):
+    """A number that is NaN or infinite: which, and in which environment and step of the rollout."""
+
+    def __init__(self, what: str, field: str, place: tuple[int, int] | None, *, fix: str) -> None:
+        self.field = field
+        self.environment = place[0] if place else None
+        self.step = place[1] if place else None
+        where = f" of environment {place[0]}, step {place[1]}" if place else ""
+        super().__init__(what, given=field + where, fix=fix)
 
 
 class TamiyoRolloutBuffer:
@@ -42,7 +52,7 @@ class TamiyoRolloutBuffer:
 
     Everything lies on one device, and adding steps of all environments does not wait for it:
     what a check would have to look up there is known here (`longest`), or checked for the whole
-    rollout together in `get_batched_sequences`.
+    rollout together in `get_batched_sequences`, numbers that are not finite included.
     """
 
     def __init__(
@@ -61,7 +71,7 @@ class TamiyoRolloutBuffer:
             )
         self.space, self.state_dim, self.envs, self.steps = space, state_dim, envs, steps
         self.lstm_hidden_dim, self.lstm_layers = lstm_hidden_dim, lstm_layers
-        self.device = torch.device(device)
+        self.device = located(device)
         heads, widest = len(space), max(space.sizes)
         memory = (lstm_layers, lstm_hidden_dim)
         f, b, i = torch.float32, torch.bool, torch.int64
@@ -87,7 +97,9 @@ class TamiyoRolloutBuffer:
         self.next_starts = torch.ones(envs, dtype=b, device=self.device)
         self.longest = 0  # no environment holds more steps than this
         self._even = True  # do all hold exactly that many?
+        self.spent = False  # were these steps learned from?
         self._rows = torch.arange(envs, device=self.device)
+        self._last_values = torch.zeros(envs, device=self.device)  # [E]
         self._advantages: Tensor | None = None  # [E, T]
         self._returns: Tensor | None = None  # [E, T]
 
@@ -169,9 +181,7 @@ class TamiyoRolloutBuffer:
             self._data[name][env, when] = value[0]
         self.next_starts[env] = (rows["terminals"] | rows["truncations"])[0]
         self.counts[env] += 1
-        self.longest = max(self.longest, when + 1)
-        self._even = self.envs == 1
-        self._advantages = self._returns = None
+        self._recount()
 
     @staticmethod
     def _whole(step: Mapping[str, Tensor], hidden: Hidden, starts: Tensor) -> dict[str, Tensor]:
@@ -209,13 +219,22 @@ class TamiyoRolloutBuffer:
         self._data["h"][env] = 0.0
         self._data["c"][env] = 0.0
         self.next_starts[env] = True
-        self._even = self.longest == 0
+        self._recount()
+
+    def _recount(self) -> None:
+        """After the steps of one environment changed: look up what is known of all."""
+        least, most = self.counts.aminmax()
+        self.longest, self._even = int(most), bool(least == most)
         self._advantages = self._returns = None
+
+    def spend(self) -> None:
+        """From now on these steps were learned from, and an update refuses them."""
+        self.spent = True
 
     def reset(self) -> None:
         """Forget all steps. Nothing is overwritten: the counts say what is there."""
         self.counts.zero_()
-        self.longest, self._even = 0, True
+        self.longest, self._even, self.spent = 0, True, False
         self._advantages = self._returns = None
 
     def compute_advantages_and_returns(
@@ -239,6 +258,7 @@ class TamiyoRolloutBuffer:
             gae_lambda=gae_lambda,
         )
         self._returns = self._advantages + data["values"]
+        self._last_values = last_values
 
     def normalize_advantages(self, processes: Processes = ALONE) -> None:
         """Mean 0, standard deviation 1 over the steps taken; the returns stay as they are."""
@@ -255,18 +275,25 @@ class TamiyoRolloutBuffer:
         return self._require_computed(self._returns)
 
     def get_batched_sequences(
-        self, device: torch.device | str, *, allow_empty: bool = False
+        self, device: torch.device | str, *, processes: Processes | None = None
     ) -> SequenceBatch:
         """A copy of all environments that took a step, as sequences on `device`.
 
         Padding holds zero states and the canonical action as the only legal one: nothing that an
         earlier rollout left there can reach a loss or an error. This waits for the device once,
         since where episodes begin decides the shape of what is computed.
+
+        With `processes` the copy's advantages are normalised over all of them; one of several may
+        be without a step, and what one of them refuses, all refuse.
         """
-        counts, starts = self._looked_up()
-        rows = counts.nonzero()[:, 0]
-        if not len(rows) and not allow_empty:
-            raise RolloutError("The rollout is empty", fix="add steps before you ask for them")
+        together = processes or ALONE
+        with together.refusing_together(self.device):
+            if not self.longest and together.size == 1:
+                raise RolloutError("The rollout is empty", fix="add steps before you ask for them")
+            counts, starts = self._looked_up()
+        rows, advantages = counts.nonzero()[:, 0], self.advantages
+        if processes is not None:
+            advantages = normalised(advantages, self.valid, processes)
         valid = torch.arange(self.steps) < counts[rows, None]
         whole = bool(valid.all())
         here = rows.to(self.device, non_blocking=True)
@@ -282,7 +309,7 @@ class TamiyoRolloutBuffer:
             parts["masks"][..., CANONICAL_ACTION] |= ~open_[..., None]
         for name, part in zip("hc", self.hidden_at(0), strict=True):
             parts[name] = part[:, here]
-        parts |= {"advantages": taken(self.advantages), "returns": taken(self.returns)}
+        parts |= {"advantages": taken(advantages), "returns": taken(self.returns)}
         parts["matters"] = mattered(self.space, parts["actions"], parts["masks"], open_)
         moved = sent({**parts, "valid": open_}, torch.device(device))
         hidden = (moved.pop("h"), moved.pop("c"))
@@ -290,20 +317,48 @@ class TamiyoRolloutBuffer:
 
     def _looked_up(self) -> tuple[Tensor, Tensor]:
         """Counts [E] and episode starts [E, T] on the CPU; refuses steps that are not sound."""
-        valid = self.valid
-        closed = (~self._data["masks"].any(-1) & valid[..., None]).any()
-        unknown = (self._data["truncations"] & self._data["bootstraps"].isnan() & valid).any()
-        facts = torch.cat(
-            (self.counts, self._data["starts"].flatten(), closed[None], unknown[None])
-        )
-        counts, starts, flags = facts.cpu().split((self.envs, self.envs * self.steps, 2))
-        if flags[0]:
-            legal = self._data["masks"] | ~valid[..., None, None]
-            require_choice(legal, self.space.names)
-        if flags[1]:
-            cut = self._data["truncations"] & self._data["bootstraps"].isnan() & valid
+        valid, data = self.valid, self._data
+        closed = (~data["masks"].any(-1) & valid[..., None]).any()
+        cut = data["truncations"] & data["bootstraps"].isnan() & valid
+        # Rewards, values and what follows the last step are all in the returns.
+        used = (data["states"], data["log_probs"], self.returns)
+        sound = [_finite(value) | ~valid for value in used]
+        sound += [_finite(data[name][:, :1]) | ~valid[:, :1] for name in "hc"]
+        broken = torch.stack([~each.all() for each in sound]).any()
+        flags = torch.stack((closed, cut.any(), broken))
+        facts = torch.cat((self.counts, data["starts"].flatten(), flags))
+        counts, starts, found = facts.cpu().split((self.envs, self.envs * self.steps, 3))
+        if found[0]:
+            require_choice(data["masks"] | ~valid[..., None, None], self.space.names)
+        if found[1]:
             raise missing_last_observation(cut.any(1))
+        if found[2]:
+            raise self._what_is_not_finite(valid)
         return counts, starts.view(self.envs, self.steps).bool()
+
+    def _what_is_not_finite(self, valid: Tensor) -> NonFiniteError:
+        """The first of what is not, causes before what follows from them."""
+        data = self._data
+        last = torch.arange(self.steps + 1, device=self.device) == self.counts[:, None]
+        suspects = {
+            "states": valid & ~_finite(data["states"]),
+            "rewards": valid & ~_finite(data["rewards"]),
+            "final_observations": valid & data["truncations"] & ~_finite(data["bootstraps"]),
+            "the observation after the last step": last & ~_finite(self._last_values)[:, None],
+            "values": valid & ~_finite(data["values"]),
+            "log_probs": valid & ~_finite(data["log_probs"]),
+            "hidden": valid & ~(_finite(data["h"]) & _finite(data["c"])),
+            "returns": valid & ~_finite(self.returns),
+        }
+        field = next(name for name, wrong in suspects.items() if bool(wrong.any()))
+        env, step = suspects[field].nonzero()[0].tolist()
+        return NonFiniteError(
+            "A number of the rollout is NaN or infinite",
+            field,
+            (env, step),
+            fix="nothing was learned from this rollout: correct the environment, or go on without "
+            f"it by buffer.clear_env({env}) and finish",
+        )
 
     def _check(self, step: Mapping[str, Tensor], rows: int) -> None:
         if step.keys() != self._fields.keys():
@@ -324,7 +379,7 @@ class TamiyoRolloutBuffer:
     def _check_one(
         self, name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype
     ) -> None:
-        if value.shape != shape or value.dtype != dtype or value.device.type != self.device.type:
+        if value.shape != shape or value.dtype != dtype or value.device != self.device:
             raise RolloutError(
                 f"The rollout cannot hold this {name!r}",
                 given=f"{value.dtype} {list(value.shape)} on {value.device}",
@@ -368,3 +423,54 @@ def missing_last_observation(cut: Tensor) -> RolloutError:
 def _beside(flags: Tensor, values: Tensor) -> Tensor:
     """The flags [R, T] with as many axes as the values [R, T, ...]."""
     return flags.view(*flags.shape, *(1,) * (values.ndim - 2))
+
+
+def _finite(values: Tensor) -> Tensor:
+    """[E] or [E, T] bool: is everything finite there, in values [E] or [E, T, ...]?"""
+    finite = values.isfinite()
+    return finite if finite.ndim < 3 else finite.flatten(2).all(-1)
+
+
+def located(device: torch.device | str) -> torch.device:
+    """The device with its index, as tensors name it: without one it is the current of its kind."""
+    found = torch.device(device)
+    if found.type in ("cpu", "meta"):
+        return torch.device(found.type)
+    if found.index is not None:
+        return found
+    current = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    return torch.device(found.type, current if found.type == "cuda" else 0)
+
+
+def sent(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The tensors on `device`.
+
+    From the CPU to a GPU they go in one transfer through pinned memory, which is not waited for.
+    Packing copies them, so their source may be overwritten at once; the pinned copy lives until
+    the transfer is done.
+    """
+    if device.type != "cuda" or any(tensor.is_cuda for tensor in tensors.values()):
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+    return unpacked(packed(tensors, pin=True).to(device, non_blocking=True), tensors)
+
+
+def packed(tensors: Mapping[str, Tensor], pin: bool = False) -> Tensor:
+    """One row of bytes; the widest types come first, so that each begins where it may."""
+    parts = [tensors[name].contiguous().view(-1).view(torch.uint8) for name in _order(tensors)]
+    size = sum(len(part) for part in parts)
+    return torch.cat(parts, out=torch.empty(size, dtype=torch.uint8, pin_memory=pin))
+
+
+def unpacked(row: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Views of the bytes as the tensors that were packed, in their order."""
+    order = _order(like)
+    parts = row.split([like[name].nbytes for name in order])
+    found = {
+        name: part.view(like[name].dtype).view(like[name].shape)
+        for name, part in zip(order, parts, strict=True)
+    }
+    return {name: found[name] for name in like}
+
+
+def _order(tensors: Mapping[str, Tensor]) -> list[str]:
+    return sorted(tensors, key=lambda name: -tensors[name].element_size())

@@ -4,7 +4,7 @@ Shapes: `E` environments, `T` time, `F` state features, `H` heads, `A` actions o
 `L` layers, `D` hidden size, `R` rows of a batch.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
@@ -43,17 +43,9 @@ class SequenceBatch:
     def rows(self, rows: Tensor) -> "SequenceBatch":
         """These sequences only; `rows` is on the CPU."""
         there = rows.to(self.states.device, non_blocking=True)
-        return replace(
-            self,
-            states=self.states[there],
-            actions=self.actions[there],
-            masks=self.masks[there],
-            log_probs=self.log_probs[there],
-            values=self.values[there],
-            advantages=self.advantages[there],
-            returns=self.returns[there],
-            valid=self.valid[there],
-            matters=self.matters[there],
+        names = [each.name for each in fields(self) if each.name not in ("starts", "hidden")]
+        return SequenceBatch(
+            **{name: getattr(self, name)[there] for name in names},
             starts=self.starts[rows],
             hidden=(self.hidden[0][:, there], self.hidden[1][:, there]),
         )

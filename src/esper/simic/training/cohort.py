@@ -28,9 +28,9 @@ from esper.leyline.ops import LifecycleOp
 from esper.leyline.results import PPOUpdateMetrics
 from esper.simic.agent.imitation import Lessons, LessonSettings, Notebook, learn_lessons
 from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.agent.processes import ALONE, Processes
 from esper.simic.agent.rollouts import Seat, Steer, roll_out
-from esper.simic.agent.settings import PPOConfig
 from esper.simic.agent.types import Decision, Outcome
 from esper.simic.training.config import DEFAULT_FINAL_RATE, DEFAULT_PATIENCE, changed_settings
 from esper.tamiyo.controllers.schedules import Teacher

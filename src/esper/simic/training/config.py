@@ -14,7 +14,7 @@ from esper.garden.reward_settings import RewardConfig
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.leyline.settings import COUNT, NOT_NEGATIVE, WHOLE, Range, filled, require_settings
-from esper.simic.agent.settings import PPOConfig
+from esper.simic.agent.ppo_config import PPOConfig
 
 DEVICES = ("cpu", "cuda")
 DEFAULT_PATIENCE = 2.0

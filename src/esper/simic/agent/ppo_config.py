@@ -31,6 +31,7 @@ from esper.leyline.settings import (
 )
 
 HeadAverage = Literal["relevant", "all"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class PPOConfig:
     normalize_observations: bool = True
     bf16: bool = False  # autocast
     compile_backend: str | None = None  # of torch.compile; None runs eagerly
+    compile_mode: CompileMode = "default"  # of that backend, as torch.compile names them
     strict: bool = False  # raise if stored and recomputed log-probs differ; else it is a metric
 
     def __post_init__(self) -> None:
@@ -78,5 +80,15 @@ class PPOConfig:
         )
         for head, target in self.entropy_targets.items():
             require(f"The entropy target of {head!r}", target, SHARE, error=AgreementError)
-        if self.head_average not in get_args(HeadAverage):
-            raise UnknownNameError.of("head average", self.head_average, get_args(HeadAverage))
+        for what, name, known in (
+            ("head average", self.head_average, get_args(HeadAverage)),
+            ("compile mode", self.compile_mode, get_args(CompileMode)),
+        ):
+            if name not in known:
+                raise UnknownNameError.of(what, name, known)
+        if self.compile_mode != "default" and self.compile_backend is None:
+            raise AgreementError(
+                "A compile mode is of a compile backend",
+                given=f"mode {self.compile_mode!r} and no backend",
+                fix="set compile_backend as well, as to 'inductor'",
+            )

@@ -1,4 +1,4 @@
-"""Losses: credit where it is due, averages over the right steps, entropy with targets."""
+"""An update's losses: credit where it is due, averages over the right steps, entropy targets."""
 
 import itertools
 from dataclasses import replace
@@ -16,7 +16,7 @@ from esper.leyline import (
 from esper.leyline.constants import HEAD_COUNT_FLOOR
 from esper.simic.agent import PPOConfig, SequenceBatch
 from esper.simic.agent.advantages import mattered
-from esper.simic.agent.losses import (
+from esper.simic.agent.update import (
     Terms,
     entropy_coefficients,
     ppo_terms,

@@ -1,0 +1,538 @@
+"""One update of PPO: losses head by head, optimiser steps on whole sequences, and its report.
+
+What a step weighs in an average is one over the count of the *whole* batch, taken over all
+processes and before the batch is split. So losses are sums that micro-batches and processes add
+up to, and the result depends on neither. Numbers stay on the device until the report fetches them.
+
+Shapes: `R` sequences, `T` time, `H` heads, `K` optimiser steps.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.constants import (
+    DEFAULT_ENTROPY_TARGET,
+    HEAD_COUNT_FLOOR,
+    KL_STOP_FACTOR,
+    LOG_RATIO_CLAMP,
+    STORED_LOG_PROB_TOLERANCE,
+    STORED_LOG_PROB_TOLERANCE_BF16,
+    STORED_LOG_PROB_TOLERANCE_TF32,
+)
+from esper.leyline.errors import EsperError
+from esper.leyline.heads import ActionSpace
+from esper.leyline.results import HeadGradientNorms, HeadUpdateMetrics, PerHead, PPOUpdateMetrics
+from esper.simic.agent.advantages import credited
+from esper.simic.agent.ppo_config import PPOConfig
+from esper.simic.agent.processes import ALONE, Processes
+from esper.simic.agent.rollout_buffer import NonFiniteError, RolloutError, TamiyoRolloutBuffer
+from esper.simic.agent.types import SequenceBatch
+from esper.tamiyo.network import Evaluation, FactoredRecurrentActorCritic
+
+EXTREMES = ("ratio_min", "ratio_max")  # of the terms; all others are summed
+
+V = TypeVar("V")
+
+
+class StoredLogProbError(EsperError):
+    """Log-probs of a rollout that its update does not find again."""
+
+
+# --- losses ----------------------------------------------------------------------------------
+
+
+class Shares(NamedTuple):
+    """What one step weighs in an average."""
+
+    head: Tensor  # [H] for the surrogate and the entropy of a head
+    step: Tensor  # [] for averages over all steps
+
+
+class Terms(NamedTuple):
+    """Contributions of a (micro-)batch; those of its parts add up, extremes apart."""
+
+    policy: Tensor  # [H] surrogate, averaged
+    bonus: Tensor  # [H] entropy, averaged as the surrogate is
+    value: Tensor  # [] averaged over all steps
+    kl: Tensor  # [H] averaged over all steps
+    entropy: Tensor  # [H] this and the next two summed over the steps where the head mattered
+    clipped: Tensor  # [H]
+    ratio: Tensor  # [H]
+    ratio_min: Tensor  # [H]
+    ratio_max: Tensor  # [H]
+
+    @classmethod
+    def nothing(cls, heads: int, device: torch.device) -> "Terms":
+        """The contributions of no steps at all."""
+        none, one = torch.zeros(heads, device=device), torch.ones(heads, device=device)
+        return cls(none, none, none[0], none, none, none, none, one, one)
+
+    def plus(self, other: "Terms") -> "Terms":
+        summed = Terms(*(one + more for one, more in zip(self, other, strict=True)))
+        return summed._replace(
+            ratio_min=torch.minimum(self.ratio_min, other.ratio_min),
+            ratio_max=torch.maximum(self.ratio_max, other.ratio_max),
+        )
+
+
+def step_counts(batch: SequenceBatch) -> Tensor:
+    """[R, H + 1]: in how many steps of each sequence a head mattered; last, all its steps."""
+    return torch.cat((batch.matters, batch.valid[..., None]), -1).sum(1)
+
+
+def shares(step_counts: Tensor, config: PPOConfig) -> Shares:
+    """Weights from the counts [H + 1] of a batch; a floor lets a lone step weigh little."""
+    counts, steps = step_counts[:-1], step_counts[-1].clamp(min=1)
+    floored = counts.clamp(min=1).maximum(steps * HEAD_COUNT_FLOOR)
+    per_head = floored if config.head_average == "relevant" else steps.expand_as(counts)
+    return Shares(1.0 / per_head, 1.0 / steps)
+
+
+def entropy_coefficients(
+    entropies: Tensor,
+    matters: Tensor,
+    space: ActionSpace,
+    config: PPOConfig,
+    processes: Processes = ALONE,
+) -> Tensor:
+    """[H]: the configured coefficient divided among the heads; 0 where a target is met.
+
+    `entropies` are relative to the legal actions of each step, so a target of 0.3 asks for 30 %
+    of what the real masks allow. Decided once an update, from all its steps.
+    """
+    kept = torch.stack((entropies.masked_fill(~matters, 0.0), matters.to(entropies)))
+    total = processes.sum_(kept.sum((1, 2)))  # [2, H]
+    mean = total[0] / total[1].clamp(min=1)
+    targets = [config.entropy_targets.get(name, DEFAULT_ENTROPY_TARGET) for name in space.names]
+    below = mean < torch.tensor(targets).to(mean.device, non_blocking=True)
+    return below * (config.entropy_coef / len(space))
+
+
+def ppo_terms(
+    space: ActionSpace,
+    batch: SequenceBatch,
+    evaluation: Evaluation,
+    share: Shares,
+    return_scale: Tensor,
+    config: PPOConfig,
+) -> Terms:
+    """Clipped surrogate and entropy of each head, value loss, and what is reported of them.
+
+    `batch.log_probs` and `batch.values` are the reference from before the first step.
+    """
+    closed = ~batch.matters
+    log_ratio = (evaluation.log_probs - batch.log_probs).masked_fill(closed, 0.0)
+    log_ratio = log_ratio.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+    ratio = log_ratio.exp()
+    near = ratio.clamp(1 - config.clip_ratio, 1 + config.clip_ratio)
+    advantages = credited(batch.advantages, batch.actions[..., 0], space)
+    surrogate = -torch.minimum(ratio * advantages, near * advantages)
+
+    values, before = evaluation.values / return_scale, batch.values / return_scale
+    targets = batch.returns / return_scale
+    moved = before + (values - before).clamp(-config.value_clip, config.value_clip)
+    squares = torch.maximum((values - targets).square(), (moved - targets).square())
+
+    with torch.no_grad():
+        low, high = ratio.flatten(0, 1).aminmax(dim=0)  # 1 where the head did not matter
+        observed = torch.stack((ratio - 1 - log_ratio, (ratio != near).float(), ratio))
+        kl, clipped, mean = observed.masked_fill_(closed, 0.0).sum((1, 2)).unbind()
+    learned = torch.stack((surrogate, evaluation.entropies)).masked_fill(closed, 0.0).sum((1, 2))
+    policy, bonus = (learned * share.head).unbind()
+    return Terms(
+        policy=policy,
+        bonus=bonus,
+        value=0.5 * squares.masked_fill(~batch.valid, 0.0).sum() * share.step,
+        kl=kl * share.step,
+        entropy=learned[1].detach(),
+        clipped=clipped,
+        ratio=mean,
+        ratio_min=low,
+        ratio_max=high,
+    )
+
+
+def total_loss(terms: Terms, entropy_coefs: Tensor, config: PPOConfig) -> Tensor:
+    bonus = (entropy_coefs * terms.bonus).sum()
+    return terms.policy.sum() + config.value_coef * terms.value - bonus
+
+
+# --- steps -----------------------------------------------------------------------------------
+
+
+class GuardedAdamW(torch.optim.AdamW):
+    """AdamW that takes no step where it would be one into numbers that are not finite.
+
+    Decided on the device, as for torch's gradient scaler, and so not waited for: weights and
+    moments stay what they are, and the caller says so when it next waits anyway. The fused form is
+    the fastest on the CPU too: half the time of the foreach form.
+    """
+
+    found_inf: Tensor
+
+    def __init__(self, network: FactoredRecurrentActorCritic, config: PPOConfig) -> None:
+        """Weight decay on the value head only: it would pull trunk and policy towards uniform."""
+        critic = list(network.value_head.parameters())
+        inside = {id(parameter) for parameter in critic}
+        rest = [parameter for parameter in network.parameters() if id(parameter) not in inside]
+        groups = [
+            {"params": rest, "weight_decay": 0.0},
+            {"params": critic, "weight_decay": config.value_weight_decay},
+        ]
+        super().__init__(groups, lr=config.learning_rate, eps=config.adam_eps, fused=True)
+
+    def step_unless(self, broken: Tensor) -> None:
+        """One step, unless `broken` [] bool; the gradients are used up in either case."""
+        self.found_inf = broken.float()
+        self.step()
+        self.zero_grad()
+
+
+def precision(config: PPOConfig, device: torch.device) -> AbstractContextManager[object]:
+    """What acting and learning compute in."""
+    return torch.autocast(device.type, torch.bfloat16) if config.bf16 else nullcontext()
+
+
+def tolerance(config: PPOConfig, device: torch.device) -> float:
+    """How far stored and recomputed log-probs may be apart in the precision that is in use."""
+    if config.bf16:
+        return STORED_LOG_PROB_TOLERANCE_BF16
+    backends = torch.backends
+    if device.type == "cuda" and (backends.cudnn.allow_tf32 or backends.cuda.matmul.allow_tf32):
+        return STORED_LOG_PROB_TOLERANCE_TF32
+    return STORED_LOG_PROB_TOLERANCE
+
+
+def fetched(tensor: Tensor) -> list[float]:
+    """The numbers [n] themselves: the one place where an update waits for the device."""
+    numbers: list[float] = tensor.double().tolist()
+    return numbers
+
+
+class Update:
+    """One update of a network; every process that learns with it makes the same steps.
+
+    With several processes, minibatch j of the whole is what their minibatches j are together.
+    """
+
+    def __init__(
+        self,
+        network: FactoredRecurrentActorCritic,
+        optimizer: GuardedAdamW,
+        config: PPOConfig,
+        *,
+        parts: int = 1,
+        shuffler: torch.Generator | None = None,
+        processes: Processes = ALONE,
+    ) -> None:
+        """`parts`: how many micro-batches a minibatch is computed in."""
+        self.network, self.optimizer, self.config = network, optimizer, config
+        self.parts, self.shuffler, self.processes = parts, shuffler, processes
+        self.space, self.device = network.space, network.return_scale.device
+        self.tolerance = tolerance(config, self.device)
+        # Parameters whose gradient norms are reported: of each head, of the value head, the rest.
+        self._groups = [list(part.parameters()) for part in (*network.heads, network.value_head)]
+        apart = {id(parameter) for group in self._groups for parameter in group}
+        self._groups.append([p for p in network.parameters() if id(p) not in apart])
+        self._measured: list[Terms] = []  # of every step that was begun
+        self._norms: list[Tensor] = []  # [H + 2] of every step taken: heads, value head, all
+        # [] bool: has a loss or gradient not been finite? No step is taken from there on.
+        self._broken = torch.zeros((), dtype=torch.bool, device=self.device)
+        self._sound = torch.zeros((), dtype=torch.int64, device=self.device)  # [] steps before
+
+    def run(self, buffer: TamiyoRolloutBuffer) -> PPOUpdateMetrics:
+        """Learn from a rollout; what is not sound in it is refused before anything changes."""
+        summed = self.processes.sum_
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        batch = buffer.get_batched_sequences(self.device, processes=self.processes)
+        sequences = self.processes.largest(len(batch.valid), self.device)
+        if not sequences:
+            raise RolloutError("The rollouts of all processes are empty", fix="add steps first")
+        buffer.spend()
+        self.network.observe_returns(batch.returns, batch.valid, summed)
+        batch, self._coefs, error = self._anchored(batch)
+        if self.config.strict:
+            self._require_agreement(error)
+
+        minibatches = self._minibatches(len(batch.valid), min(self.config.minibatches, sequences))
+        counts = self._counts(batch, minibatches)
+        stopped = False
+        for rows, count in zip(minibatches, counts, strict=True):
+            part = batch if rows is None else batch.rows(rows)
+            if not self._step(part, shares(count, self.config)):
+                stopped = True
+                break
+
+        metrics = self._report(batch, torch.stack(counts), error, stopped)
+        if metrics is None:
+            raise self._what_is_not_finite(batch, minibatches, buffer)
+        if self.config.normalize_observations:
+            self.network.observation_norm.observe(batch.states, batch.valid, summed)
+        return metrics
+
+    def evaluate(self, batch: SequenceBatch) -> Evaluation:
+        """The batch's decisions, seen with the present weights; carries gradient."""
+        with precision(self.config, self.device):
+            return self.network.evaluate_actions(
+                batch.states, batch.actions, batch.masks, batch.hidden, batch.starts
+            )
+
+    @torch.no_grad()
+    def _anchored(self, batch: SequenceBatch) -> tuple[SequenceBatch, Tensor, Tensor]:
+        """The batch with recomputed log-probs and values as the reference for all epochs.
+
+        Also: the heads' entropy coefficients, and how far the stored log-probs were from the
+        recomputed ones, as the largest |ratio - 1|.
+        """
+        error = torch.zeros((), device=self.device)
+        entropies = torch.zeros_like(batch.log_probs)
+        if len(batch.valid):
+            evaluation = self.evaluate(batch)
+            entropies = evaluation.entropies
+            apart = torch.expm1(evaluation.log_probs - batch.log_probs).abs()
+            error = apart.masked_fill(~batch.valid[..., None], 0.0).amax()
+            batch = replace(batch, log_probs=evaluation.log_probs, values=evaluation.values)
+        coefs = entropy_coefficients(
+            entropies, batch.matters, self.space, self.config, self.processes
+        )
+        return batch, coefs, self.processes.max_(error)
+
+    def _require_agreement(self, error: Tensor) -> None:
+        (found,) = fetched(error[None])
+        if not found < self.tolerance:
+            raise StoredLogProbError(
+                "The log-probs stored during the rollout are not those that the update finds",
+                given=f"|ratio - 1| up to {found:.3g}",
+                valid=f"below {self.tolerance:g}",
+                fix="look for hidden states, masks, episode starts or a precision that differ "
+                "between acting and learning",
+            )
+
+    def _minibatches(self, sequences: int, count: int) -> list[Tensor | None]:
+        """Rows of every minibatch of the update; None stands for all of them."""
+        if count == 1:
+            return [None] * self.config.epochs
+        return [
+            rows
+            for _ in range(self.config.epochs)
+            for rows in torch.randperm(sequences, generator=self.shuffler).tensor_split(count)
+        ]
+
+    def _counts(self, batch: SequenceBatch, minibatches: list[Tensor | None]) -> list[Tensor]:
+        """[H + 1] for each minibatch: in how many steps of all processes each head mattered."""
+        each = step_counts(batch)
+        if minibatches[0] is None:
+            return [self.processes.sum_(each.sum(0))] * len(minibatches)
+        picked = [
+            each[rows.to(each.device, non_blocking=True)].sum(0)
+            for rows in minibatches
+            if rows is not None
+        ]
+        return list(self.processes.sum_(torch.stack(picked)).unbind())
+
+    def _step(self, batch: SequenceBatch, share: Shares) -> bool:
+        """One optimiser step; False where the policy has already moved too far to take it."""
+        terms, loss = Terms.nothing(len(self.space), self.device), None
+        for number, part in enumerate(_split(batch, self.parts)):
+            if loss is not None:
+                loss.backward()
+            scale = self.network.return_scale
+            some = ppo_terms(self.space, part, self.evaluate(part), share, scale, self.config)
+            loss = total_loss(some, self._coefs, self.config)
+            some = Terms(*(term.detach() for term in some))
+            terms = terms.plus(some) if number else some
+        self._measured.append(terms)
+        if self._moved_too_far(terms):
+            self.optimizer.zero_grad()
+            return False
+        if loss is not None:
+            loss.backward()
+        self.processes.sum_gradients(self.network.parameters())
+        norms = self._clip_gradients()
+        finite = total_loss(terms, self._coefs, self.config).isfinite() & norms[-1].isfinite()
+        self._broken = self._broken | self.processes.max_((~finite).float()).bool()
+        self._sound = self._sound + ~self._broken
+        self._norms.append(norms)
+        self.optimizer.step_unless(self._broken)
+        return True
+
+    def _moved_too_far(self, terms: Terms) -> bool:
+        """Needs the number itself: one wait for the device at each step that has a limit."""
+        limit = self.config.target_kl
+        if limit is None:
+            return False
+        (kl,) = fetched(self.processes.sum_(terms.kl.sum()[None]))
+        return kl > KL_STOP_FACTOR * limit
+
+    def _clip_gradients(self) -> Tensor:
+        """[H + 2]: the gradients' norms before clipping, of every head, the value head and all."""
+        groups = [[p.grad for p in group if p.grad is not None] for group in self._groups]
+        each = torch.stack(torch._foreach_norm([grad for group in groups for grad in group]))
+        norms = torch.stack([part.norm() for part in each.split([len(group) for group in groups])])
+        total = norms.norm()
+        nn.utils.clip_grads_with_norm_(self.network.parameters(), self.config.max_grad_norm, total)
+        return torch.cat((norms[:-1], total[None]))
+
+    # --- the report --------------------------------------------------------------------------
+
+    def _report(
+        self, batch: SequenceBatch, counts: Tensor, error: Tensor, stopped: bool
+    ) -> PPOUpdateMetrics | None:
+        """The metrics of all processes together, after one synchronisation with the device.
+
+        None where a loss or a gradient was not finite.
+        """
+        whole, of_heads = self._figures(batch, counts, error)
+        numbers = torch.stack([*whole.values(), self._broken]).double()
+        rows = torch.stack([*of_heads.values()], 1).double()  # [H, figures of a head]
+        found = fetched(torch.cat((numbers, rows.flatten())))
+        width, first = len(of_heads), len(numbers)
+        if found[first - 1]:
+            return None
+        heads = [
+            dict(zip(of_heads, found[place : place + width], strict=True))
+            for place in range(first, len(found), width)
+        ]
+        values = dict(zip(whole, found, strict=False))
+        norms = self._by_head([head.pop("gradient_norm") for head in heads])
+        metrics: dict[str, object] = {
+            **values,
+            "gradient_norms": HeadGradientNorms(norms, value=values["value_head"]),
+            "valid_steps": int(values["valid_steps"]),
+            "learning_rate": self.config.learning_rate,
+            "stored_log_prob_tolerance": self.tolerance,
+            "optimizer_steps": len(self._norms),
+            "stopped_by_kl": stopped,
+            "peak_memory_bytes": _peak_memory(self.device),
+            "heads": self._by_head([cast(HeadUpdateMetrics, head) for head in heads]),
+        }
+        return cast(
+            PPOUpdateMetrics, {name: metrics[name] for name in PPOUpdateMetrics.__annotations__}
+        )
+
+    def _figures(
+        self, batch: SequenceBatch, counts: Tensor, error: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What is reported of all heads together, [] each, and of each head, [H] each.
+
+        `counts` [K, H + 1] and `error` [] are those of all processes already.
+        """
+        every = self._of_all_processes()
+        norms = torch.zeros(len(self.space) + 2, device=self.device)
+        if self._norms:
+            norms = torch.stack(self._norms).mean(0)
+        steps = counts.sum(0) // self.config.epochs  # every epoch sees every step once
+        mattered = counts[: len(self._measured), :-1].sum(0).clamp(min=1)
+        of_heads = {
+            "loss": every.policy.mean(0),
+            "entropy": every.entropy.sum(0) / mattered,
+            "kl": every.kl[-1],
+            "clip_fraction": every.clipped.sum(0) / mattered,
+            "relevant_fraction": steps[:-1] / steps[-1],
+            "ratio_min": every.ratio_min.amin(0),
+            "ratio_mean": every.ratio.sum(0) / mattered,
+            "ratio_max": every.ratio_max.amax(0),
+            "gradient_norm": norms[:-2],
+        }
+        whole = {
+            "policy_loss": every.policy.sum(1).mean(),
+            "value_loss": every.value.mean(),
+            "entropy": of_heads["entropy"].mean(),
+            "kl": every.kl[-1].sum(),
+            **_value_statistics(batch, self.processes),
+            "return_scale": self.network.return_scale,
+            "gradient_norm": norms[-1],
+            "value_head": norms[-2],
+            "stored_log_prob_error": error,
+            "valid_steps": steps[-1],
+        }
+        return whole, of_heads
+
+    def _of_all_processes(self) -> Terms:
+        """All steps' terms, [K, H] each or [K], in two messages: sums and extremes."""
+        every = {
+            name: torch.stack([getattr(terms, name) for terms in self._measured])
+            for name in Terms._fields
+        }
+        every["value"] = every["value"][:, None]
+        every["ratio_min"] = -every["ratio_min"]  # the least is the largest of the opposites
+        sums = tuple(name for name in every if name not in EXTREMES)
+        for names, together in ((sums, self.processes.sum_), (EXTREMES, self.processes.max_)):
+            parts = [every[name] for name in names]
+            summed = together(torch.cat(parts, 1)).split([part.shape[1] for part in parts], 1)
+            every |= dict(zip(names, summed, strict=True))
+        every["ratio_min"] = -every["ratio_min"]
+        every["value"] = every["value"][:, 0]
+        return Terms(**every)
+
+    def _by_head(self, values: list[V]) -> PerHead[V]:
+        names = self.space.names
+        return PerHead(names, dict(zip(names, values, strict=True)))
+
+    @torch.no_grad()
+    def _what_is_not_finite(
+        self, batch: SequenceBatch, minibatches: list[Tensor | None], buffer: TamiyoRolloutBuffer
+    ) -> NonFiniteError:
+        """Where it began, found by another look with the weights, which are those before it."""
+        number = int(self._sound)
+        rows = minibatches[number]
+        part = batch if rows is None else batch.rows(rows)
+        found = self.evaluate(part)
+        suspects = {
+            "log_probs": (part.matters & ~found.log_probs.isfinite()).any(-1),
+            "values": part.valid & ~found.values.isfinite(),
+        }
+        field, place = "its gradient, or a step of another process", None
+        for name, wrong in suspects.items():
+            if bool(wrong.any()):
+                row, step = wrong.nonzero()[0].tolist()
+                row = row if rows is None else int(rows[row])
+                field, place = name, (int(buffer.counts.nonzero()[row]), step)
+                break
+        return NonFiniteError(
+            f"The loss of optimiser step {number + 1} of {len(minibatches)} is NaN or infinite",
+            field,
+            place,
+            fix="the weights are those before that step: lower the learning rate, or look at the "
+            "size of rewards and observations",
+        )
+
+
+def _value_statistics(batch: SequenceBatch, processes: Processes) -> dict[str, Tensor]:
+    """Explained variance, then mean and standard deviation of values and of returns."""
+    numbers = torch.stack((batch.values, batch.returns, batch.returns - batch.values))  # [3, R, T]
+    wide = numbers.double().masked_fill(~batch.valid, 0.0)
+    count = batch.valid.sum().double()[None]
+    total = processes.sum_(torch.cat((wide.sum((1, 2)), count)))
+    count = total[3].clamp(min=1)
+    mean = total[:3] / count
+    centred = (wide - mean[:, None, None]).masked_fill(~batch.valid, 0.0)
+    variance = processes.sum_(centred.square().sum((1, 2))) / count
+    explained = torch.where(variance[1] > 0, 1 - variance[2] / variance[1].clamp(min=1e-12), 0.0)
+    return {
+        "explained_variance": explained,
+        "value_mean": mean[0],
+        "value_std": variance[0].sqrt(),
+        "return_mean": mean[1],
+        "return_std": variance[1].sqrt(),
+    }
+
+
+def _peak_memory(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _split(batch: SequenceBatch, parts: int) -> list[SequenceBatch]:
+    """The batch in that many parts of whole sequences, or as many as it has sequences."""
+    sequences = len(batch.valid)
+    parts = min(parts, sequences)
+    if parts == 1:
+        return [batch]
+    return (
+        [batch.rows(rows) for rows in torch.arange(sequences).tensor_split(parts)] if parts else []
+    )
