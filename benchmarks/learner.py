@@ -50,15 +50,20 @@ HEADER = ("figure", "value")
 Figures = dict[str, float]
 
 
-def fastest(work: Callable[[], object], repeats: int, device: str = "cpu") -> float:
-    """Seconds of the fastest of several runs, after one to warm up."""
-    work()
+def fastest(
+    work: Callable[[], object],
+    repeats: int,
+    device: str = "cpu",
+    before: Callable[[], object] = lambda: None,
+) -> float:
+    """Seconds of the fastest of several runs, after one to warm up; `before` each is not timed."""
     times = []
-    for _ in range(repeats):
+    for _ in range(repeats + 1):
+        before()
         start = clock(device)
         work()
         times.append(clock(device) - start)
-    return min(times)
+    return min(times[1:])
 
 
 def clock(device: str) -> float:
@@ -174,6 +179,7 @@ def measure_update(envs: int, steps: int, device: str) -> Figures:
     fill(agent)
     agent.buffer.reset()
     step_s = fill(agent)
+    agent.buffer.reset()
     lstm = nn.LSTM(DEFAULT_LSTM_HIDDEN_DIM, DEFAULT_LSTM_HIDDEN_DIM, batch_first=True).to(device)
     inputs = torch.randn(envs, steps, DEFAULT_LSTM_HIDDEN_DIM, device=device)
 
@@ -182,10 +188,10 @@ def measure_update(envs: int, steps: int, device: str) -> Figures:
             lstm.zero_grad()
             lstm(inputs)[0].sum().backward()
 
-    def update() -> None:
-        agent.update(clear_buffer=False)
-
-    turns = [(fastest(floor, 2, device), fastest(update, 2, device)) for _ in range(3)]
+    turns = [
+        (fastest(floor, 2, device), fastest(agent.update, 2, device, lambda: fill(agent)))
+        for _ in range(3)
+    ]
     floors, updates = zip(*turns, strict=True)
     figures = {
         "update_vs_lstm_floor": min(updates) / min(floors),
@@ -193,8 +199,8 @@ def measure_update(envs: int, steps: int, device: str) -> Figures:
         "act_and_record_ms": 1e3 * step_s,
     }
     if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        figures["peak_mb"] = agent.update(clear_buffer=False)["peak_memory_bytes"] / 2**20
+        fill(agent)
+        figures["peak_mb"] = agent.update()["peak_memory_bytes"] / 2**20
     return figures
 
 

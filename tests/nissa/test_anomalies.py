@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from esper.leyline import HEAD_NAMES, AgreementError, HeadGradientNorms, PerHead, PPOUpdateMetrics
 from esper.leyline.constants import (
-    HEAD_COUNT_FLOOR,
     RATIO_COLLAPSE,
     RATIO_EXPLOSION,
     STORED_LOG_PROB_TOLERANCE,
@@ -105,6 +104,8 @@ def whole(**values: object) -> Change:
 
 
 limits = Thresholds()
+# A head's entropy is that of the steps where it mattered, however few.
+rare = together(head("blend", "relevant_fraction", 0.03), head("blend", "entropy", 9e-4))
 moved = head("slot", "clip_fraction", 0.6)
 exploded = together(moved, head("slot", "ratio_max", 5.5))
 collapsed = together(moved, head("slot", "ratio_min", 0.09))
@@ -115,6 +116,7 @@ WRONG = [
     ("ratio_explosion", "slot", limits.ratio_patience, exploded),
     ("ratio_collapse", "slot", limits.ratio_patience, collapsed),
     ("entropy_collapse", "op", limits.entropy_patience, head("op", "entropy", 1e-4)),
+    ("entropy_collapse", "blend", limits.entropy_patience, rare),
     ("value_collapse", "", limits.value_patience, whole(value_std=1e-3, explained_variance=-0.01)),
     ("gradient_vanishing", "blueprint", limits.gradient_patience, norm("blueprint", 0.0)),
     ("gradient_explosion", "blueprint", limits.gradient_patience, norm("blueprint", 1e4)),
@@ -151,7 +153,6 @@ def test_every_rule_has_a_test() -> None:
 
 def test_the_thresholds_of_ratios_are_leylines() -> None:
     assert (limits.ratio_explosion, limits.ratio_collapse) == (RATIO_EXPLOSION, RATIO_COLLAPSE)
-    assert limits.head_count_floor == HEAD_COUNT_FLOOR
 
 
 def test_every_metric_that_is_looked_at_is_reported_by_an_update() -> None:
@@ -197,9 +198,8 @@ QUIET = {
     "a head that mattered in a few steps": together(
         head("blend", "relevant_fraction", 0.01), head("blend", "entropy", 0.0), norm("blend", 0.0)
     ),
-    # The learner averages such a head's entropy over 5 % of all steps, not over its own.
-    "a rare head whose entropy is diluted": together(
-        head("blend", "relevant_fraction", 0.03), head("blend", "entropy", 0.0009)
+    "a rare head that chooses in its few steps": together(
+        head("blend", "relevant_fraction", 0.03), head("blend", "entropy", 0.02)
     ),
     "one extreme ratio among thousands": together(
         head("op", "ratio_max", 40.0), head("op", "ratio_min", 1e-4), head("op", "kl", 0.01)

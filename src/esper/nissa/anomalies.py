@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from esper.leyline.constants import HEAD_COUNT_FLOOR, RATIO_COLLAPSE, RATIO_EXPLOSION
+from esper.leyline.constants import RATIO_COLLAPSE, RATIO_EXPLOSION
 from esper.leyline.errors import AgreementError
 from esper.nissa.events import AnomalyFound, flatten
 
@@ -36,8 +36,6 @@ class Thresholds:
     entropy_patience: int = 5
     value_patience: int = 10
     gradient_patience: int = 5
-    # How the learner averages a head's entropy: over at least this share of all steps.
-    head_count_floor: float = HEAD_COUNT_FLOOR
 
 
 @dataclass(frozen=True)
@@ -184,14 +182,14 @@ def _finite(numbers: Numbers, name: str) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _mattering(numbers: Numbers, limits: Thresholds) -> Iterator[tuple[str, float]]:
-    """Heads that mattered often enough to be judged, with their share of the steps."""
+def _mattering(numbers: Numbers, limits: Thresholds) -> Iterator[str]:
+    """Heads that mattered often enough to be judged."""
     steps = numbers.get("valid_steps", math.inf)
     for head in _heads(numbers):
         share = _finite(numbers, f"heads.{head}.relevant_fraction")
         share = 1.0 if share is None else share
         if share > 0 and share * steps >= limits.min_mattering_steps:
-            yield head, share
+            yield head
 
 
 def _something_to_learn(numbers: Numbers, limits: Thresholds) -> bool:
@@ -217,7 +215,7 @@ def _ratio_min(numbers: Numbers, limits: Thresholds) -> Iterator[Reading]:
 
 def _ratios(numbers: Numbers, limits: Thresholds, which: str) -> Iterator[tuple[str, float]]:
     """Extreme ratios say something only where many steps moved, others always."""
-    for head, _ in _mattering(numbers, limits):
+    for head in _mattering(numbers, limits):
         value = _finite(numbers, f"heads.{head}.{which}")
         clipped = _finite(numbers, f"heads.{head}.clip_fraction")
         if value is None:
@@ -228,11 +226,9 @@ def _ratios(numbers: Numbers, limits: Thresholds, which: str) -> Iterator[tuple[
 
 
 def _entropy(numbers: Numbers, limits: Thresholds) -> Iterator[Reading]:
-    """Over the steps where the head mattered; the learner averages a rare head's over more."""
-    for head, share in _mattering(numbers, limits):
+    for head in _mattering(numbers, limits):
         value = _finite(numbers, f"heads.{head}.entropy")
         if value is not None:
-            value *= max(share, limits.head_count_floor) / share
             yield Reading(head, value, limits.entropy_collapse, "its share of the highest entropy")
 
 
@@ -250,7 +246,7 @@ def _value_spread(numbers: Numbers, limits: Thresholds) -> Iterator[Reading]:
 def _gradients(numbers: Numbers, limits: Thresholds) -> Iterator[tuple[str, float]]:
     if numbers.get("optimizer_steps", 1.0) == 0.0:
         return
-    for head, _ in _mattering(numbers, limits):
+    for head in _mattering(numbers, limits):
         value = _finite(numbers, f"gradient_norms.heads.{head}")
         if value is not None:
             yield head, value
