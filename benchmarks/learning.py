@@ -19,7 +19,7 @@ from pathlib import Path
 from _report import PAGE, write_json, write_section
 
 from esper.garden import Result, Standing, standings
-from esper.garden.results import parse
+from esper.garden.evaluation import parse
 from esper.karn.train_commands import RESULTS
 from esper.nissa import RunReader
 

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from esper.garden import Atlas, find_suite, suite_names
-from esper.garden.atlas import ATLAS_EPOCHS, WAIT_MARGIN
-from esper.garden.atlases import shipped_atlas
+from esper.garden.atlas import ATLAS_EPOCHS, WAIT_MARGIN, shipped_atlas
 from esper.karn.palette import STAGE_COLOURS, tint
 from esper.kasmina.blueprints import build_catalogue, find_blueprint
 from esper.kasmina.gates import GATES

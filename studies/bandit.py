@@ -15,7 +15,8 @@ from torch import Tensor
 
 from esper.garden.atlas import FIRST_ATLAS_SEED, Atlas
 from esper.garden.cases import Case
-from esper.garden.episodes import EPOCHS_ALONE, Episodes
+from esper.garden.episodes import EPOCHS_ALONE
+from esper.garden.playing import Job, Playground
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.schedules import Schedule, follow, plans_of
@@ -134,18 +135,27 @@ def _on_other_seeds(fit: Fit, seen: Tensor, worth: Tensor, fold: Tensor) -> floa
     return float(gained.mean())
 
 
+class _Looker:
+    """Waits, and keeps what it sees when something may first be planted."""
+
+    name = "looker"
+
+    def __init__(self) -> None:
+        self.seen = torch.zeros(0)  # [N, F]
+
+    def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
+        if bool((signals.lifecycle.epoch == EPOCHS_ALONE).all()):
+            self.seen = signals_to_features(signals)
+        return Actions.of(legality.space, len(signals))
+
+
 def first_observations(
     atlas: Atlas, cases: Sequence[Case], rows: int, device: torch.device | str
 ) -> Tensor:
     """[P, F]: what is seen of every case when something may first be planted."""
-    episodes = Episodes(atlas.contexts, min(rows, len(cases)), device=device)
-    wait = Actions.of(episodes.population.space, len(episodes))
-    found = []
-    for first in range(0, len(cases), len(episodes)):
-        batch = list(cases[first : first + len(episodes)])
-        padded = [*batch, *[batch[0]] * (len(episodes) - len(batch))]
-        episodes.begin(torch.arange(len(episodes)), padded)
-        for _ in range(EPOCHS_ALONE):
-            episodes.advance(wait)
-        found.append(signals_to_features(episodes.signals())[: len(batch)])
-    return torch.cat(found)
+    looker = _Looker()
+    found: dict[int, Tensor] = {}
+    ground = Playground(rows, device=device, test=False)
+    for places, _ in ground.play([Job(looker, case) for case in cases], epochs=EPOCHS_ALONE + 1):
+        found.update(zip(places, looker.seen, strict=True))
+    return torch.stack([found[place] for place in range(len(cases))])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.garden.results import FORMAT, Result, parse
+from esper.garden.evaluation import FORMAT, Result, parse
 from esper.leyline.errors import DataError, UnknownNameError
 
 Array = NDArray[np.float64]

@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 
-from esper.garden.atlas import Atlas
-from esper.garden.atlases import shipped_atlas
+from esper.garden.atlas import Atlas, shipped_atlas
 from esper.garden.builtin_suites import find_suite
 from esper.garden.cases import EVALUATION_SEED, Draw
 from esper.garden.controller_choice import Renamed, controller_of
 from esper.garden.environment import Garden
-from esper.garden.evaluation import EvaluationStoppedError, evaluate, fingerprint_of
-from esper.garden.paired_controls import Controls
+from esper.garden.evaluation import evaluate, fingerprint_of
+from esper.garden.playing import Controls, StoppedError
 from esper.garden.suites import Suite
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import DataError, UnknownNameError
@@ -89,7 +88,7 @@ class _Study:
         try:
             evaluate(known, self.suite.training, **self._evaluation())
             evaluate(controllers, heldout, **self._evaluation())
-        except EvaluationStoppedError:
+        except StoppedError:
             return False
         self._describe(tuned, searches, known)
         self._keep_best(cohort)

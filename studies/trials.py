@@ -10,13 +10,11 @@ from typing import NamedTuple
 import torch
 
 from esper.garden.cases import Case
-from esper.garden.contexts import by_shape
 from esper.garden.episodes import Episodes
-from esper.garden.paired_controls import Controls
-from esper.garden.playing import Played, play
-from esper.garden.results import Result, ResultFile
+from esper.garden.evaluation import Result, ResultFile
+from esper.garden.playing import Controls, Job, Playground
 from esper.leyline.errors import AgreementError
-from esper.tamiyo.controllers import Arm, Controller, RandomLegal, RowSchedule
+from esper.tamiyo.controllers import Arm, RandomLegal
 from esper.tolaria.population_config import PopulationConfig, Start
 from studies.fixed import FixedRun, Mark, train_fixed
 from studies.folders import Clock, Tell
@@ -95,36 +93,26 @@ class Workshop:
         yield from self._fixed(by_way[FIXED])
 
     def _grown(self, way: str, trials: Sequence[Trial]) -> Iterator[list[tuple[Trial, "Outcome"]]]:
-        for alike in by_shape([trial.case.context for trial in trials]):
-            keys = {context.key for context in alike}
-            mine = [trial for trial in trials if trial.case.context.key in keys]
-            contexts = list({context.key: context for context in alike}.values())
-            rows = min(self.rows, len(mine))
-            episodes = Episodes(
-                contexts,
-                rows,
-                horizon=self.horizon,
-                device=self.device,
-                config=self.config,
-                test=True,
+        if any(trial.setting.epochs != self.horizon for trial in trials):
+            raise AgreementError(
+                "What grows plays whole episodes",
+                given=f"{sorted({trial.setting.epochs for trial in trials})} epochs",
+                valid=f"{self.horizon} epochs",
             )
-            for first in range(0, len(mine), rows):
-                batch = mine[first : first + rows]
-                if any(trial.setting.epochs != self.horizon for trial in batch):
-                    raise AgreementError(
-                        "What grows plays whole episodes",
-                        given=f"{batch[0].setting.epochs} epochs",
-                        valid=f"{self.horizon} epochs",
-                    )
-                rates = [trial.setting.rate for trial in batch]
-                rates += [self.config.rate] * (rows - len(batch))
-                # Rates outlive the episode's start, which gives them to the newborn hosts.
-                episodes.population.set_rates(torch.arange(rows), rate=torch.tensor(rates).double())
-                grower: Controller = RandomLegal()
-                if way == GROW:
-                    grower = RowSchedule([trial.setting.arms for trial in batch])
-                played = play(episodes, grower, [trial.case for trial in batch])
-                yield list(zip(batch, _outcomes(played), strict=True))
+        chance = RandomLegal()
+        jobs = [Job(t.setting.arms if way == GROW else chance, t.case) for t in trials]
+
+        def set_rates(episodes: Episodes, places: list[int]) -> None:
+            """Rates outlive the episode's start, which gives them to the newborn hosts."""
+            rates = [trials[place].setting.rate for place in places]
+            rates += [self.config.rate] * (len(episodes) - len(places))
+            everyone = torch.arange(len(episodes))
+            episodes.population.set_rates(everyone, rate=torch.tensor(rates).double())
+
+        ground = Playground(self.rows, horizon=self.horizon, device=self.device, config=self.config)
+        for places, played in ground.play(jobs, prepare=set_rates):
+            outcomes = [Outcome(**record) for record in played.records()]
+            yield [(trials[place], each) for place, each in zip(places, outcomes, strict=True)]
 
     def _fixed(self, trials: Sequence[Trial]) -> Iterator[list[tuple[Trial, "Outcome"]]]:
         """Trials that differ in nothing but their length are one training with several marks."""
@@ -153,23 +141,13 @@ class Workshop:
         exposure = outcome.exposure
         if exposure is None:  # there from the beginning to the end
             exposure = outcome.added / case.context.catalogue().host_params
-        return Result(
+        return Result.of(
+            case,
             controller=trial.name,
             made=str(setting),
             context=trial.label,
-            key=case.context.key,
-            seed=case.seed,
-            scale=case.context.scale,
-            test=outcome.test,
             control=float(self.controls.test([case])),
-            validation=outcome.validation,
-            area=outcome.area,
-            exposure=exposure,
-            added=outcome.added,
-            seeds=outcome.seeds,
-            flops=outcome.flops,
-            interventions=outcome.interventions,
-            rolled_back=outcome.rolled_back,
+            **(outcome._asdict() | {"exposure": exposure}),
         )
 
 
@@ -191,19 +169,3 @@ def _outcome(mark: Mark) -> Outcome:
     return Outcome(
         mark.test, mark.validation, mark.area, None, mark.added, mark.seeds, mark.flops, 0, False
     )
-
-
-def _outcomes(played: Played) -> list[Outcome]:
-    columns = zip(
-        played.test.tolist(),
-        played.validation.tolist(),
-        played.curve.mean(1).tolist(),
-        played.exposure.tolist(),
-        played.added.tolist(),
-        played.seeds.tolist(),
-        played.flops.tolist(),
-        played.interventions.tolist(),
-        played.rolled_back.tolist(),
-        strict=True,
-    )
-    return [Outcome(*row) for row in columns]

@@ -17,12 +17,10 @@ from torch import Tensor
 from esper.garden.atlas import Atlas
 from esper.garden.cases import Case
 from esper.garden.controller_choice import TUNED
-from esper.garden.episodes import Episodes
-from esper.garden.paired_controls import Controls
-from esper.garden.playing import play
+from esper.garden.playing import Controls, Job, Playground
 from esper.garden.suites import Suite
-from esper.leyline.constants import DEFAULT_RENT, SCORED_EPOCHS
-from esper.tamiyo.controllers import Controller, SideBySide, make_controller
+from esper.leyline.constants import DEFAULT_RENT
+from esper.tamiyo.controllers import Controller, make_controller
 
 TUNING_SEED = 600_000  # where the cases begin on which rules are tuned
 KINDS = ("periodic", "plateau", "gap", "race", "heuristic")
@@ -138,14 +136,14 @@ def tune(
     """The best rule of each kind. All kinds of one heat are played side by side."""
     size = size or TuningSize()
     contexts = suite.training
-    episodes = Episodes(contexts, rows, horizon=controls.horizon, device=device)
+    ground = Playground(rows, horizon=controls.horizon, device=device, test=False)
     field = {kind: candidates_of(kind, atlas, suite, size.candidates) for kind in kinds}
     scores: dict[str, list[Tensor]] = {}
     for heat, seeds in enumerate((size.seeds, size.final_seeds)):
         first = TUNING_SEED + heat * size.seeds
         cases = [Case(each, first + number) for number in range(seeds) for each in contexts]
         specs = [spec for kind in kinds for spec in field[kind]]
-        found = judged(episodes, [make_controller(spec) for spec in specs], cases, controls, tell)
+        found = judged(ground, [make_controller(spec) for spec in specs], cases, controls, tell)
         for spec, row in zip(specs, found, strict=True):
             scores.setdefault(spec, []).append(row)
         ranked = {spec: float(torch.cat(parts).mean()) for spec, parts in scores.items()}
@@ -167,7 +165,7 @@ def tune(
 
 
 def judged(
-    episodes: Episodes,
+    ground: Playground,
     controllers: Sequence[Controller],
     cases: Sequence[Case],
     controls: Controls,
@@ -175,27 +173,9 @@ def judged(
 ) -> Tensor:
     """[A, C * K]: net gain / scale of every controller on every case, on validation data."""
     controls.require(cases)
-    control = controls.validation(cases)[:, -SCORED_EPOCHS:].mean(1)
-    scale = torch.tensor([case.context.scale for case in cases], dtype=torch.float64)
-    at_once = max(1, len(episodes) // len(cases))
-    found: list[Tensor] = []
-    for first in range(0, len(controllers), at_once):
-        some = controllers[first : first + at_once]
-        if len(cases) > len(episodes):
-            found.append(_in_turns(episodes, some[0], cases))
-        else:
-            together = SideBySide([(each, len(cases)) for each in some])
-            played = play(episodes, together, [*cases] * len(some))
-            net = played.validation - DEFAULT_RENT * played.exposure
-            found += net.view(len(some), len(cases)).unbind()
-        tell("tuning rules", min(first + at_once, len(controllers)), len(controllers))
-    return (torch.stack(found) - control) / scale
-
-
-def _in_turns(episodes: Episodes, controller: Controller, cases: Sequence[Case]) -> Tensor:
-    """[cases]: net validation scores where there are more cases than rows."""
-    parts = []
-    for first in range(0, len(cases), len(episodes)):
-        played = play(episodes, controller, cases[first : first + len(episodes)])
-        parts.append(played.validation - DEFAULT_RENT * played.exposure)
-    return torch.cat(parts)
+    jobs = [Job(controller, case) for controller in controllers for case in cases]
+    played = ground.play_all(
+        jobs, progress=lambda done, total: tell("tuning rules, episodes", done, total)
+    )
+    scores = controls.scores([job.case for job in jobs], played, DEFAULT_RENT)
+    return scores.view(len(controllers), len(cases))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from esper.garden.results import Result
+from esper.garden.evaluation import Result
 from esper.garden.statistics import Estimate, mean, mean_interval, paired_difference
 from esper.leyline.errors import DataError
 from studies.cubes import Array, Results, read_results

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.garden.evaluation import HARM
-from esper.garden.results import Result
+from esper.garden.evaluation import HARM, Result
 from esper.garden.statistics import (
     Estimate,
     interquartile_mean_interval,

@@ -19,8 +19,7 @@ from esper.garden import (
     search_plans,
     suite_names,
 )
-from esper.garden.atlas import FIRST_ATLAS_SEED
-from esper.garden.atlases import shipped_atlas
+from esper.garden.atlas import FIRST_ATLAS_SEED, shipped_atlas
 from esper.garden.builtin_suites import SCALES
 from esper.garden.controller_choice import controller_of
 from esper.garden.episodes import EPOCHS_ALONE

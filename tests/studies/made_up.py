@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.garden.results import FORMAT, Result
+from esper.garden.evaluation import FORMAT, Result
 from studies.folders import DESCRIPTION, RESULTS
 from studies.growth_pays import GROWN, NAMES
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.garden.results import FORMAT
+from esper.garden.evaluation import FORMAT
 from esper.leyline import DataError
 from studies.cubes import Results, members, read_results
 from tests.studies.made_up import result

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from esper.garden import Atlas, Case, Episodes, Source, find_suite
-from esper.garden.atlases import shipped_atlas
-from esper.garden.plans import Plans
+from esper.garden.atlas import Plans, shipped_atlas
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.tamiyo.controllers import Arm
 from esper.tamiyo.controllers.schedules import Schedule, Teacher

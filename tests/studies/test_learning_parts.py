@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from esper.garden import Atlas, Case, Controls, Suite, find_suite, measure_atlas
-from esper.garden.atlas import FIRST_ATLAS_SEED
-from esper.garden.atlases import shipped_atlas
+from esper.garden.atlas import FIRST_ATLAS_SEED, shipped_atlas
 from esper.garden.episodes import EPOCHS_ALONE, Episodes
+from esper.garden.playing import Playground
 from esper.leyline import Blend
 from esper.tamiyo.controllers import Arm, NeverGrow, make_controller
 from studies.bandit import RULES, Bandit, fit_bandit
@@ -57,8 +57,8 @@ def test_rules_are_judged_by_their_gain_over_the_control(atlas: Atlas) -> None:
     grows = make_controller("fixed:slot=early,blueprint=convpool,epoch=3")
     scores = {}
     for rows in (2, 4, 1):  # together, side by side, one after the other
-        episodes = Episodes((PLAIN, NOISY), rows, horizon=HORIZON, config=DOUBLE)
-        scores[rows] = judged(episodes, [NeverGrow(), grows], cases, controls)
+        ground = Playground(rows, horizon=HORIZON, config=DOUBLE, test=False)
+        scores[rows] = judged(ground, [NeverGrow(), grows], cases, controls)
         assert scores[rows].shape == (2, 2)
         assert float(scores[rows][0].abs().max()) < 1e-9, "never growing gains nothing"
         assert bool((scores[rows][1] != 0).all())

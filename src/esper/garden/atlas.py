@@ -4,7 +4,7 @@ An arm is (slot, blueprint, blend, epoch): plant it then, advance and fossilize 
 gates open. The atlas knows every arm's gain over the paired control and what it pays rent for, so
 the best arms follow for any rent without another measurement. Arms are chosen by validation data;
 what they are worth is told by test data. Schedules of several seeds are searched from the best
-arms (`searching.py`) and kept with the atlas.
+arms (`schedule_search.py`) and kept with the atlas.
 
 Shapes: `C` contexts, `A` arms, `K` random seeds of a case.
 """
@@ -12,7 +12,9 @@ Shapes: `C` contexts, `A` arms, `K` random seeds of a case.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +22,9 @@ from torch import Tensor
 from esper.archive import read_archive, write_archive
 from esper.garden.cases import Case
 from esper.garden.contexts import Context
-from esper.garden.episodes import Episodes
-from esper.garden.plans import Plans, Progress, play_plans
+from esper.garden.playing import Job, Playground, Progress
 from esper.garden.rewards import reward_scale
+from esper.garden.suites import Suite
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
 from esper.leyline.errors import AgreementError
@@ -56,6 +58,31 @@ def arms_of(
         if budget is None or int(costs[place, index, blend]) <= budget
         for epoch in epochs
     ]
+
+
+@dataclass(frozen=True)
+class Plans:
+    """Schedules that were found for a suite."""
+
+    oracle: tuple[Schedule, ...]  # one a context; empty: waiting is better
+    constant: Schedule  # the same for all contexts
+    episodes: int  # that the search played
+
+    def rows(self, chosen: Sequence[int]) -> "Plans":
+        return Plans(tuple(self.oracle[each] for each in chosen), self.constant, self.episodes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "oracle": [[arm.to_dict() for arm in schedule] for schedule in self.oracle],
+            "constant": [arm.to_dict() for arm in self.constant],
+            "episodes": self.episodes,
+        }
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> "Plans":
+        oracle = tuple(tuple(map(Arm.from_dict, schedule)) for schedule in stored["oracle"])
+        constant = tuple(map(Arm.from_dict, stored["constant"]))
+        return cls(oracle, constant, int(stored["episodes"]))
 
 
 @dataclass(frozen=True)
@@ -220,12 +247,13 @@ def measure_atlas(
             given=f"{seeds} seeds, {rows} rows",
             valid="at least 2 seeds and 1 row",
         )
-    episodes = Episodes(contexts, rows, horizon=horizon, device=device, config=config, test=True)
-    budget = int(episodes.population.budget.min())
-    arms = arms_of(episodes.population.catalogue, epochs=epochs, blends=blends, budget=budget)
+    ground = Playground(rows, horizon=horizon, device=device, config=config)
+    population = ground.episodes(contexts).population
+    budget = int(population.budget.min())
+    arms = arms_of(population.catalogue, epochs=epochs, blends=blends, budget=budget)
     for arm in arms:
         arm.require_in_time(horizon)
-    first = episodes.population.config.rules.min_host_epochs
+    first = population.config.rules.min_host_epochs
     if min(epochs) < first:
         raise AgreementError(
             "A host is alone at first, so an arm this early would be another one",
@@ -233,18 +261,18 @@ def measure_atlas(
             valid=f"from epoch {first}",
         )
     choices: list[Schedule] = [(), *((arm,) for arm in arms)]
-    found = play_plans(
-        episodes,
-        [
-            (Case(context, FIRST_ATLAS_SEED + number), choice)
-            for number in range(seeds)
-            for choice in choices
-            for context in contexts
-        ],
-        progress,
-    )
+    jobs = [
+        Job(choice, Case(context, FIRST_ATLAS_SEED + number))
+        for number in range(seeds)
+        for choice in choices
+        for context in contexts
+    ]
+    found = ground.play_all(jobs, mixed=True, progress=progress)
     shape = (seeds, len(choices), len(contexts))
-    test, validation, exposure = (values.view(shape).permute(2, 1, 0) for values in found)
+    test, validation, exposure = (
+        values.view(shape).permute(2, 1, 0)
+        for values in (found.test, found.validation, found.exposure)
+    )
     return Atlas(
         contexts=tuple(contexts),
         arms=tuple(arms),
@@ -254,3 +282,18 @@ def measure_atlas(
         validation=validation[:, 1:] - validation[:, :1],
         exposure=exposure[:, 1:],
     )
+
+
+# --- shipped ----------------------------------------------------------------------------------
+
+FOLDER = Path(__file__).parent / "data"
+
+
+@lru_cache
+def shipped_atlas(suite: Suite) -> Atlas | None:
+    """The measured atlas of a suite; None where this very suite has not been measured."""
+    for folder in sorted(FOLDER.glob("*/manifest.json")):
+        atlas = Atlas.load(folder.parent)
+        if {context.key for context in atlas.contexts} == {each.key for each in suite.training}:
+            return atlas
+    return None

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from esper.garden.atlas import Atlas
-from esper.garden.atlases import shipped_atlas
+from esper.garden.atlas import Atlas, shipped_atlas
 from esper.garden.suites import Suite
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import DataError

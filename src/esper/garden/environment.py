@@ -15,8 +15,7 @@ from torch import Tensor
 
 from esper.garden.cases import Case, Deal
 from esper.garden.episodes import Episodes, Epoch
-from esper.garden.paired_controls import Controls
-from esper.garden.playing import idle_where
+from esper.garden.playing import Controls, idle_where
 from esper.garden.reward_settings import RewardConfig
 from esper.garden.rewards import RewardState, RewardTerms, rewards
 from esper.leyline.catalogue import BlueprintCatalogue

@@ -1,40 +1,153 @@
 """Paired evaluation: every controller on the same cases, scored on test data.
 
-Shapes: `N` rows.
+Results are kept as one line of JSON for each episode, in a file that survives being cut off: it is
+only ever appended to, a whole batch at a time, and a line that was cut off by a crash is dropped,
+so evaluation goes on where it was.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from esper.archive.files import append_lines
 from esper.garden.cases import EVALUATION_SEED, Case
 from esper.garden.contexts import Context, by_shape
-from esper.garden.episodes import EPOCHS_ALONE, Episodes
-from esper.garden.paired_controls import Controls
-from esper.garden.playing import Played, play
-from esper.garden.results import Result, ResultFile
+from esper.garden.episodes import EPOCHS_ALONE
+from esper.garden.playing import Controls, Job, Played, Playground
 from esper.garden.statistics import Estimate, interquartile_mean_interval, mean_interval
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
-from esper.leyline.errors import AgreementError, DuplicateNameError, EsperError
-from esper.tamiyo.controllers import Controller, NeverGrow, SideBySide
+from esper.leyline.errors import AgreementError, DataError, DuplicateNameError
+from esper.tamiyo.controllers import Controller
 from esper.tamiyo.controllers.protocol import Checkable
 from esper.tolaria.population_config import PopulationConfig
 from esper.tolaria.tasks import GARDEN_BATCH, GARDEN_BATCHES
 
+FORMAT = "esper results 2"
 HARM = 0.5  # points of net gain below the paired control; less is taken for noise
 
-CONTROL = NeverGrow()  # plays the controls that are not known yet, beside everything else
 
 Progress = Callable[[str, int, int], None]  # what is played, episodes done, of how many
 
 
-class EvaluationStoppedError(EsperError):
-    """There was more to play when it was told to stop."""
+# --- results -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One episode of one controller. Scores are percent on test data, gains points."""
+
+    controller: str
+    made: str  # a fingerprint of the controller: another one may come under the same name
+    context: str
+    key: str  # of the context: equal where its numbers are
+    seed: int
+    scale: float  # points that count as 1 in this context
+    test: float  # the committed network, mean of the last epochs
+    control: float  # the same case, never grown
+    validation: float
+    area: float  # mean over all epochs of the committed network's validation score
+    exposure: float  # share of the host's parameters added × share of the episode
+    added: int  # parameters in fossilized seeds at the end
+    seeds: int  # fossilized
+    flops: float  # of training the episode's network
+    interventions: int
+    rolled_back: bool
+
+    @classmethod
+    def of(cls, case: Case, **values: Any) -> "Result":
+        """Of an episode on this case, under its context's name unless that is among the values."""
+        context = case.context
+        named = {"context": context.name, "key": context.key, "scale": context.scale}
+        return cls(**{**named, "seed": case.seed, **values})
+
+    def net_gain(self, rent: float = DEFAULT_RENT) -> float:
+        """Points over the control, less the rent."""
+        return self.test - self.control - rent * self.exposure
+
+    def score(self, rent: float = DEFAULT_RENT) -> float:
+        """The net gain in units of what can be gained in its context."""
+        return self.net_gain(rent) / self.scale
+
+    @property
+    def identity(self) -> tuple[str, str, str, int]:
+        return self.controller, self.made, self.key, self.seed
+
+
+class ResultFile:
+    """Results in a file that grows."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        """`settings` are what results depend on beside their case; another file's are refused."""
+        self.path = path
+        self.results: list[Result] = []
+        header = json.dumps({"format": FORMAT, **settings}, sort_keys=True)
+        try:
+            if path.exists():
+                self._read(header)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                append_lines(path, [header])
+        except OSError as error:
+            raise DataError(
+                f"Results cannot be kept in {path}", given=error.strerror, valid="a file of yours"
+            ) from error
+
+    def add(self, results: Iterable[Result]) -> None:
+        """Append a batch; it is on the disk when this returns."""
+        fresh = list(results)
+        append_lines(self.path, [json.dumps(asdict(result)) for result in fresh])
+        self.results += fresh
+
+    def _read(self, header: str) -> None:
+        text = _text_of(self.path)
+        whole, ended, rest = text.rpartition("\n")
+        if not ended and header.startswith(text):  # not even its first line was finished
+            self.path.write_text("", encoding="utf-8")
+            append_lines(self.path, [header])
+            return
+        lines = whole.split("\n")
+        if lines[0] != header:
+            raise DataError(
+                f"{self.path} holds results of another evaluation",
+                given=lines[0][:200] or "an empty file",
+                valid=header,
+                fix="name another file, or ask for what it was made with",
+            )
+        if rest:  # the last batch was cut off
+            with self.path.open("r+", encoding="utf-8") as stream:
+                stream.truncate(len((whole + "\n").encode()))
+        self.results = [parse(line, self.path, n + 2) for n, line in enumerate(lines[1:])]
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} does not hold results", given="a file that is not text") from error
+
+
+def parse(line: str, path: Path, number: int) -> Result:
+    """One line of a result file."""
+    try:
+        record = json.loads(line)
+        names = {field.name for field in fields(Result)}
+        if set(record) != names:
+            raise ValueError(f"keys {sorted(set(record) ^ names)}")
+        return Result(**record)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"Line {number} of {path} is not a result",
+            given=str(error),
+            fix="delete the file and evaluate anew",
+        ) from error
+
+
+# --- evaluation --------------------------------------------------------------------------------
 
 
 def evaluate(
@@ -86,35 +199,29 @@ def evaluate(
     for result in done.values():
         controls.learn_test(result.key, result.seed, result.control)
     missing = controls.missing_tests(unknown)
-    for alike in by_shape(contexts):
-        keys = {context.key for context in alike}
-        # Controls come first, so that whatever is played knows its own when it is over.
-        todo: list[tuple[Controller, Case]] = [
-            *((CONTROL, case) for case in missing if case.context.key in keys),
-            *(
-                (controller, case)
-                for controller in controllers
-                for case in cases
-                if case.context.key in keys and sought(controller.name, case) not in done
-            ),
-        ]
-        if not todo:
-            continue
-        batches = -(-len(todo) // rows)
-        even = -(-len(todo) // batches)  # a last batch of few would cost as much as a whole one
-        episodes = Episodes(alike, even, horizon=horizon, device=device, config=config, test=True)
-        for first in range(0, len(todo), len(episodes)):
-            batch = todo[first : first + len(episodes)]
-            fresh = _played(episodes, batch, made, controls)
-            done |= {result.identity: result for result in fresh}
-            if stored is not None:
-                stored.add(fresh)
-            left = len(todo) - first - len(batch)
-            progress("episodes", len(todo) - left, len(todo))
-            if left and stop():
-                raise EvaluationStoppedError(
-                    "An evaluation was told to stop", given=f"{left} episodes left"
-                )
+    # Controls come first, so that whatever is played knows its own when it is over.
+    jobs = [
+        *(Job((), case) for case in missing),
+        *(
+            Job(controller, case)
+            for controller in controllers
+            for case in cases
+            if sought(controller.name, case) not in done
+        ),
+    ]
+    ground = Playground(rows, horizon=horizon, device=device, config=config)
+
+    def tell(played: int, total: int) -> None:
+        progress("episodes", played, total)
+
+    for places, played in ground.play(jobs, progress=tell, stop=stop):
+        known = [place for place in places if place < len(missing)]
+        controls.learn([jobs[place].case for place in known], played.rows(slice(len(known))))
+        batch = [jobs[place] for place in places[len(known) :]]
+        fresh = _results(batch, made, played.rows(slice(len(known), None)), controls)
+        done |= {result.identity: result for result in fresh}
+        if stored is not None:
+            stored.add(fresh)
     return [
         # The scale is the suite's present one: it is no part of what was played.
         replace(done[sought(name, case)], scale=case.context.scale)
@@ -150,70 +257,16 @@ def _require_possible(
                 controller.require_possible(catalogue, horizon)
 
 
-def _played(
-    episodes: Episodes,
-    batch: Sequence[tuple[Controller, Case]],
-    made: Mapping[str, str],
-    controls: Controls,
-) -> list[Result]:
-    """The episodes of a batch, which comes controller by controller, all at once."""
-    runs = [(key, len(list(run))) for key, run in groupby(batch, key=lambda pair: id(pair[0]))]
-    parts = {id(controller): controller for controller, _ in batch}
-    together = SideBySide([(parts[key], count) for key, count in runs])
-    cases = [case for _, case in batch]
-    played = play(episodes, together, cases)
-    known = sum(controller is CONTROL for controller, _ in batch)
-    controls.learn(cases[:known], played.curve[:known], played.test[:known])
-    names = [controller.name for controller, _ in batch[known:]]
-    return _results(names, made, cases[known:], played.rows(slice(known, len(cases))), controls)
-
-
 def _results(
-    names: Sequence[str],
-    made: Mapping[str, str],
-    cases: Sequence[Case],
-    played: Played,
-    controls: Controls,
+    batch: Sequence[Job], made: Mapping[str, str], played: Played, controls: Controls
 ) -> list[Result]:
-    columns = zip(
-        names,
-        cases,
-        controls.test(cases).tolist(),
-        played.test.tolist(),
-        played.validation.tolist(),
-        played.curve.mean(1).tolist(),
-        played.exposure.tolist(),
-        played.added.tolist(),
-        played.seeds.tolist(),
-        played.flops.tolist(),
-        played.interventions.tolist(),
-        played.rolled_back.tolist(),
-        strict=True,
-    )
-    return [
-        Result(
-            controller=name,
-            made=made[name],
-            context=case.context.name,
-            key=case.context.key,
-            seed=case.seed,
-            scale=case.context.scale,
-            test=test,
-            control=control,
-            validation=validation,
-            area=area,
-            exposure=exposure,
-            added=added,
-            seeds=seeds,
-            flops=flops,
-            interventions=interventions,
-            rolled_back=rolled_back,
-        )
-        for (
-            name, case, control, test, validation, area,
-            exposure, added, seeds, flops, interventions, rolled_back,
-        ) in columns
-    ]  # fmt: skip
+    """The results of jobs whose players are controllers."""
+    found = []
+    tests = controls.test([job.case for job in batch]).tolist()
+    for (player, case), control, record in zip(batch, tests, played.records(), strict=True):
+        name = player.name  # type: ignore[union-attr]  # schedules play the controls only
+        found.append(Result.of(case, controller=name, made=made[name], control=control, **record))
+    return found
 
 
 class Standing(NamedTuple):

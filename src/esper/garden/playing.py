@@ -1,25 +1,47 @@
-"""Whole episodes under a controller, and what came of them.
+"""Whole episodes: whoever decides, on which case, and what came of it; and paired controls.
 
-Shapes: `N` rows, `T` epochs of an episode.
+Everything that plays episodes without a learner plays them here: jobs of one shape of host go
+together, many at once, whoever decides for them.
+
+Shapes: `N` episodes, `T` epochs of an episode.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from esper.garden.cases import Case
+from esper.garden.contexts import Context, by_shape
 from esper.garden.episodes import Episodes
-from esper.leyline.constants import SCORED_EPOCHS
+from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
+from esper.leyline.errors import AgreementError, EsperError
 from esper.leyline.legality import Actions
 from esper.leyline.stages import SeedStage
-from esper.tamiyo.controllers import Controller, Privileged
+from esper.tamiyo.controllers import Controller, RowSchedule, Schedule, SideBySide
+from esper.tolaria.population_config import PopulationConfig
+
+ROWS_AT_ONCE = {"cpu": 64, "cuda": 1024}  # of controls
+
+Progress = Callable[[int, int], None]  # episodes done, of how many
+
+
+class StoppedError(EsperError):
+    """There was more to play when it was told to stop."""
+
+
+class Job(NamedTuple):
+    """An episode to be played."""
+
+    player: Controller | Schedule  # whoever decides, or what is planted when; () only waits
+    case: Case
 
 
 @dataclass(frozen=True)
 class Played:
-    """What came of one episode a row, [N] each unless said."""
+    """What came of episodes, [N] each unless said."""
 
     test: Tensor  # percent: the committed network on test data, mean of the last epochs
     validation: Tensor  # percent: the same on validation data
@@ -31,23 +53,168 @@ class Played:
     interventions: Tensor
     rolled_back: Tensor  # bool
 
-    def rows(self, chosen: slice) -> "Played":
-        return Played(*(getattr(self, field.name)[chosen] for field in fields(self)))
+    @classmethod
+    def of(cls, episodes: Episodes) -> Self:
+        """Of the episodes that every row has just finished."""
+        ledger, life = episodes.ledger, episodes.population.lifecycle
+        kept = life.at(SeedStage.FOSSILIZED)
+        return cls(
+            test=ledger.test[:, -SCORED_EPOCHS:].mean(1),
+            validation=ledger.committed[:, -SCORED_EPOCHS:].mean(1),
+            curve=ledger.committed.clone(),
+            exposure=ledger.exposure[:, -1].clone(),
+            added=(life.params * kept).sum(1),
+            seeds=kept.sum(1),
+            flops=ledger.flops.clone(),
+            interventions=life.interventions.clone(),
+            rolled_back=ledger.rolled_back.clone(),
+        )
+
+    def rows(self, chosen: slice | Tensor) -> "Played":
+        return Played(**{name: values[chosen] for name, values in self._columns().items()})
+
+    def records(self) -> list[dict[str, Any]]:
+        """One of plain numbers for each episode, with its `area` in place of its curve."""
+        columns = {name: values for name, values in self._columns().items() if name != "curve"}
+        columns["area"] = self.curve.mean(1)
+        lists = [values.tolist() for values in columns.values()]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
+
+    def _columns(self) -> dict[str, Tensor]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def play(episodes: Episodes, controller: Controller, cases: Sequence[Case]) -> Played:
-    """One episode of every case; rows that are left over repeat the first case."""
-    count, rows = len(cases), len(episodes)
-    padded = [*cases, *[cases[0]] * (rows - count)]
-    episodes.begin(torch.arange(rows), padded)
-    if isinstance(controller, Privileged):
-        controller.reset([case.context.name for case in padded])
-    starts = torch.ones(rows, dtype=torch.bool)
-    for _ in range(episodes.horizon):
-        actions = controller.act(episodes.signals(), episodes.legal(), starts)
+class Batch(NamedTuple):
+    """Episodes that were played together."""
+
+    places: list[int]  # of its jobs among all
+    played: Played
+
+
+def batches(jobs: Sequence[Job], rows: int, order: Sequence[int] | None = None) -> list[list[int]]:
+    """The places of jobs that are played together: of one shape of host, at most so many.
+
+    As evenly as can be: a last batch of few would cost as much as a whole one.
+    """
+    by_host: dict[str, list[int]] = {}
+    for place in range(len(jobs)) if order is None else order:
+        by_host.setdefault(jobs[place].case.context.host_shape, []).append(place)
+    found = []
+    for places in by_host.values():
+        even = -(-len(places) // -(-len(places) // rows))
+        found += [places[first : first + even] for first in range(0, len(places), even)]
+    return found
+
+
+class Playground:
+    """Rows in which jobs are played; they are kept for the next ones with hosts of their shape."""
+
+    def __init__(
+        self,
+        rows: int = 64,
+        *,
+        horizon: int = DEFAULT_EPISODE_LENGTH,
+        device: torch.device | str = "cpu",
+        config: PopulationConfig | None = None,
+        test: bool = True,
+        attribute: bool = True,
+    ) -> None:
+        """`test`, `attribute`: as for episodes."""
+        self.most, self.horizon = rows, horizon
+        self._settings: dict[str, Any] = {
+            "horizon": horizon,
+            "device": device,
+            "config": config,
+            "test": test,
+            "attribute": attribute,
+        }
+        self._episodes: Episodes | None = None
+
+    def episodes(self, contexts: Sequence[Context], rows: int | None = None) -> Episodes:
+        """At least so many rows for these contexts: those there are, or else new ones."""
+        kept, rows = self._episodes, self.most if rows is None else rows
+        if kept is None or len(kept) < rows or any(c.key not in kept.contexts for c in contexts):
+            self._episodes = None  # gone before the new ones need its memory
+            self._episodes = kept = Episodes(contexts, rows, **self._settings)
+        return kept
+
+    def play(
+        self,
+        jobs: Sequence[Job],
+        *,
+        mixed: bool = False,
+        epochs: int | None = None,
+        prepare: Callable[[Episodes, list[int]], None] = lambda episodes, places: None,
+        progress: Progress = lambda done, total: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Batch]:
+        """Play all, batch by batch, in their order or `mixed`, whole or only the first epochs.
+
+        `prepare` is called with the rows and the places of their jobs before a batch begins;
+        `progress` and `stop` after it, when whoever asked has dealt with it. To be told to stop
+        while there is more to play is an error.
+        """
+        # Mixed, so that every batch has about as many seeds of each kind and pools keep sizes.
+        chance = torch.Generator().manual_seed(0)
+        order = torch.randperm(len(jobs), generator=chance).tolist() if mixed else None
+        contexts = list({job.case.context.key: job.case.context for job in jobs}.values())
+        alike = {each[0].host_shape: each for each in by_shape(contexts)}
+        done = 0
+        for places in batches(jobs, self.most, order):
+            shape = jobs[places[0]].case.context.host_shape
+            episodes = self.episodes(alike[shape], len(places))
+            runs = _by_player(jobs, places)
+            places = [place for run in runs for place in run]
+            prepare(episodes, places)
+            yield Batch(places, _play(episodes, [[jobs[p] for p in run] for run in runs], epochs))
+            done += len(places)
+            progress(done, len(jobs))
+            if done < len(jobs) and stop():
+                raise StoppedError(
+                    "Playing was told to stop", given=f"{len(jobs) - done} episodes left"
+                )
+
+    def play_all(self, jobs: Sequence[Job], **how: Any) -> Played:
+        """What came of every job, in their order; `how` is that of `play`."""
+        found = list(self.play(jobs, **how))
+        places = torch.tensor([place for batch in found for place in batch.places])
+        columns = {
+            field.name: torch.cat([getattr(batch.played, field.name) for batch in found])
+            for field in fields(Played)
+        }
+        return Played(**columns).rows(places.argsort())
+
+
+def _by_player(jobs: Sequence[Job], places: Sequence[int]) -> list[list[int]]:
+    """The places of each player's jobs; all schedules together are one player's."""
+    runs: dict[int | None, list[int]] = {}
+    for place in places:
+        player = jobs[place].player
+        runs.setdefault(None if isinstance(player, tuple) else id(player), []).append(place)
+    return list(runs.values())
+
+
+def _player_of(run: Sequence[Job]) -> Controller:
+    first = run[0].player
+    if not isinstance(first, tuple):
+        return first
+    return RowSchedule([job.player for job in run if isinstance(job.player, tuple)])
+
+
+def _play(episodes: Episodes, runs: Sequence[Sequence[Job]], epochs: int | None) -> Played:
+    """Every player's jobs side by side; rows that are left over repeat the first case and wait."""
+    together = SideBySide([(_player_of(run), len(run)) for run in runs])
+    cases = [job.case for run in runs for job in run]
+    count = len(cases)
+    cases += [cases[0]] * (len(episodes) - count)
+    episodes.begin(torch.arange(len(episodes)), cases)
+    together.reset([case.context.name for case in cases])
+    starts = torch.ones(len(episodes), dtype=torch.bool)
+    for _ in range(episodes.horizon if epochs is None else epochs):
+        actions = together.act(episodes.signals(), episodes.legal(), starts)
         episodes.advance(idle_where(~episodes.running, actions))
         starts = torch.zeros_like(starts)
-    return _results(episodes).rows(slice(count))
+    return Played.of(episodes).rows(slice(count))
 
 
 def idle_where(idle: Tensor, actions: Actions) -> Actions:
@@ -56,17 +223,99 @@ def idle_where(idle: Tensor, actions: Actions) -> Actions:
     return Actions(actions.space, values).canonical()
 
 
-def _results(episodes: Episodes) -> Played:
-    ledger, life = episodes.ledger, episodes.population.lifecycle
-    kept = life.at(SeedStage.FOSSILIZED)
-    return Played(
-        test=ledger.test[:, -SCORED_EPOCHS:].mean(1),
-        validation=ledger.committed[:, -SCORED_EPOCHS:].mean(1),
-        curve=ledger.committed.clone(),
-        exposure=ledger.exposure[:, -1].clone(),
-        added=(life.params * kept).sum(1),
-        seeds=kept.sum(1),
-        flops=ledger.flops.clone(),
-        interventions=life.interventions.clone(),
-        rolled_back=ledger.rolled_back.clone(),
-    )
+# --- paired controls --------------------------------------------------------------------------
+
+
+class Controls:
+    """The same cases never grown, against which growth is credited; each is measured once."""
+
+    def __init__(
+        self,
+        *,
+        horizon: int = DEFAULT_EPISODE_LENGTH,
+        device: torch.device | str = "cpu",
+        config: PopulationConfig | None = None,
+    ) -> None:
+        self.horizon, self.device, self.config = horizon, torch.device(device), config
+        self._validation: dict[tuple[str, int], Tensor] = {}  # [T] each
+        self._test: dict[tuple[str, int], float] = {}
+
+    def __len__(self) -> int:
+        return len(self._validation)
+
+    def missing(self, cases: Sequence[Case]) -> list[Case]:
+        """Those that have not been measured, each once."""
+        unknown = {_key(case): case for case in cases if _key(case) not in self._validation}
+        return list(unknown.values())
+
+    def missing_tests(self, cases: Sequence[Case]) -> list[Case]:
+        """Those whose test score is not known, each once."""
+        unknown = {_key(case): case for case in cases if _key(case) not in self._test}
+        return list(unknown.values())
+
+    def learn_test(self, key: str, seed: int, test: float) -> None:
+        """The test score of a control as it was measured before, unless it is known here."""
+        self._test.setdefault((key, seed), test)
+
+    def require(self, cases: Sequence[Case]) -> None:
+        """Measure what is missing."""
+        missing = self.missing(cases)
+        ground = Playground(
+            ROWS_AT_ONCE[self.device.type],
+            horizon=self.horizon,
+            device=self.device,
+            config=self.config,
+            attribute=False,
+        )
+        for places, played in ground.play([Job((), case) for case in missing]):
+            self.learn([missing[place] for place in places], played)
+
+    def batches(self, cases: Sequence[Case]) -> list[list[Case]]:
+        """The missing cases in groups that train together."""
+        missing = self.missing(cases)
+        jobs = [Job((), case) for case in missing]
+        found = batches(jobs, ROWS_AT_ONCE[self.device.type])
+        return [[missing[place] for place in places] for places in found]
+
+    def learn(self, cases: Sequence[Case], played: Played) -> None:
+        """Never-grown cases that were played elsewhere."""
+        for case, curve, test in zip(cases, played.curve, played.test.tolist(), strict=True):
+            self._validation[_key(case)] = curve.clone()
+            self._test[_key(case)] = test
+
+    def validation(self, cases: Sequence[Case]) -> Tensor:
+        """[N, T] percent, epoch by epoch."""
+        return torch.stack([self._validation[_key(case)] for case in cases])
+
+    def test(self, cases: Sequence[Case]) -> Tensor:
+        """[N] percent, mean of the last epochs."""
+        return torch.tensor([self._test[_key(case)] for case in cases], dtype=torch.float64)
+
+    def scores(self, cases: Sequence[Case], played: Played, rent: float) -> Tensor:
+        """[N]: net gains over the controls in units of each context's scale, by validation data."""
+        control = self.validation(cases)[:, -SCORED_EPOCHS:].mean(1)
+        scale = torch.tensor([case.context.scale for case in cases], dtype=torch.float64)
+        return (played.validation - control - rent * played.exposure) / scale
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that was measured, for checkpoints."""
+        return {
+            f"{key}.{seed}": torch.cat([curve, torch.tensor([self._test[key, seed]]).double()])
+            for (key, seed), curve in self._validation.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        for name, values in state.items():
+            key, _, seed = name.partition(".")
+            if values.shape != (self.horizon + 1,):
+                raise AgreementError(
+                    "Stored controls are of episodes of another length",
+                    given=f"{values.numel() - 1} epochs",
+                    valid=f"{self.horizon} epochs",
+                )
+            self._validation[key, int(seed)] = values[:-1].clone()
+            self._test[key, int(seed)] = float(values[-1])
+
+
+def _key(case: Case) -> tuple[str, int]:
+    return case.context.key, case.seed

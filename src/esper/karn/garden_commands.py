@@ -12,7 +12,7 @@ from esper.garden import (
     search_plans,
     standings,
 )
-from esper.garden.atlases import shipped_atlas
+from esper.garden.atlas import shipped_atlas
 from esper.garden.controller_choice import controller_of
 from esper.garden.evaluation import Standing
 from esper.karn import commands

@@ -17,7 +17,7 @@ from esper.garden.cases import Case, Draw
 from esper.garden.contexts import Context
 from esper.garden.controller_choice import controller_of
 from esper.garden.environment import Garden
-from esper.garden.paired_controls import Controls
+from esper.garden.playing import Controls
 from esper.leyline.errors import AgreementError
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import SeedStage

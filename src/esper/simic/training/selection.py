@@ -13,12 +13,9 @@ from torch import Tensor
 
 from esper.garden.cases import SELECTION_SEED, Case
 from esper.garden.contexts import Context
-from esper.garden.episodes import Episodes
-from esper.garden.paired_controls import Controls
-from esper.garden.playing import play
+from esper.garden.playing import Controls, Job, Playground
 from esper.garden.reward_settings import RewardConfig
 from esper.garden.statistics import Estimate, mean_interval
-from esper.leyline.constants import SCORED_EPOCHS
 from esper.nissa import Evaluated
 from esper.simic.agent.processes import Processes
 from esper.tamiyo.controllers import Controller
@@ -78,28 +75,15 @@ class Judge:
             for number in range(seeds)
         ]
         self.own = list(range(processes.rank, len(self.cases), processes.size))
-        self._rows = min(rows, len(self.own)) or 1
-        self._device = device
-        self._episodes: Episodes | None = None  # made when it is first needed
+        self._ground = Playground(rows, horizon=controls.horizon, device=device, test=False)
 
     def judge(self, controller: Controller) -> Judgement:
         """The controller's scores, the same in every process."""
         scores = torch.zeros(len(self.cases), dtype=torch.float64)
-        for first in range(0, len(self.own), self._rows):
-            numbers = self.own[first : first + self._rows]
-            cases = [self.cases[number] for number in numbers]
-            played = play(self._played_on(), controller, cases)
-            control = self.controls.validation(cases)[:, -SCORED_EPOCHS:].mean(1)
-            scale = torch.tensor([case.context.scale for case in cases], dtype=torch.float64)
-            net = played.validation - control - self.rent * played.exposure
-            scores[torch.tensor(numbers)] = net / scale
+        cases = [self.cases[number] for number in self.own]
+        if cases:
+            played = self._ground.play_all([Job(controller, case) for case in cases])
+            scores[torch.tensor(self.own)] = self.controls.scores(cases, played, self.rent)
         self.processes.sum_(scores)
         names = tuple(context.name for context in self.contexts)
         return Judgement(controller.name, names, scores.view(len(names), self.seeds))
-
-    def _played_on(self) -> Episodes:
-        if self._episodes is None:
-            self._episodes = Episodes(
-                self.contexts, self._rows, horizon=self.controls.horizon, device=self._device
-            )
-        return self._episodes

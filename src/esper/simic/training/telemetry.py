@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.garden.environment import Garden, Transition
-from esper.garden.paired_controls import Controls
+from esper.garden.playing import Controls
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.lifecycle import NOTHING
 from esper.leyline.stages import SeedStage

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from esper.garden.atlas import FIRST_ATLAS_SEED, WAIT_MARGIN, Atlas, arms_of
+from esper.garden.atlas import FIRST_ATLAS_SEED, WAIT_MARGIN, Atlas, Plans, arms_of
 from esper.garden.cases import Case
-from esper.garden.episodes import Episodes
-from esper.garden.plans import Plans, Progress, play_plans
+from esper.garden.playing import Job, Playground, Progress
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
 from esper.leyline.ops import Blend
 from esper.tamiyo.controllers import Arm
@@ -50,11 +49,9 @@ def search_plans(
 ) -> Atlas:
     """The same atlas with the oracle's schedules and the best constant one, of up to S seeds."""
     seeds = min(seeds, atlas.gain.shape[2])
-    episodes = Episodes(
-        atlas.contexts, rows, horizon=horizon, device=device, config=config, test=True
-    )
-    catalogue = episodes.population.catalogue
-    budget = int(episodes.population.budget.min())
+    ground = Playground(rows, horizon=horizon, device=device, config=config)
+    population = ground.episodes(atlas.contexts).population
+    catalogue, budget = population.catalogue, int(population.budget.min())
     arms = arms_of(catalogue, epochs=epochs, blends=blends, budget=budget)
     fronts, played = _first_fronts(atlas, seeds), 0
     for _ in range(len(catalogue.slots) - 1):
@@ -65,13 +62,15 @@ def search_plans(
             for front in fronts
         ]
         jobs = [
-            (Case(atlas.contexts[context], FIRST_ATLAS_SEED + number), schedule)
+            Job(schedule, Case(atlas.contexts[context], FIRST_ATLAS_SEED + number))
             for front, schedules in zip(fronts, wider, strict=True)
             for schedule in schedules
             for context in front.contexts
             for number in range(seeds)
         ]
-        found = play_plans(episodes, jobs, progress)
+        if not jobs:
+            break
+        found = ground.play_all(jobs, mixed=True, progress=progress)
         played += len(jobs)
         net = found.validation - DEFAULT_RENT * found.exposure
         fronts = _widened(atlas, fronts, wider, net, seeds)
