@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from esper.garden.atlas import shipped_atlas
-from esper.garden.builtin_suites import find_suite
 from esper.garden.cases import EVALUATION_SEED, Case
 from esper.garden.contexts import Context
 from esper.garden.episodes import EPOCHS_ALONE, Episodes
 from esper.garden.evaluation import Result, ResultFile
 from esper.garden.playing import Controls
+from esper.garden.suites import find_suite
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
 from esper.leyline.errors import DataError, UnknownNameError
 from esper.tamiyo.controllers.schedules import Schedule

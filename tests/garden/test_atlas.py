@@ -20,10 +20,10 @@ from esper.garden import (
     suite_names,
 )
 from esper.garden.atlas import FIRST_ATLAS_SEED, shipped_atlas
-from esper.garden.builtin_suites import SCALES
 from esper.garden.controller_choice import controller_of
 from esper.garden.episodes import EPOCHS_ALONE
 from esper.garden.evaluation import fingerprint_of
+from esper.garden.suites import SCALES
 from esper.leyline import AgreementError, Blend, EsperError
 from esper.tamiyo.controllers import Arm, FixedSchedule
 from esper.tolaria.tasks import DEFAULT_BUDGET

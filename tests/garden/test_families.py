@@ -196,16 +196,19 @@ def test_a_parameter_that_the_family_lacks_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"samples": 0}, "Impossible samples of a source; given: 0; valid: 1 or more"),
-        ({"samples": 10.5}, "Wrong type of samples of a source; given: 10.5; valid: a whole"),
-        ({"samples": True}, "Wrong type of samples"),
-        ({"seed": -1}, "Impossible seed"),
-        ({"label_noise": 1.1}, "Impossible label_noise of a source; given: 1.1; valid: 0 to 1"),
-        ({"label_noise": "much"}, "Wrong type of label_noise of a source; given: 'much'"),
-        ({"noise": -0.1}, "Impossible noise of a source"),
-        ({"noise": float("nan")}, "Impossible noise of a source"),
-        ({"noise": float("inf")}, "Impossible noise of a source"),
-        ({"translation": 1.5}, "Wrong type of translation of a source"),
+        ({"samples": 0}, "'samples' is out of range; given: 0; valid: a whole number from 1"),
+        ({"samples": 10.5}, "'samples' is out of range; given: 10.5; valid: a whole"),
+        ({"samples": True}, "'samples' is out of range; given: True"),
+        ({"seed": -1}, "'seed' is out of range"),
+        (
+            {"label_noise": 1.1},
+            "'label_noise' is out of range; given: 1.1; valid: a number from 0 up to 1",
+        ),
+        ({"label_noise": "much"}, "'label_noise' is out of range; given: 'much'"),
+        ({"noise": -0.1}, "source's setting 'noise' is out of range"),
+        ({"noise": float("nan")}, "source's setting 'noise' is out of range"),
+        ({"noise": float("inf")}, "source's setting 'noise' is out of range"),
+        ({"translation": 1.5}, "'translation' is out of range; given: 1.5; valid: a whole"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], message: str) -> None:

@@ -122,7 +122,9 @@ def test_the_head_cannot_be_lesioned() -> None:
 def test_unknown_kinds_and_stages_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'narrow'"):
         Lesion(kind="narow", stage=0)
-    with pytest.raises(EsperError, match="stage is a whole number; given: -1"):
+    with pytest.raises(
+        EsperError, match="'stage' is out of range; given: -1; valid: a whole number from 0"
+    ):
         Lesion(kind="tap", stage=-1)
-    with pytest.raises(EsperError, match="stage is a whole number; given: '1'"):
+    with pytest.raises(EsperError, match="'stage' is out of range; given: '1'"):
         Lesion(kind="tap", stage="1")  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ def test_a_finished_study_trains_nothing_again(
     study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {path.name: path.read_bytes() for path in study.iterdir()}
-    monkeypatch.setattr("studies.trials.Playground", None)
+    monkeypatch.setattr("esper.garden.playing.Episodes", None)
     monkeypatch.setattr("studies.fixed.Episodes", None)
     assert study_growth(study, [GROWTH], PLAN)
     assert {path.name: path.read_bytes() for path in study.iterdir()} == before

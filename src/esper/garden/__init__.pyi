@@ -3,8 +3,6 @@ from .atlas import Plans as Plans
 from .atlas import arms_of as arms_of
 from .atlas import measure_atlas as measure_atlas
 from .atlas import shipped_atlas as shipped_atlas
-from .builtin_suites import find_suite as find_suite
-from .builtin_suites import suite_names as suite_names
 from .cases import EVALUATION_SEED as EVALUATION_SEED
 from .cases import TRAINING_SEEDS as TRAINING_SEEDS
 from .cases import Case as Case
@@ -33,5 +31,7 @@ from .playing import Played as Played
 from .playing import Playground as Playground
 from .schedule_search import search_plans as search_plans
 from .suites import Suite as Suite
+from .suites import find_suite as find_suite
 from .suites import load_suite as load_suite
 from .suites import save_suite as save_suite
+from .suites import suite_names as suite_names

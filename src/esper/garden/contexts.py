@@ -6,7 +6,6 @@ Shapes: `P` parameters of a host.
 import hashlib
 import inspect
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -22,6 +21,15 @@ from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import MIN_REWARD_SCALE
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
+from esper.leyline.settings import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    WHOLE,
+    require,
+    require_settings,
+)
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.mnist1d import CLASSES
 from esper.tolaria.data.splits import Split, Splits
@@ -53,22 +61,20 @@ class Source:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise UnknownNameError.of("family of data", self.family, FAMILIES)
-        _put(self, "samples", _whole("samples of a source", self.samples, least=1))
-        _put(self, "seed", _whole("seed of a source", self.seed))
-        _put(self, "label_noise", _real("label_noise of a source", self.label_noise, most=1.0))
         defaults = FAMILIES[self.family].defaults
+        ranges = {"samples": COUNT, "seed": WHOLE, "label_noise": SHARE}
         for name in PARAMETERS:
-            value = getattr(self, name)
-            if name not in defaults:
-                if value is not None:
-                    raise UnknownNameError.of(
-                        f"parameter of the family {self.family!r}", name, defaults
-                    )
-                continue
-            value = defaults[name] if value is None else value
-            what = f"{name} of a source"
-            checked = _whole(what, value) if type(defaults[name]) is int else _real(what, value)
-            _put(self, name, checked)
+            if name in defaults:
+                if getattr(self, name) is None:
+                    _put(self, name, defaults[name])
+                ranges[name] = WHOLE if type(defaults[name]) is int else NOT_NEGATIVE
+            elif getattr(self, name) is not None:
+                raise UnknownNameError.of(
+                    f"parameter of the family {self.family!r}", name, defaults
+                )
+        require_settings(self, "The source's setting", error=DataError, **ranges)
+        for name, range_ in ranges.items():  # 1 and 1.0 are one value, with one key
+            _put(self, name, (int if range_.whole else float)(getattr(self, name)))
 
     def load(self) -> Splits:
         """The data: always the same for equal sources."""
@@ -109,7 +115,7 @@ class Source:
 
     @classmethod
     def from_dict(cls, given: object) -> Self:
-        return cls(**_keys_of(cls, "source", given))
+        return cls(**table_of(cls, "source", given))
 
 
 PARAMETERS = ("translation", "noise", "amplitude", "gain", "order")
@@ -125,12 +131,7 @@ class Lesion:
     def __post_init__(self) -> None:
         if self.kind not in _SILENCE:
             raise UnknownNameError.of("kind of lesion", self.kind, _SILENCE)
-        if type(self.stage) is not int or self.stage < 0:
-            raise EsperError(
-                "A lesion's stage is a whole number",
-                given=repr(self.stage),
-                valid="0 for the host's first stage, and so on",
-            )
+        require_settings(self, "A lesion's setting", stage=WHOLE)
 
     def __str__(self) -> str:
         return f"{self.kind} at stage {self.stage}"
@@ -158,10 +159,9 @@ class Context:
             value = getattr(self, what)
             if not isinstance(value, kind) and (value is not None or what == "source"):
                 raise _wrong_type(f"{what} of a context", value, f"a {kind.__name__}")
-        _put(self, "drift_window", self._checked_window())
-        _put(self, "scale", _real("scale of a context", self.scale))
-        if self.scale == 0:
-            raise EsperError("A context's scale cannot be zero", valid="points of accuracy > 0")
+        self._check_window()
+        require_settings(self, "The context's setting", error=DataError, scale=POSITIVE)
+        _put(self, "scale", float(self.scale))
         _put(self, "host_sizes", self._checked_sizes())
         # Refuses a lesion that the host cannot have.
         lesion_mask(_sketch(self.host, self.host_sizes), self.lesion)
@@ -234,13 +234,13 @@ class Context:
 
     @classmethod
     def from_dict(cls, given: object) -> Self:
-        record = _keys_of(cls, "context", given)
+        record = table_of(cls, "context", given)
         for name in ("source", "drift"):
             if name in record:
                 record[name] = Source.from_dict(record[name])
         if "lesion" in record:
-            record["lesion"] = Lesion(**_keys_of(Lesion, "lesion", record["lesion"]))
-        if "drift_window" in record and isinstance(record["drift_window"], list):
+            record["lesion"] = Lesion(**table_of(Lesion, "lesion", record["lesion"]))
+        if isinstance(record.get("drift_window"), list):
             record["drift_window"] = tuple(record["drift_window"])
         if "host_sizes" in record:
             sizes = record["host_sizes"]
@@ -249,16 +249,15 @@ class Context:
             record["host_sizes"] = tuple(sizes.items())
         return cls(**record)
 
-    def _checked_window(self) -> tuple[int, int]:
+    def _check_window(self) -> None:
         window = self.drift_window
-        whole = isinstance(window, tuple) and all(type(epoch) is int for epoch in window)
-        if not whole or len(window) != 2 or not 1 <= window[0] <= window[1]:
+        whole = isinstance(window, tuple) and all(map(COUNT.holds, window))
+        if not whole or len(window) != 2 or window[0] > window[1]:
             raise EsperError(
                 "Impossible drift_window of a context",
                 given=repr(window),
                 valid="two whole numbers, 1 <= first epoch <= last epoch",
             )
-        return window
 
     def _checked_sizes(self) -> tuple[tuple[str, int], ...]:
         if self.host not in HOSTS:
@@ -270,7 +269,7 @@ class Context:
         for name, size in self.host_sizes:
             if name not in known:
                 raise UnknownNameError.of(f"size of the host {self.host!r}", name, known)
-            _whole(f"{name} of the host {self.host!r}", size, least=1)
+            require(f"The size {name!r} of the host {self.host!r}", size, COUNT, error=DataError)
         return tuple(sorted(self.host_sizes))
 
 
@@ -385,14 +384,15 @@ def _present(record: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _keys_of(kind: Any, what: str, given: object) -> dict[str, Any]:
-    """A table's keys, refused if one is unknown or missing."""
+def table_of(kind: Any, what: str, given: object) -> dict[str, Any]:
+    """A table of a dataclass's fields, refused if one is unknown or missing."""
     if not isinstance(given, Mapping):
         raise _wrong_type(what, given, f"a table of the {what}'s settings")
+    known = fields(kind)
     for name in given:
-        if name not in (known := [field.name for field in fields(kind)]):
-            raise UnknownNameError.of(f"key of a {what}", name, known)
-    needed = [field.name for field in fields(kind) if field.default is MISSING]
+        if name not in (names := [field.name for field in known]):
+            raise UnknownNameError.of(f"key of a {what}", name, names)
+    needed = [each.name for each in known if each.default is each.default_factory is MISSING]
     for name in needed:
         if name not in given:
             raise DataError(
@@ -405,20 +405,3 @@ def _keys_of(kind: Any, what: str, given: object) -> dict[str, Any]:
 
 def _wrong_type(what: str, given: object, valid: str) -> DataError:
     return DataError(f"Wrong type of {what}", given=repr(given), valid=valid)
-
-
-def _whole(what: str, value: Any, least: int = 0) -> int:
-    if type(value) is not int:
-        raise _wrong_type(what, value, "a whole number")
-    if value < least:
-        raise DataError(f"Impossible {what}", given=value, valid=f"{least} or more")
-    return value
-
-
-def _real(what: str, value: Any, most: float = math.inf) -> float:
-    if type(value) not in (int, float):
-        raise _wrong_type(what, value, "a number")
-    if not 0 <= value <= most or math.isinf(value):
-        valid = "a finite number, 0 or more" if math.isinf(most) else f"0 to {most:g}"
-        raise DataError(f"Impossible {what}", given=value, valid=valid)
-    return float(value)

@@ -20,10 +20,10 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.garden.builtin_suites import find_suite
 from esper.garden.cases import Deal, Draw
 from esper.garden.composite_actions import CompositeActions
 from esper.garden.environment import Garden, Transition
+from esper.garden.suites import find_suite
 from esper.leyline.errors import ActionError, UnknownNameError
 
 Array = NDArray[Any]

@@ -1,17 +1,20 @@
-"""Suites: named lists of contexts to learn in, and of others to be judged in; TOML files of them.
+"""Suites: named lists of contexts to learn in, and of others to be judged in.
 
 A suite's file has a `name`, a table `[[training]]` for each context, and a table
-`[[heldout.GROUP]]` for each context of a held-out group. docs/garden.md shows one.
+`[[heldout.GROUP]]` for each context of a held-out group. docs/garden.md shows one. Two are shipped:
+`garden` on the 1-D convolutional host, `garden_mlp` on the dense one. Waiting is right in about a
+quarter of their contexts: with labels that are mostly noise, with few samples and noisy labels,
+and with glyphs that never move there is nothing to gain.
 """
 
-import json
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Self
 
-from esper.garden.contexts import Context, check_label
+from esper.archive.files import as_toml, read_toml, write_whole
+from esper.garden.contexts import Context, Lesion, Source, check_label, table_of
 from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
 
 TRAINING = "training"
@@ -86,17 +89,7 @@ class Suite:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        known = ("name", TRAINING, "heldout")
-        for key in given:
-            if key not in known:
-                raise UnknownNameError.of("key of a suite", key, known)
-        for key in ("name", TRAINING):
-            if key not in given:
-                raise DataError(
-                    f"A suite lacks its {key}",
-                    given=", ".join(given) or "nothing",
-                    valid="a name, and a table [[training]] for each context",
-                )
+        given = table_of(cls, "suite", given)
         heldout = given.get("heldout", {})
         if not isinstance(heldout, Mapping):
             raise DataError(
@@ -159,15 +152,7 @@ def _elsewhere(place: str, error: EsperError) -> EsperError:
 
 def load_suite(path: Path | str) -> Suite:
     """The suite in a TOML file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise DataError(f"The suite file {str(path)!r} cannot be read", given=reason) from error
-    try:
-        given = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(f"The suite file {str(path)!r} is not TOML", given=error) from error
+    given = read_toml(Path(path), "suite file")
     try:
         return Suite.from_dict(given)
     except EsperError as error:
@@ -176,21 +161,197 @@ def load_suite(path: Path | str) -> Suite:
 
 def save_suite(suite: Suite, path: Path | str) -> None:
     """Write a suite so that `load_suite` reads an equal one."""
-    record = suite.to_dict()
-    blocks = [f"name = {_toml(suite.name)}\n"]
-    groups = {TRAINING: record[TRAINING]}
-    groups |= {f"heldout.{_toml(name)}": each for name, each in record.get("heldout", {}).items()}
-    for name, contexts in groups.items():
-        for context in contexts:
-            lines = [f"{key} = {_toml(value)}\n" for key, value in context.items()]
-            blocks.append(f"[[{name}]]\n" + "".join(lines))
-    Path(path).write_text("\n".join(blocks), encoding="utf-8")
+    write_whole(Path(path), as_toml(suite.to_dict()))
 
 
-def _toml(value: object) -> str:
-    """A value of a context, on one line."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)  # strings and numbers are written alike
+# --- shipped -------------------------------------------------------------------------------
+
+# Points of accuracy that count as 1: the net gain of the best arm, averaged over the contexts of a
+# family, at least MIN_REWARD_SCALE; from the shipped atlas.
+SCALES = {
+    "conv1d": {
+        "mnist1d": 10.0,
+        "gain": 20.0,
+        "xor": 55.0,
+        "shuffled": 3.0,
+        "noise": 3.0,
+        "small": 3.0,
+        "fixed": 3.0,
+        "lesion": 9.0,
+        "drift": 9.0,
+        "drift_xor": 28.5,
+    },
+    "mlp": {
+        "mnist1d": 32.0,
+        "gain": 37.0,
+        "xor": 13.0,
+        "noise": 3.0,
+        "fixed": 3.0,
+        "lesion": 11.5,
+        "drift": 26.5,
+    },
+}
+
+
+def _context(
+    name: str,
+    source: Source,
+    *,
+    family: str | None = None,
+    lesion: str | None = None,
+    drift: Source | None = None,
+    host: str = "conv1d",
+    sizes: tuple[tuple[str, int], ...] = (),
+) -> Context:
+    """A context with its family's scale; `lesion` is written like narrow-0."""
+    harm = None
+    if lesion is not None:
+        kind, stage = lesion.split("-")
+        harm = Lesion(kind=kind, stage=int(stage))
+    special = "lesion" if harm else "drift" if drift else source.family
+    family = family or special
+    return Context(
+        name=name,
+        family=family,
+        source=source,
+        lesion=harm,
+        drift=drift,
+        host=host,
+        host_sizes=sizes,
+        scale=SCALES[host][family],
+    )
+
+
+def _glyphs(**parameters: float) -> Source:
+    return _source("mnist1d", **parameters)
+
+
+def _source(family: str, **parameters: float) -> Source:
+    return Source(family=family, **parameters)  # type: ignore[arg-type]  # checked by Source
+
+
+def _garden() -> Suite:
+    training = (
+        _context("mnist1d-4000", _glyphs()),
+        _context("mnist1d-1000", _glyphs(samples=1000)),
+        _context("mnist1d-clear", _glyphs(noise=0.1)),
+        _context("mnist1d-near", _glyphs(translation=8)),
+        _context("gain-1.0", _source("gain", gain=1.0)),
+        _context("gain-3.0", _source("gain", gain=3.0)),
+        _context("xor-0.05", _source("xor", noise=0.05)),
+        _context("xor-0.2", _source("xor", noise=0.2)),
+        _context("shuffled-0", _source("shuffled", order=0)),
+        _context("noise-70", _glyphs(samples=2000, label_noise=0.7), family="noise"),
+        _context("noise-80", _glyphs(label_noise=0.8), family="noise"),
+        _context("xor-noise-80", _source("xor", label_noise=0.8), family="noise"),
+        _context("shuffled-noise-80", _source("shuffled", label_noise=0.8), family="noise"),
+        _context("small-20", _glyphs(samples=500, label_noise=0.2), family="small"),
+        _context("small-40", _glyphs(samples=500, label_noise=0.4), family="small"),
+        _context("fixed-0.25", _source("fixed")),
+        _context("tap-0", _glyphs(), lesion="tap-0"),
+        _context("narrow-1", _glyphs(), lesion="narrow-1"),
+        _context("tap-2", _glyphs(), lesion="tap-2"),
+        _context("gain-narrow-0", _source("gain"), lesion="narrow-0", family="gain"),
+        _context("mnist1d-to-gain", _glyphs(), drift=_source("gain")),
+        _context("fixed-to-mnist1d", _source("fixed"), drift=_glyphs()),
+        _context("fixed-to-xor", _source("fixed"), drift=_source("xor"), family="drift_xor"),
+        _context("noise-to-gain", _glyphs(label_noise=0.6), drift=_source("gain")),
+    )
+    task = (
+        _context("mnist1d-2500", _glyphs(samples=2500, amplitude=0.8, seed=1)),
+        _context("gain-2.0", _source("gain", gain=2.0, samples=3000, seed=1)),
+        _context("xor-0.12", _source("xor", noise=0.12, samples=3000, seed=1)),
+        _context("shuffled-2", _source("shuffled", order=2, seed=1)),
+        _context("noise-75", _glyphs(label_noise=0.75, seed=1), family="noise"),
+        _context("small-30", _glyphs(samples=600, label_noise=0.3, seed=1), family="small"),
+        _context("fixed-0.35", _source("fixed", noise=0.35, seed=1)),
+        _context("clear-to-gain", _glyphs(noise=0.1, seed=1), drift=_source("gain", seed=1)),
+    )
+    host = tuple(
+        _context(f"{label}-{kind}", source, family=family, sizes=(size,))
+        for kind, size in (
+            ("c6", ("channels", 6)),
+            ("c12", ("channels", 12)),
+            ("k3", ("kernel", 3)),
+            ("k7", ("kernel", 7)),
+        )
+        for label, family, source in (
+            ("mnist1d", None, _glyphs()),
+            ("gain", None, _source("gain")),
+            ("xor", None, _source("xor")),
+            ("noise", "noise", _glyphs(label_noise=0.8)),
+        )
+    )
+    lesion = (
+        _context("narrow-0", _glyphs(), lesion="narrow-0"),
+        _context("tap-1", _glyphs(), lesion="tap-1"),
+        _context("narrow-2", _glyphs(), lesion="narrow-2"),
+        _context("xor-tap-1", _source("xor"), lesion="tap-1", family="xor"),
+    )
+    return Suite(
+        name="garden",
+        training=training,
+        heldout={"task": task, "host": host, "lesion": lesion},
+    )
+
+
+def _garden_mlp() -> Suite:
+    context = partial(_context, host="mlp")
+    training = (
+        context("mnist1d-4000", _glyphs()),
+        context("mnist1d-1000", _glyphs(samples=1000)),
+        context("gain-2.0", _source("gain")),
+        context("xor-0.2", _source("xor", noise=0.2)),
+        context("xor-0.05", _source("xor", noise=0.05), family="fixed"),
+        context("noise-80", _glyphs(label_noise=0.8), family="noise"),
+        context("xor-noise-80", _source("xor", label_noise=0.8), family="noise"),
+        context("fixed-0.25", _source("fixed")),
+        context("fixed-narrow-1", _source("fixed"), lesion="narrow-1"),
+        context("xor-narrow-1", _source("xor"), lesion="narrow-1"),
+        context("mnist1d-to-gain", _glyphs(), drift=_source("gain")),
+        context("fixed-to-mnist1d", _source("fixed"), drift=_glyphs()),
+    )
+    task = (
+        context("mnist1d-2500", _glyphs(samples=2500, amplitude=0.8, seed=1)),
+        context("gain-1.5", _source("gain", gain=1.5, seed=1)),
+        context("noise-70", _glyphs(samples=2000, label_noise=0.7, seed=1), family="noise"),
+    )
+    host = tuple(
+        replace(each, name=f"{each.name}-w{width}", host_sizes=(("width", width),))
+        for width in (12, 24)
+        for each in (training[0], training[5])
+    )
+    lesion = (
+        context("narrow-1", _glyphs(), lesion="narrow-1"),
+        context("narrow-2", _glyphs(), lesion="narrow-2"),
+    )
+    return Suite(
+        name="garden_mlp",
+        training=training,
+        heldout={"task": task, "host": host, "lesion": lesion},
+    )
+
+
+_BUILD: dict[str, Callable[[], Suite]] = {"garden": _garden, "garden_mlp": _garden_mlp}
+
+
+def suite_names() -> tuple[str, ...]:
+    """The suites that are shipped."""
+    return tuple(_BUILD)
+
+
+@lru_cache
+def _shipped(name: str) -> Suite:
+    return _BUILD[name]()
+
+
+def find_suite(name_or_path: str | Path) -> Suite:
+    """A shipped suite by its name, or one of your own by the path of its TOML file."""
+    name = str(name_or_path)
+    if name in _BUILD:
+        return _shipped(name)
+    if Path(name).suffix == ".toml" or Path(name).is_file():
+        return load_suite(name)
+    raise UnknownNameError.of(
+        "suite", name, suite_names(), fix="or give the path of a TOML file of your own"
+    )

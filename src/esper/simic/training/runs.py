@@ -32,8 +32,7 @@ from esper.archive import (
     write_archive,
     write_whole,
 )
-from esper.garden.builtin_suites import find_suite
-from esper.garden.suites import Suite
+from esper.garden.suites import Suite, find_suite
 from esper.leyline.errors import EsperError
 from esper.simic.training.config import TrainConfig, read_config, to_toml
 
