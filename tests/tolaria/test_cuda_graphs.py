@@ -10,10 +10,10 @@ from esper.tolaria.cuda_graphs import Capacities, pad_plan, uncollected
 from esper.tolaria.feed import Augmentation
 from esper.tolaria.plan import HOST
 from tests.tolaria.test_population import own_draws
-from tests.tolaria.twins import HOSTS, draw_actions, make_population
+from tests.tolaria.twins import EVERY_HOST, HOSTS, draw_actions, make_population
 
 
-@pytest.mark.parametrize("host", list(HOSTS))
+@pytest.mark.parametrize("host", list(EVERY_HOST))
 @pytest.mark.parametrize("isolation", ["dual_pass", "straight_through"])
 def test_padding_a_plan_changes_no_gradient_and_teaches_no_spare_row(
     host: str, isolation: str

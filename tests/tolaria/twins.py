@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from esper.kasmina import GateRules, SlottedModel
-from esper.kasmina.hosts import Conv1dHost, Conv2dHost, MlpHost, SegmentedHost
+from esper.kasmina.hosts import Conv1dHost, Conv2dHost, GptHost, MlpHost, SegmentedHost
 from esper.leyline import Actions, Legality, LifecycleOp
 from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.extraction import extract
@@ -16,19 +15,25 @@ from esper.tolaria.optimisers import AdamW, Sgd
 from esper.tolaria.population import Population
 from esper.tolaria.population_config import PopulationConfig
 from esper.tolaria.reference import accuracy, train_epoch
+from esper.tolaria.tasks import mean_loss
 
 HOSTS: dict[str, Callable[[], SegmentedHost]] = {
     "mlp": lambda: MlpHost(features=12, width=6, classes=4),
     "conv1d": lambda: Conv1dHost(length=12, channels=3, kernel=3, classes=4),
     "conv2d": lambda: Conv2dHost(channels_in=1, size=6, widths=(3, 4, 4), classes=4),
 }
-SHAPES = {"mlp": (12,), "conv1d": (12,), "conv2d": (1, 6, 6)}
+# The transformer runs longest: it takes part where populations are compared with the reference.
+EVERY_HOST = HOSTS | {"gpt": lambda: GptHost(vocabulary=4, width=4, heads=2, context=5)}
+SHAPES = {"mlp": (12,), "conv1d": (12,), "conv2d": (1, 6, 6), "gpt": (5,)}
 
 
 def make_splits(host: str, seed: int = 0, samples: int = 40) -> Splits:
     draw = torch.Generator().manual_seed(seed)
 
     def split(count: int) -> Split:
+        if host == "gpt":  # tokens, each with the one after it as its label
+            text = torch.randint(4, (count, 6), generator=draw)
+            return Split(text[:, :-1], text[:, 1:])
         inputs = torch.randn(count, *SHAPES[host], generator=draw, dtype=torch.float64)
         return Split(inputs, torch.randint(4, (count,), generator=draw))
 
@@ -55,7 +60,7 @@ def make_population(
     )
     settings.setdefault("rules", GateRules.unmeasured())
     return Population(
-        HOSTS[host],
+        EVERY_HOST[host],
         feed,
         identities=range(first, first + count),
         seed=1,
@@ -89,7 +94,10 @@ class Twins:
         optimizer: torch.optim.Optimizer
         if isinstance(config.optimiser, AdamW):
             optimizer = torch.optim.AdamW(
-                host.parameters(), lr=config.rate, weight_decay=config.decay
+                host.parameters(),
+                lr=config.rate,
+                weight_decay=config.decay,
+                eps=config.optimiser.epsilon,
             )
         else:
             assert isinstance(config.optimiser, Sgd)
@@ -121,7 +129,7 @@ class Twins:
         gradients = torch.full(population.lifecycle.shape, torch.nan, dtype=torch.float64)
         for n, (host, optimizer) in enumerate(zip(self.hosts, self.optimizers, strict=True)):
             batches = zip(inputs[:, n], labels[:, n], strict=True)
-            report = train_epoch(host, optimizer, cross_entropy, batches)
+            report = train_epoch(host, optimizer, mean_loss, batches)
             losses.append(report.loss)
             for name, norm in report.gradient.items():
                 gradients[n, population.catalogue.slots.index(name)] = norm
@@ -136,7 +144,7 @@ class Twins:
     @torch.no_grad()
     def validation_loss(self, n: int) -> Tensor:
         ((inputs, labels),) = self.population.feed.held_out("validation", torch.tensor([n]))
-        return cross_entropy(self.hosts[n].eval()(inputs[0]), labels[0]).double()
+        return mean_loss(self.hosts[n].eval()(inputs[0]), labels[0]).double()
 
     def difference(self) -> float:
         """The largest relative difference of any parameter of any environment."""

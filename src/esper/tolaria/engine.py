@@ -27,12 +27,15 @@ Weights = Mapping[PoolKey, Tensor]  # rows [R, P] of every pool
 
 
 class _Deliver(torch.autograd.Function):
-    """A seed's output as it reaches the host: scaled, or unseen but still taught."""
+    """A seed's output as it reaches the host: scaled, or unseen but still taught.
+
+    What is unseen is -0.0, the one number that changes nothing it is added to: -0.0 + 0.0 is 0.0.
+    """
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(gradient)
-        return torch.where(value == 0, 0.0, g * value)
+        return torch.where(value == 0, -0.0, g * value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -68,14 +71,15 @@ class Engine:
         templates: Mapping[PoolKey, Template],
         host_template: Template,
         compiler: str | None = None,
+        compile_mode: str | None = None,
     ) -> None:
         self.specs: tuple[SlotSpec, ...] = host.slot_specs()
         self.segments: list[Form] = [
-            compiled(stack(segment, f"segments.{index}."), compiler)
+            _compiled(stack(segment, f"segments.{index}."), compiler, compile_mode)
             for index, segment in enumerate(host.segments)
         ]
         self._forms = {
-            key: compiled(template.form, compiler)
+            key: _compiled(template.form, compiler, compile_mode)
             for key, template in templates.items()
             if key[0] == "seed"
         }
@@ -146,7 +150,7 @@ class Engine:
         return g.index_copy(0, slot.gated, gated)
 
 
-def compiled(form: Form, backend: str | None) -> Form:
+def _compiled(form: Form, backend: str | None, mode: str | None) -> Form:
     """The form as `torch.compile` makes it, one version for each size of group."""
     if backend is None:
         return form
@@ -156,7 +160,7 @@ def compiled(form: Form, backend: str | None) -> Form:
     torch._dynamo.config.recompile_limit = max(1024, torch._dynamo.config.recompile_limit)
     limit = torch._dynamo.config.accumulated_recompile_limit
     torch._dynamo.config.accumulated_recompile_limit = max(4096, limit)
-    return torch.compile(form, backend=backend, dynamic=False)
+    return torch.compile(form, backend=backend, mode=mode, dynamic=False)
 
 
 def gate_template(spec: SlotSpec) -> Template:

@@ -101,7 +101,8 @@ class Population:
         self.gate_rows = torch.full(self.lifecycle.shape, VACANT)
         templates = templates_of(self.specs, self.catalogue)
         host_template = Template(build_host, known=is_own(type(host)))
-        self.engine = Engine(host, templates, host_template, self.config.compiler)
+        compiling = self.config.compiler, self.config.compile_mode
+        self.engine = Engine(host, templates, host_template, *compiling)
         self.pools: dict[PoolKey, Pool] = {}
         self._newborn(HOST, torch.arange(count), fold(self.seeds, "host"))
         self.live: Tensor | None = None  # [N, P] bool; see `silence_rows`

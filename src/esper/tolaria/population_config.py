@@ -3,7 +3,6 @@
 Shapes: `N` environments, `S` slots, `P` parameters of one host.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,11 +13,14 @@ from torch import Tensor
 
 from esper.kasmina.gates import GateRules
 from esper.kasmina.isolation import Isolation
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.ops import Blend
+from esper.leyline.settings import NOT_NEGATIVE, WHOLE, require, require_settings
 from esper.tolaria.optimisers import AdamW, RowOptimiser
 from esper.tolaria.plan import PoolKey
+
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +38,22 @@ class PopulationConfig:
     compute_dtype: torch.dtype | None = None  # bfloat16: weights are cast once per pass
     graphs: bool = True  # on CUDA: replay the step as one graph
     compiler: str | None = None  # a backend of torch.compile for the parts of a pass
+    compile_mode: str | None = None  # of the compiler "inductor", as torch.compile takes it
     deterministic: bool = False  # on CUDA: the same run twice is the same to the bit, but slower
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "isolation", Isolation.named(self.isolation))
-        rates = (self.rate, self.decay)
-        if not all(math.isfinite(each) and each >= 0 for each in rates):
-            raise EsperError(
-                "Learning rate and weight decay must be numbers from 0",
-                given=f"rate {self.rate}, decay {self.decay}",
-            )
-        if self.budget is not None and (not isinstance(self.budget, int) or self.budget < 0):
-            raise EsperError(
-                "A budget is a number of parameters",
-                given=repr(self.budget),
-                valid="a whole number from 0, or None for no limit",
-            )
+        require_settings(self, "A population's", rate=NOT_NEGATIVE, decay=NOT_NEGATIVE)
+        require("A budget of parameters", self.budget, WHOLE.or_none)
+        if self.compile_mode is not None:
+            if self.compiler != "inductor":
+                raise EsperError(
+                    "Only one compiler has modes",
+                    given=f"compile_mode {self.compile_mode!r}, compiler {self.compiler!r}",
+                    fix='choose compiler="inductor"',
+                )
+            if self.compile_mode not in COMPILE_MODES:
+                raise UnknownNameError.of("compile mode", self.compile_mode, COMPILE_MODES)
 
 
 @dataclass(frozen=True)
