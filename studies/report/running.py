@@ -5,7 +5,7 @@ from typing import Protocol
 
 from esper.karn.terminal import progress, write_flat
 from esper.leyline.errors import EsperError
-from esper.simic.training.launch import require_device
+from esper.simic.training.run_processes import require_device
 from studies.commands import GrowthStudy, LearningStudy, StudyReport
 from studies.folders import Tell
 from studies.growth_pays import run_c1

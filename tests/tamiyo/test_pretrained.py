@@ -12,7 +12,7 @@ import torch
 from esper.archive import ArchiveError, read_archive, write_archive
 from esper.leyline import HEADS, AgreementError, BlueprintCatalogue, EsperError
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
-from esper.simic.training.agents import load_controller
+from esper.simic.training.training_runs import load_controller
 from esper.tamiyo import FactoredRecurrentActorCritic, FeatureTable, LearnedController
 from esper.tamiyo.controllers import learned as module
 from esper.tamiyo.controllers import make_controller

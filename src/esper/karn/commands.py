@@ -12,6 +12,7 @@ import tyro
 
 from esper import __version__
 from esper.api.grow_settings import AUTO, OPTIMIZER, GrowSettings
+from esper.leyline.constants import DEFAULT_RENT
 from esper.simic.training.config import PRESETS, TrainConfig, read_config
 
 RUNS = Path("runs")
@@ -381,7 +382,7 @@ class Evaluate:
     """training, or a group of held-out contexts: task, host, lesion"""
     seeds: int = 4
     """cases of every context"""
-    rent: float = 2.0
+    rent: float = DEFAULT_RENT
     """points for 100 %% of the host's parameters over a whole episode"""
     out: Path | None = None
     """file for every episode's result, one line of JSON each"""

@@ -23,8 +23,8 @@ from esper.leyline.catalogue import NOT_APPLICABLE
 from esper.leyline.constants import DEFAULT_RENT
 from esper.leyline.constants import RENT_LEVELS as RENTS
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
-from esper.simic.training.agents import load_controller
-from esper.simic.training.launch import require_device
+from esper.simic.training.run_processes import require_device
+from esper.simic.training.training_runs import load_controller
 
 DEVICE = "--device"
 

@@ -37,7 +37,7 @@ from esper.simic.training import (
     load_controller,
     train_run,
 )
-from esper.simic.training.launch import require_device
+from esper.simic.training.run_processes import require_device
 
 COMPARED = ("random", "heuristic", "best_constant")  # with what the demo learned
 RESULTS = "results.jsonl"

@@ -29,6 +29,7 @@ from esper.nissa import RunStore
 from esper.nissa import store as store_module
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import RunFolder, Trainer, train_run
+from esper.simic.training.cohort import Cohort
 from tests.simic.training.tiny import tiny_run
 
 PHASES = {
@@ -36,7 +37,7 @@ PHASES = {
     "store": (Trainer, "_store"),
     "controls": (Trainer, "_measure_controls"),
     "baselines": (Trainer, "_judge_baselines"),
-    "playing": (Trainer, "_play"),
+    "playing": (Cohort, "play"),
     "learning": (PPOAgent, "update"),
     "judging": (Trainer, "_judge"),
     "checkpoint": (Trainer, "_checkpoint"),

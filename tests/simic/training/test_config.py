@@ -160,8 +160,9 @@ def test_settings_are_checked_however_they_are_made(changes: dict[str, Any]) -> 
         TrainConfig(**changes)
 
 
-def test_settings_do_not_need_torch() -> None:
+def test_settings_and_processes_do_not_need_torch() -> None:
     import subprocess
 
-    code = "import sys, esper.simic.training.config; sys.exit('torch' in sys.modules)"
+    modules = "esper.simic.training.config, esper.simic.training.run_processes"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

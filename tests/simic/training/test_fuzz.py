@@ -22,7 +22,7 @@ from esper.leyline.errors import EsperError
 from esper.nissa import AnomalyDetector
 from esper.simic.agent import PPOAgent
 from esper.simic.training import RunFolder, Trainer
-from esper.simic.training.runs import STATE
+from esper.simic.training.training_runs import STATE
 from tests.simic.training.tiny import tiny_run
 
 CASES = int(os.environ.get("ESPER_FUZZ", "300"))

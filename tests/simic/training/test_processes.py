@@ -157,7 +157,7 @@ def test_a_run_that_is_trained_is_refused_to_others_until_its_process_is_gone(
 
 
 def test_a_lock_is_held_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.archive.locks.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("esper.archive.run_folders.LOCK_SECONDS", 0.1)
     run = tiny_run(tmp_path / "run")
     with run.locked(), pytest.raises(RunError, match="another process"):
         train_run(run)

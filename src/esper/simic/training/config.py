@@ -55,6 +55,8 @@ class TrainConfig:
     """epochs of an episode"""
     device: str = "cpu"
     """cpu or cuda"""
+    deterministic: bool = False
+    """on cuda, the same run twice is the same to the bit, but slower; on a cpu it always is"""
     processes: int = 1
     """processes that learn together, one for each core; only on the CPU"""
     lstm: int = DEFAULT_LSTM_HIDDEN_DIM

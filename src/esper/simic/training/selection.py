@@ -75,7 +75,9 @@ class Judge:
             for number in range(seeds)
         ]
         self.own = list(range(processes.rank, len(self.cases), processes.size))
-        self._ground = Playground(rows, horizon=controls.horizon, device=device, test=False)
+        self._ground = Playground(
+            rows, horizon=controls.horizon, device=device, config=controls.config, test=False
+        )
 
     def judge(self, controller: Controller) -> Judgement:
         """The controller's scores, the same in every process."""

@@ -9,16 +9,19 @@
 
 A checkpoint is written beside its place and moved there when it is whole. Its parts are archives
 of their own; it knows the hash of each, so that parts of different checkpoints cannot be mixed.
+
+Shapes: `E` environments of all processes.
 """
 
-import json
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from esper.archive import (
@@ -34,10 +37,14 @@ from esper.archive import (
 )
 from esper.garden.suites import Suite, find_suite
 from esper.leyline.errors import EsperError
-from esper.simic.training.config import TrainConfig, read_config, to_toml
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.training.config import TrainConfig, changed_settings, read_config, to_toml
+from esper.tamiyo.controllers import LearnedController
+from esper.tamiyo.controllers.learned import is_kept, kept_controller
 
 CONFIG, FACTS, BEST, CHECKPOINTS = RunKind.TRAINING, "run.json", "best", "checkpoints"
 STATE = "state"
+CONTROL = "controls."  # before the names of controls
 KIND, VERSION = "checkpoint", 1
 KEPT = 3  # checkpoints, beside the best agent
 CHANGEABLE = ("rounds", "checkpoint_every", "watched")  # settings, while a run goes on
@@ -161,15 +168,16 @@ class RunFolder(KeptFolder):
         stored = state.notes.get("settings")
         if not isinstance(stored, dict):
             raise ArchiveError(f"A checkpoint of {self.path} lacks its settings")
-        ours, theirs = _dotted(json.loads(json.dumps(asdict(self.config)))), _dotted(stored)
-        names = sorted(ours.keys() | theirs.keys())
-        changed = [name for name in names if ours.get(name) != theirs.get(name)]
-        fixed = [name for name in changed if name not in CHANGEABLE]
-        if fixed:
-            told = [f"{name} {theirs.get(name)} -> {ours.get(name)}" for name in fixed[:3]]
+        changed = changed_settings(self.config, stored)
+        told = [
+            f"{name} {theirs} -> {ours}"
+            for name, (theirs, ours) in changed.items()
+            if name not in CHANGEABLE
+        ]
+        if told:
             raise RunError(
                 f"{self.path / CONFIG} was changed since the last checkpoint",
-                given=", ".join(told),
+                given=", ".join(told[:3]),
                 valid=f"other values of {', '.join(CHANGEABLE)}",
                 fix="change it back, or start another run",
             )
@@ -184,12 +192,94 @@ class RunFolder(KeptFolder):
         self._drop_old()
 
 
-def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings by names like those of the command line."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            flat |= {f"{name}.{inner}": each for inner, each in _dotted(value).items()}
-        else:
-            flat[name] = value
-    return flat
+# --- what a checkpoint holds beside the agents, checked before it is believed ---------------
+
+
+@contextmanager
+def what_is_wrong_in(place: Path) -> Iterator[None]:
+    """Say in which checkpoint something is not what it should be."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ArchiveError(
+            f"{place} does not hold a run's state", given=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def require_own(agent: PPOAgent, config: TrainConfig, place: Path) -> None:
+    """Refuse an agent that was made with other settings than the run's."""
+    held, buffer = agent.config, agent.buffer
+    annealed = replace(config.ppo, entropy_coef=held.entropy_coef, learning_rate=held.learning_rate)
+    ours = {
+        "environments": config.envs // config.processes,
+        "steps": config.horizon,
+        "lstm": config.lstm,
+        "seed": config.seed,
+        "ppo": annealed,
+    }
+    theirs = {
+        "environments": buffer.envs,
+        "steps": buffer.steps,
+        "lstm": buffer.lstm_hidden_dim,
+        "seed": agent.seed,
+        "ppo": held,
+    }
+    wrong = [name for name in ours if ours[name] != theirs[name]]
+    if wrong:
+        raise ArchiveError(
+            f"{place} was made with other settings than the run's",
+            given=", ".join(wrong),
+            fix="remove this checkpoint to resume from the one before",
+        )
+
+
+def stored_controls(state: Archive) -> dict[str, Tensor]:
+    """The controls that were measured."""
+    curves = {
+        name.removeprefix(CONTROL): tensor
+        for name, tensor in state.tensors.items()
+        if name.startswith(CONTROL)
+    }
+    if any(curve.dtype != torch.float64 for curve in curves.values()):
+        raise TypeError("controls are not float64")
+    return curves
+
+
+def stored_numbers(state: Archive, envs: int) -> Tensor:
+    """[E]: which episode each environment is in."""
+    numbers = state.tensors["number"]
+    if numbers.shape != (envs,) or numbers.dtype != torch.int64:
+        raise ValueError(f"no number for each of {envs} environments")
+    return numbers
+
+
+def stored_score(state: Archive) -> float | None:
+    """The best evaluation so far."""
+    best: float | None = state.notes["best"]
+    if best is not None and type(best) is not float:
+        raise TypeError("the best score is not a number")
+    return best
+
+
+# --- trained agents as controllers ---------------------------------------------------------
+
+
+def load_controller(
+    path: str | Path, *, name: str | None = None, device: str = "cpu"
+) -> LearnedController:
+    """The best agent of a run, a kept controller or a saved agent; it decides greedily."""
+    folder = Path(path)
+    name = name or f"tamiyo({folder.name})"
+    if is_kept(folder):
+        controller = kept_controller(folder, name)
+        controller.network.to(device)
+        return controller
+    run = RunFolder(folder)
+    if run.holds_run and not run.best.is_dir():
+        raise RunError(
+            f"{folder} has no agent yet",
+            given="it was never evaluated",
+            fix=f"go on with: esper resume {folder}",
+        )
+    agent = PPOAgent.load(run.best if run.holds_run else folder, device=device)
+    return LearnedController(agent.network, name=name)

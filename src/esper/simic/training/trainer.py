@@ -1,4 +1,4 @@
-"""The training loop: play a round, learn from it, judge now and then, and never lose anything.
+"""The trainer of a run: play a round, learn from it, judge now and then, and never lose anything.
 
 A round is one episode of every environment and one update. Rounds are counted from 1; what
 happened before the first, as the baselines, is in round 0. All that a round depends on is in the
@@ -7,8 +7,10 @@ settings and the last checkpoint, so a run that was killed goes on as if it had 
 Shapes: `N` environments of this process.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from esper.garden.controller_choice import controller_of
 from esper.garden.environment import Garden
 from esper.garden.playing import Controls
 from esper.leyline.errors import AgreementError
-from esper.leyline.ops import LifecycleOp
+from esper.leyline.results import PPOUpdateMetrics
 from esper.leyline.stages import SeedStage
 from esper.nissa import (
     AnomalyDetector,
@@ -37,21 +39,62 @@ from esper.nissa import (
 from esper.nissa.store import DEFAULT_ROWS
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.processes import ALONE, Processes
+from esper.simic.training.cohort import (
+    Annealed,
+    Cohort,
+    CohortSettings,
+    Hear,
+    MemberSettings,
+)
 from esper.simic.training.config import TrainConfig
-from esper.simic.training.restoring import (
+from esper.simic.training.selection import Judge, Judgement
+from esper.simic.training.telemetry import Reporter, layout_of
+from esper.simic.training.training_runs import (
     CONTROL,
+    RunFolder,
     require_own,
     stored_controls,
     stored_numbers,
     stored_score,
     what_is_wrong_in,
 )
-from esper.simic.training.rounds import Clock, Listener, RoundReport, Telling
-from esper.simic.training.runs import RunFolder
-from esper.simic.training.selection import Judge, Judgement
-from esper.simic.training.telemetry import Reporter, layout_of
 from esper.tamiyo.controllers import LearnedController
-from esper.tamiyo.normalisation import GARDEN_FLOOR
+from esper.tolaria.population_config import PopulationConfig
+
+AGENT = "agent"  # the name of a run's one learner
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a round came to, for progress displays."""
+
+    round: int
+    returns: Tensor  # [N] of this process's episodes
+    metrics: PPOUpdateMetrics
+    seconds: dict[str, float]  # by phase
+    stages: dict[str, list[int]]  # by slot: how many environments ended in each stage
+    judgement: Judgement | None
+    anomalies: tuple[AnomalyFound, ...]
+    best: float | None  # score by evaluation
+
+
+Listener = Callable[[RoundReport], None]
+Telling = Callable[[str, int, int], None]
+
+
+@dataclass
+class Clock:
+    """Seconds by phase."""
+
+    spent: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - began
 
 
 @dataclass(frozen=True)
@@ -91,7 +134,8 @@ class Trainer:
             )
         own = config.envs // processes.size
         self.first_env = processes.rank * own
-        self.controls = Controls(horizon=config.horizon, device=config.device)
+        population = PopulationConfig(deterministic=config.deterministic)
+        self.controls = Controls(horizon=config.horizon, device=config.device, config=population)
         self.draw = Draw(contexts=suite.training, seeds=config.cases, seed=config.seed)
         self.garden = Garden(
             Shifted(self.draw, self.first_env),
@@ -100,21 +144,19 @@ class Trainer:
             reward=config.reward,
             horizon=config.horizon,
             device=config.device,
+            config=population,
         )
-        self.agent = PPOAgent.build(
-            self.garden.space,
-            self.garden.state_dim,
-            own,
-            config.horizon,
-            config.ppo,
-            lstm_hidden_dim=config.lstm,
-            seed=config.seed,
+        learner = MemberSettings(
+            name=AGENT, rows=own, seed=config.seed, apprentice=False, patience=config.patience
+        )
+        self.cohort = Cohort(
+            self.garden,
+            [learner],
+            CohortSettings(rounds=config.rounds, lesson_rounds=0, ppo=config.ppo, lstm=config.lstm),
+            annealed=lambda round_, _: Annealed(config.entropy_in(round_), config.rate_in(round_)),
             device=config.device,
             processes=processes,
         )
-        self.agent.network.observation_norm.floor.fill_(GARDEN_FLOOR)
-        # Only what is left to grow can show its worth.
-        self.agent.network.prefer("op", LifecycleOp.PRUNE, -config.patience)
         self.judge = Judge(
             suite.training,
             seeds=config.evaluation.seeds,
@@ -125,17 +167,26 @@ class Trainer:
             device=config.device,
         )
         self.detector = AnomalyDetector()
-        self.round = 0  # rounds that are over
         self.best: float | None = None
         self.hub = Hub()
+
+    @property
+    def round(self) -> int:
+        """Rounds that are over."""
+        return self.cohort.round
+
+    @property
+    def agent(self) -> PPOAgent:
+        return self.cohort.members[0].agent
 
     # --- beginning and going on ----------------------------------------------------------
 
     def begin(self) -> bool:
         """Start anew, or from the last checkpoint if there is one; False if stopped meanwhile."""
         saved = self.run.rounds()
-        numbers = self._restore(saved[-1]) if saved else None
-        store = self._store(new=numbers is None)
+        if saved:
+            self.cohort.go_on(saved[-1], {"number": self._restore(saved[-1])})
+        store = self._store(new=not saved)
         self.hub = Hub(store, *self._other_sinks())
         if self.processes.rank == 0:
             self._open(store.last_commit)
@@ -148,12 +199,11 @@ class Trainer:
             self.first_env,
             self.config.watched,
         )
-        if numbers is not None:
-            self.observations = self.garden.load_state_dict({"number": numbers})
+        if saved:
             return True
         if not self._measure_controls():
             return False
-        self.observations = self.garden.reset()
+        self.cohort.begin()
         if not self._judge_baselines():
             return False
         self._checkpoint()
@@ -199,13 +249,7 @@ class Trainer:
         state = self.run.read_checkpoint(round_)
         place = self.run.checkpoint(round_)
         self.run.require_settings(state)
-        self.agent = PPOAgent.load(
-            place / self._part,
-            device=self.config.device,
-            space=self.garden.space,
-            state_dim=self.garden.state_dim,
-            processes=self.processes,
-        )
+        self.cohort.members[0].load(place / self._part, self.garden)
         require_own(self.agent, self.config, place / self._part)
         with what_is_wrong_in(place):
             self.detector.load_state_dict(state.notes["anomalies"])
@@ -213,7 +257,7 @@ class Trainer:
             if self.controls.missing(self._cases()):  # measured again they would differ a little
                 raise LookupError("controls are missing")
             numbers = stored_numbers(state, self.config.envs)
-            self.round, self.best = round_, stored_score(state)
+            self.best = stored_score(state)
         return numbers[self.first_env :][: self.garden.envs]
 
     def _cases(self) -> list[Case]:
@@ -278,11 +322,11 @@ class Trainer:
     def _one_round(self) -> RoundReport:
         clock, number = Clock(), self.round + 1
         with clock.phase("play"):
-            returns, stages = self._play(number, clock)
+            played = self.cohort.play(self._hearing(number), clock.phase)
         with clock.phase("learn"):
-            self._anneal(number)
-            metrics = self.agent.update()
-        self.round = number
+            (learned,) = self.cohort.learn(played)
+        metrics = learned.metrics
+        assert metrics is not None, "it learns from rewards alone"
         found: tuple[AnomalyFound, ...] = ()
         if self.processes.rank == 0:
             self.hub.emit(UpdateMetrics(round=number, metrics=flatten(metrics)))
@@ -297,37 +341,16 @@ class Trainer:
         if self.processes.rank == 0:
             times = {f"seconds_{name}": spent for name, spent in clock.spent.items()}
             self.hub.emit(Sampled(round=number, values=times))
+        last = torch.nn.functional.one_hot(played.last.after.lifecycle.stage, len(SeedStage)).sum(0)
+        stages = dict(zip(self.garden.catalogue.slots.names, last.tolist(), strict=True))
         return RoundReport(
-            number, returns, metrics, dict(clock.spent), stages, judged, found, self.best
+            number, played.returns, metrics, dict(clock.spent), stages, judged, found, self.best
         )
 
-    def _play(self, number: int, clock: Clock) -> tuple[Tensor, dict[str, list[int]]]:
-        """One episode of every environment, into the agent's buffer."""
-        returns = torch.zeros(self.garden.envs, dtype=torch.float64)
-        slots = self.garden.catalogue.slots.names
-        stages: dict[str, list[int]] = {}
-        for step in range(self.config.horizon):
-            with clock.phase("decide"):
-                decision = self.agent.act(self.observations, self.garden.legal())
-            with clock.phase("step"):
-                transition = self.garden.step(decision.actions)
-            self.agent.record(decision, transition)
-            self.observations = transition.observations
-            returns += transition.terms.total
-            with clock.phase("tell"):
-                self.reporter.step(number, step, decision, transition, returns)
-            if step == self.config.horizon - 1:
-                life = transition.after.lifecycle
-                counts = torch.nn.functional.one_hot(life.stage, len(SeedStage)).sum(0)
-                stages = dict(zip(slots, counts.tolist(), strict=True))
-        self.agent.finish(self.observations)
-        return returns, stages
-
-    def _anneal(self, number: int) -> None:
-        """What is annealed follows from the round alone."""
-        self.agent.anneal(
-            entropy_coef=self.config.entropy_in(number - 1),
-            learning_rate=self.config.rate_in(number - 1),
+    def _hearing(self, number: int) -> Hear:
+        """How the telemetry hears of a round's steps."""
+        return lambda step, decisions, transition, returns: self.reporter.step(
+            number, step, decisions[0], transition, returns
         )
 
     def _judge(self, number: int) -> Judgement:
@@ -345,7 +368,7 @@ class Trainer:
 
     @property
     def _part(self) -> str:
-        return f"agent-{self.processes.rank}"
+        return f"{AGENT}-{self.processes.rank}"
 
     def _checkpoint(self) -> None:
         """Everything, at the end of a round; telemetry first, so that it is never behind."""

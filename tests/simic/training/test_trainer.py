@@ -1,4 +1,4 @@
-"""The loop in this process: what is judged, kept, annealed and told, and what is refused."""
+"""The trainer in this process: what is judged, kept, annealed and told, and what is refused."""
 
 import json
 import sqlite3
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.archive import read_archive
+from esper.archive import Archive, read_archive
 from esper.garden import episodes as episodes_module
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.nissa import RunReader, RunStore
@@ -317,6 +317,30 @@ def test_a_run_whose_facts_are_damaged_is_refused_by_name(tmp_path: Path) -> Non
     (run.path / "run.json").write_text("{", encoding="utf-8")
     with pytest.raises(RunError, match="cannot be read"):
         train_run(run)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_determinism_reaches_every_population(tmp_path: Path, deterministic: bool) -> None:
+    run = tiny_run(tmp_path / "run", deterministic=deterministic)
+    assert run.config.deterministic is deterministic, "it is kept with the run"
+    trainer = Trainer(run)
+    assert trainer.garden.population.config.deterministic is deterministic
+    for config in (trainer.controls.config, trainer.judge.controls.config):
+        assert config is not None
+        assert config.deterministic is deterministic
+
+
+def test_a_setting_that_an_older_checkpoint_lacks_had_its_default(
+    whole: RunFolder, tmp_path: Path
+) -> None:
+    state = whole.read_checkpoint(ROUNDS)
+    older = {
+        name: each for name, each in state.notes["settings"].items() if name != "deterministic"
+    }
+    whole.require_settings(Archive(state.tensors, {"settings": older}))
+    other = tiny_run(tmp_path / "run", deterministic=True)
+    with pytest.raises(RunError, match="deterministic False -> True"):
+        other.require_settings(Archive(state.tensors, {"settings": older}))
 
 
 def test_a_checkpoint_knows_its_parts(whole: RunFolder) -> None:
