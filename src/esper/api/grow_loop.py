@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 from esper.api.batches import Batches, Data, Source
 from esper.api.grow_settings import AUTO, OPTIMIZER, Budget, BudgetLike, GrowError, GrowSettings
 from esper.api.growing_model import GrowingModel, wrap
-from esper.api.grown_runs import GrownRun, GrowthFolder, as_note, as_target
+from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.inspection import Slots, require_module
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring
 from esper.api.ticking import measuring
 from esper.archive import Archive
 from esper.kasmina.isolation import Isolation, randomness_kept
-from esper.kasmina.probe import Sample
+from esper.kasmina.probe import Sample, Target
 from esper.kasmina.watching import call
 from esper.leyline.errors import UnknownNameError, first_line
 from esper.leyline.streams import derive_seed
@@ -88,9 +88,7 @@ def grow(
     host = _wrapped(model, first[0] if sample is None else sample, slots, settings)
     path = None if out is None else Path(out)
     run = GrownRun(host, settings, path=path)
-    run.settle(
-        slots=tuple(as_note(target) for target in host.targets), data=data.fingerprints(seed)
-    )
+    run.settle(slots=tuple(map(asdict, host.targets)), data=data.fingerprints(seed))
     if path is not None:
         GrowthFolder(path).require_new()
     growth = Growth(run, data, scoring, controller, optimizer, scheduler, on_epoch)
@@ -133,11 +131,11 @@ def resume(
             return run
         settings = run.settings
         scoring = Scoring.of(
-            _same("loss", settings.loss, loss),
-            _same("metric", settings.metric, None if metric == AUTO else metric),
+            _again("loss", settings.loss, loss, fixed=True),
+            _again("metric", settings.metric, None if metric == AUTO else metric, fixed=True),
         )
-        kind = _asked("optimizer", settings.optimizer, optimizer)
-        leader = _asked("controller", settings.leader, controller)
+        kind = _again("optimizer", settings.optimizer, optimizer)
+        leader = _again("controller", settings.leader, controller)
         _require_given(settings, train, val, test, scheduler)
         data = Data.of(train, val, test, settings.batch_size)
         data.require_same(settings.data, settings.seed)
@@ -390,31 +388,31 @@ def _rebuilt(
             fix="pass sample=, one batch of inputs",
         )
     settings = GrowSettings.of(archive.notes["settings"])
-    slots = [as_target(note) for note in settings.slots]
+    slots = [Target(**note) for note in settings.slots]
     return GrownRun(_wrapped(model, sample, slots, settings), settings, path=folder.path)
 
 
-def _asked(name: str, was: str | None, given: Any) -> Any:
-    """What the run was asked for, or what stands for it now."""
-    if given is None and was is None:
-        raise GrowError(
-            f"The run's {name} was a function or an object, which is not stored",
-            fix=f"pass it again: resume(path, ..., {name}=...)",
-        )
-    return was if given is None else given
+def _again(name: str, was: str | None, given: Any, *, fixed: bool = False) -> Any:
+    """What the run was asked for, or what stands for it now.
 
-
-def _same(name: str, was: str | None, given: Any) -> Any:
-    """What the run was asked for; something else would make its scores mean something else."""
+    `fixed`: something else would make its scores mean something else.
+    """
+    if given is None:
+        if was is None:
+            raise GrowError(
+                f"The run's {name} was a function or an object, which is not stored",
+                fix=f"pass it again: resume(path, ..., {name}=...)",
+            )
+        return was
     now = given if isinstance(given, str) else None
-    if given is not None and now != was:
+    if fixed and now != was:
         raise GrowError(
             f"The run has another {name}",
             given="a function" if now is None else repr(now),
             valid="the function that grow was given" if was is None else repr(was),
             fix=f"leave {name} away" if was is not None else f"pass that {name}",
         )
-    return _asked(name, was, given)
+    return given
 
 
 def _require_given(

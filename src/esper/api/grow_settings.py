@@ -76,11 +76,6 @@ class Budget:
             fix = f"for a share of the model write '+{100 * value:g}%'"
         raise BudgetError("Cannot read this budget", given=repr(value), valid=_VALID, fix=fix)
 
-    def __str__(self) -> str:
-        params = self.params
-        shown = "no limit" if params is None else f"{params:,}" if type(params) is int else params
-        return f"{shown} of parameters" + (f", {self.epochs} epochs" if self.epochs else "")
-
 
 BudgetLike = Union[Budget, str, int, None]  # noqa: UP007 (Budget's own methods name it before)
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from esper.api.controller_choice import ENDLESS
 from esper.api.grow_settings import AUTO, Budget, BudgetError, BudgetLike
-from esper.api.host_state import load_host, save_host
+from esper.api.host_state import KIND, VERSION, pack, unpack
 from esper.api.inspection import Slots, chosen_places, require_module
 from esper.api.ticking import (
     END,
@@ -35,6 +35,7 @@ from esper.api.ticking import (
     shared,
     slot_flow,
 )
+from esper.archive import read_archive, write_archive
 from esper.kasmina import export_module
 from esper.kasmina.gates import UNLIMITED, GateRules
 from esper.kasmina.isolation import Isolation
@@ -122,7 +123,7 @@ class GrowingModel(SlottedModel):
     def __init__(
         self,
         model: nn.Module,
-        places: Sequence[Place | Target | str] | None,
+        places: Sequence[Place],
         sample: Sample,
         *,
         targets: Sequence[Target] = (),
@@ -248,7 +249,8 @@ class GrowingModel(SlottedModel):
         held_out = math.nan if val_loss is None else number("val_loss", val_loss)
         found = measure(self, val_score, evaluate)
         self._report(loss, held_out, found)
-        self.gate_contributions(measured)
+        least = self._given_rules.min_contribution if measured else None
+        self.rules = replace(self._given_rules, min_contribution=least)  # that gate is on or off
         transitions = self.pass_time()
         epoch = int(self.lifecycle.epoch)
         if self.horizon is not None and epoch >= self.horizon:
@@ -297,11 +299,10 @@ class GrowingModel(SlottedModel):
         if not self.has_isolated_seeds:
             return
         gradients, _ = self.watch.gradients()
-        isolated = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
         starved = [
-            spec.name
-            for spec, alone in zip(self.specs, isolated, strict=True)
-            if alone and spec.name not in gradients
+            name
+            for name, slot in self.seed_slots.items()
+            if slot.stage is SeedStage.TRAINING and name not in gradients
         ]
         if starved:
             raise TickError(
@@ -379,16 +380,14 @@ class GrowingModel(SlottedModel):
         """Parameters in seeds that exist."""
         return int(self.lifecycle.params.sum())
 
-    def gate_contributions(self, measured: bool) -> None:
-        """Turn the gates that look at contributions on or off."""
-        least = self._given_rules.min_contribution if measured else None
-        self.rules = replace(self._given_rules, min_contribution=least)
-
     def finish(self) -> Transitions:
         """Take out every seed that is not permanent: what is left is what `export` gives."""
-        kept = self.lifecycle.occupied & ~self.lifecycle.at(SeedStage.FOSSILIZED)
-        names = [spec.name for spec, gone in zip(self.specs, kept[0].tolist(), strict=True) if gone]
-        return self.remove_now(*names) if names else Transitions.none()
+        loose = [
+            name
+            for name, slot in self.seed_slots.items()
+            if slot.seed is not None and slot.stage is not SeedStage.FOSSILIZED
+        ]
+        return self.remove_now(*loose) if loose else Transitions.none()
 
     def export(self, sample: Sample | None = None) -> nn.Module:
         """A plain copy of the committed network, without Esper; checked on a sample."""
@@ -398,11 +397,12 @@ class GrowingModel(SlottedModel):
 
     def save(self, path: str | Path) -> Path:
         """Write host, seeds, optimiser and what the controller remembers to a directory."""
-        return save_host(self, path)
+        tensors, notes = pack(self)
+        return write_archive(path, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
 
     def load(self, path: str | Path) -> None:
         """Take over what was saved. The optimiser must exist and be of the same kind."""
-        load_host(self, path)
+        unpack(self, read_archive(path, kind=KIND, version=VERSION))
 
 
 def _require_room(host: GrowingModel, room: int | None) -> None:

@@ -21,8 +21,7 @@ from esper.api.growing_model import GrowingModel
 from esper.api.host_state import pack, unpack
 from esper.api.ticking import Decision, StageChange
 from esper.archive import Archive, KeptFolder, RunKind, read_archive, write_archive
-from esper.kasmina.probe import Sample, Target
-from esper.leyline.slots import Layout
+from esper.kasmina.probe import Sample
 from esper.leyline.stages import SeedStage
 
 CHECKPOINT, SAMPLE = RunKind.GROWTH, "sample"
@@ -195,17 +194,6 @@ class GrownRun:
         self.history, self.before = list(notes["history"]), dict(notes["before"])
         if notes["after"]:
             self.finish(notes["after"])
-
-
-def as_note(target: Target) -> dict[str, Any]:
-    """A place as JSON holds it."""
-    layout = None if target.layout is None else str(target.layout.value)
-    return {"path": target.path, "part": target.part, "layout": layout, "name": target.name}
-
-
-def as_target(note: Mapping[str, Any]) -> Target:
-    layout = None if note["layout"] is None else Layout(note["layout"])
-    return Target(note["path"], note["part"], layout, note["name"])
 
 
 # --- report --------------------------------------------------------------------------------

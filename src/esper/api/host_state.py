@@ -1,13 +1,12 @@
 """A growing host as tensors and notes: weights, seeds, optimisers, memory. Nothing is pickled."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from esper.archive import Archive, ArchiveError, read_archive, write_archive
+from esper.archive import Archive, ArchiveError
 from esper.leyline.errors import EsperError, OptimizerMismatchError
 
 if TYPE_CHECKING:
@@ -21,15 +20,6 @@ class KeepingError(EsperError):
     """Something that cannot be saved, or that does not fit what was saved."""
 
 
-def save_host(host: "GrowingModel", path: str | Path) -> Path:
-    tensors, notes = pack(host)
-    return write_archive(path, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
-
-
-def load_host(host: "GrowingModel", path: str | Path) -> None:
-    unpack(host, read_archive(path, kind=KIND, version=VERSION))
-
-
 def pack(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """All that training goes on from."""
     tensors: dict[str, Tensor] = {}
@@ -41,7 +31,8 @@ def pack(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
                 fix="return tensors from get_extra_state",
             )
         tensors[f"host.{name}"] = value
-    tensors |= {f"buffer.{name}": each for name, each in _passing_buffers(host).items()}
+    passing = _passing_buffers(host).items()
+    tensors |= {f"buffer.{name}": each for name, each in passing if each is not None}
     tensors |= {f"memory.{name}": each for name, each in host.memory.tensors().items()}
     controller, remembered = host.memory.controller_state()
     tensors |= {f"controller.{name}": each for name, each in remembered.items()}
@@ -131,23 +122,18 @@ def _require_room(host: "GrowingModel", added: int) -> None:
 # --- buffers that are not part of a module's state ----------------------------------------
 
 
-def _passing_buffers(host: "GrowingModel") -> dict[str, Tensor]:
+def _passing_buffers(host: "GrowingModel") -> dict[str, Tensor | None]:
     """Those that modules keep out of their state; a model may change them all the same."""
     return {
-        f"{path}.{name}" if path else name: buffer
+        f"{path}.{name}": module._buffers.get(name)
         for path, module in host.named_modules()
-        for name, buffer in module._buffers.items()
-        if name in module._non_persistent_buffers_set and buffer is not None
+        for name in module._non_persistent_buffers_set
     }
 
 
 def _require_places(host: "GrowingModel", saved: Iterable[str]) -> None:
     """Seeds are built anew from their blueprints; the model must have what was saved of it."""
-    here = {
-        f"{path}.{name}"
-        for path, module in host.named_modules()
-        for name in module._non_persistent_buffers_set
-    }
+    here = _passing_buffers(host)
     missing = [name for name in saved if name.startswith("model.") and name not in here]
     if missing:
         raise KeepingError(

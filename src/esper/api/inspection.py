@@ -28,6 +28,7 @@ from esper.kasmina.probe import (
     Sighting,
     Target,
     module_at,
+    probe,
     require_slottable,
     survey,
 )
@@ -37,7 +38,6 @@ from esper.leyline.errors import EsperError, SlotError
 from esper.leyline.slots import SlotSpec
 
 Slots = str | Sequence[Target | str]
-Refusals = dict[Target, EsperError]
 
 _SHOWN_REASONS = 3
 _ACTIVATIONS = nn.ReLU.__module__
@@ -143,8 +143,8 @@ def chosen_places(
     slots: Slots,
     room: int | None,
     blueprints: Sequence[str] | None,
-) -> tuple[list[Target], Sequence[Place | Target]]:
-    """Where a host gets its slots: how the places are named, and what was found there, if known."""
+) -> tuple[list[Target], list[Place]]:
+    """Where a host gets its slots: how the places are named, and what was found there."""
     if not isinstance(slots, str):
         if not slots:
             raise SlotError(
@@ -153,7 +153,7 @@ def chosen_places(
                 fix='name submodules, slots=["layer1"], or let Esper choose, slots="auto"',
             )
         named = [Target.parse(place) for place in slots]
-        return named, named
+        return named, probe(model, named, sample)
     if slots != AUTO:
         raise SlotError(
             "Slots are a list of paths",
@@ -179,7 +179,7 @@ class Survey:
         self.model, self.sample = model, sample
         self.sightings = _sightings(model, sample)  # in the order of their calls
         self.costs = self._costs(blueprints)
-        self.refusals: Refusals = {}  # why "auto" does not take a place
+        self.refusals: dict[Target, EsperError] = {}  # why "auto" does not take a place
 
     def _costs(self, blueprints: Sequence[str] | None) -> dict[Target, dict[str, int]]:
         """By place and blueprint that fits there: the parameters that it would add."""

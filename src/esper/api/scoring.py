@@ -160,27 +160,9 @@ class Scoring:
 
     @classmethod
     def of(cls, loss: str | Loss, metric: str | Metric) -> "Scoring":
-        if isinstance(loss, str):
-            if loss not in LOSSES:
-                raise UnknownNameError.of("loss", loss, LOSSES, "or any function of outputs and "
-                                          "targets")  # fmt: skip
-            loss = LOSSES[loss]
-        elif not callable(loss):
-            raise EsperError(
-                "The loss must be a name or a function",
-                given=type(loss).__name__,
-                valid=f"{', '.join(LOSSES)}, or loss(outputs, targets)",
-            )
-        if isinstance(metric, str) and metric not in METRICS:
-            raise UnknownNameError.of("metric", metric, METRICS, "or any function of outputs and "
-                                      "targets, in percent")  # fmt: skip
-        if not isinstance(metric, str) and not callable(metric):
-            raise EsperError(
-                "The metric must be a name or a function",
-                given=type(metric).__name__,
-                valid=f"{', '.join(METRICS)}, or metric(outputs, targets) in percent",
-            )
-        return cls(loss, metric)
+        _require_known("loss", loss, LOSSES)
+        _require_known("metric", metric, METRICS, " in percent")
+        return cls(LOSSES[loss] if isinstance(loss, str) else loss, metric)
 
     def settled(self, model: nn.Module, batch: Pair) -> "Scoring":
         """With what "auto" means for these outputs and targets, tried on a batch."""
@@ -242,3 +224,17 @@ class Scoring:
                 given=form(value),
                 fix="take the mean over the batch",
             )
+
+
+def _require_known(what: str, value: object, names: Iterable[str], unit: str = "") -> None:
+    """Refuse what is neither one of these names nor a function."""
+    if isinstance(value, str):
+        if value not in names:
+            fix = f"or any function of outputs and targets{unit}"
+            raise UnknownNameError.of(what, value, names, fix)
+    elif not callable(value):
+        raise EsperError(
+            f"The {what} must be a name or a function",
+            given=type(value).__name__,
+            valid=f"{', '.join(names)}, or {what}(outputs, targets){unit}",
+        )

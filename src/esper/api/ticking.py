@@ -166,12 +166,9 @@ def measure(host: "GrowingModel", score: float | None, evaluate: Evaluate | None
                 "A tick needs a score", given="neither val_score= nor evaluate=", fix="pass one"
             )
         return Measured(percent("val_score", score), None, {})
-    shown = (host.lifecycle.alpha[0] > 0).tolist()
-    kept = host.lifecycle.at(SeedStage.FOSSILIZED)[0].tolist()
-    names = [spec.name for spec, on in zip(host.specs, shown, strict=True) if on]
-    loose = frozenset(
-        spec.name for spec, on, stays in zip(host.specs, shown, kept, strict=True) if on > stays
-    )
+    seeds = {name: slot.seed for name, slot in host.seed_slots.items()}
+    shown = {name: seed for name, seed in seeds.items() if seed is not None and seed.alpha > 0.0}
+    loose = [name for name, seed in shown.items() if seed.stage is not SeedStage.FOSSILIZED]
     scores: dict[frozenset[str], float] = {}
 
     def without(*off: str) -> float:
@@ -181,11 +178,11 @@ def measure(host: "GrowingModel", score: float | None, evaluate: Evaluate | None
         return scores[frozenset(off)]
 
     if score is not None:
-        if names and not host.memory.compared:
+        if shown and not host.memory.compared:
             host.memory.compare(percent("val_score", score), without())
         scores[frozenset()] = percent("val_score", score)
     whole = without()
-    contributions = {name: whole - without(name) for name in names}
+    contributions = {name: whole - without(name) for name in shown}
     return Measured(whole, without(*loose), contributions)
 
 
