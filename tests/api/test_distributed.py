@@ -20,7 +20,7 @@ import torch
 from torch import distributed
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from esper.api.controller_choice import resolve
+from esper.api.fitting_controllers import resolve
 from esper.api.ticking import slot_flow
 from tests.api.tables import INPUTS, LABELS, mlp, accuracy
 from esper.api import Budget, wrap

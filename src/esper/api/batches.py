@@ -27,20 +27,19 @@ class Batches:
 
     name: str  # train, val or test: for messages
     loader: DataLoader[Any]
-    ours: bool  # was the loader made here?
 
     @classmethod
     def of(cls, name: str, source: object, batch_size: int, *, shuffle: bool) -> "Batches":
         """Loaders are taken as they are; of data sets and tensors batches are made."""
         if isinstance(source, DataLoader):
-            return cls(name, source, ours=False)
+            return cls(name, source)
         if isinstance(source, (tuple, list)):
             source = _tensors(name, source)
         if not isinstance(source, Dataset):
             raise DataError(f"Cannot read the {name} data", given=type(source).__name__,
                             valid=_VALID)  # fmt: skip
         if isinstance(source, IterableDataset):
-            return cls(name, DataLoader(source, batch_size), ours=True)
+            return cls(name, DataLoader(source, batch_size))
         samples = len(source)  # type: ignore[arg-type]
         if samples == 0:
             raise DataError(f"The {name} data is empty", fix="give at least one sample")
@@ -52,7 +51,7 @@ class Batches:
             # Batch normalisation cannot train on a last batch of one.
             drop_last=shuffle and samples > batch_size and samples % batch_size == 1,
         )
-        return cls(name, loader, ours=True)
+        return cls(name, loader)
 
     def __call__(self, stream: int, device: torch.device) -> Iterator[Pair]:
         """One pass in the order of `stream`; call it where random states may change."""

@@ -192,10 +192,7 @@ class Growth:
     def _leader(self) -> dict[str, Any]:
         """What tells the controller from others: its name, and what it has learned."""
         chosen = self.host.require_controller(self.controller)
-        return {
-            "controller": chosen.name,
-            "fingerprint": getattr(chosen, "fingerprint", None),
-        }
+        return {"controller": chosen.name, "fingerprint": getattr(chosen, "fingerprint", None)}
 
     def go_on(self, archive: Archive) -> None:
         """After the checkpoint was restored: whatever follows from it."""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from esper.api.controller_choice import ENDLESS
-from esper.api.grow_settings import AUTO, Budget, BudgetError, BudgetLike
+from esper.api.fitting_controllers import ENDLESS
+from esper.api.grow_settings import AUTO, Budget, BudgetError, BudgetLike, GrowSettings
 from esper.api.host_state import KIND, VERSION, pack, unpack
 from esper.api.inspection import Slots, chosen_places, require_module
 from esper.api.ticking import (
@@ -224,7 +224,7 @@ class GrowingModel(SlottedModel):
 
     def tick(
         self,
-        controller: "Controller | str | Path" = "heuristic",
+        controller: "Controller | str | Path" = GrowSettings.controller,
         *,
         train_loss: float,
         val_score: float | None = None,

@@ -58,10 +58,10 @@ def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> 
     notes, parts = archive.notes, _by_prefix(archive.tensors)
     try:
         _require_same("slots", list(notes["slots"]), [spec.name for spec in host.specs])
-        optimizers = notes["optimizers"] if training else []
-        kinds = [str(kept["kind"]) for kept in optimizers]
-        present = [type(each).__name__ for each in host.optimizers] if training else []
-        _require_same("optimisers", kinds, present)
+        optimizers = list(notes["optimizers"]) if training else []
+        present = host.optimizers if training else ()
+        kinds = [type(each).__name__ for each in present]
+        _require_same("optimisers", [kept["kind"] for kept in optimizers], kinds)
         _require_room(host, int(notes["added"]))
         buffers = parts.get("buffer", {})
         _require_places(host, buffers)
@@ -70,14 +70,9 @@ def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> 
         frozen = frozenset(notes["frozen"])
         for name, parameter in host.named_parameters():
             parameter.requires_grad_(name not in frozen)
-        for index, (optimizer, kept) in enumerate(zip(host.optimizers, optimizers, strict=False)):
-            start = f"{index}."
-            found = {
-                name.removeprefix(start): tensor
-                for name, tensor in parts.get("optimizer", {}).items()
-                if name.startswith(start)
-            }
-            _unpack_optimizer(optimizer, found, kept)
+        states = _by_prefix(parts.get("optimizer", {}))
+        for index, (optimizer, kept) in enumerate(zip(present, optimizers, strict=True)):
+            _unpack_optimizer(optimizer, states.get(str(index), {}), kept)
         host.memory.restore(
             parts["memory"], notes["memory"], notes["controller"], parts.get("controller", {})
         )
@@ -164,32 +159,28 @@ def _load_buffers(host: "GrowingModel", saved: Mapping[str, Tensor]) -> None:
 def _pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State goes by position, which follows from what has grown."""
     whole = optimizer.state_dict()
+    groups = whole["param_groups"]
+    tables = {f"state.{index}": state for index, state in whole["state"].items()}
+    tables |= {f"group.{index}": group for index, group in enumerate(groups)}
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Any] = {}
-    for index, state in whole["state"].items():
-        for name, value in state.items():
-            _keep(f"state.{index}.{name}", value, tensors, scalars)
-    for index, group in enumerate(whole["param_groups"]):
-        for name, value in group.items():
-            if name not in ("params", "param_names"):
-                _keep(f"group.{index}.{name}", value, tensors, scalars)
-    sizes = [len(group["params"]) for group in whole["param_groups"]]
+    for table, values in tables.items():
+        for name, value in values.items():
+            several = isinstance(value, (tuple, list))
+            if isinstance(value, Tensor):
+                tensors[f"{table}.{name}"] = value
+            elif name in ("params", "param_names"):
+                continue
+            elif all(isinstance(each, _PLAIN) for each in (value if several else [value])):
+                scalars[f"{table}.{name}"] = list(value) if several else value
+            else:
+                raise KeepingError(
+                    "The optimiser keeps something that cannot be saved",
+                    given=f"{table}.{name}: {type(value).__name__}",
+                    valid="tensors and numbers",
+                )
+    sizes = [len(group["params"]) for group in groups]
     return tensors, {"kind": type(optimizer).__name__, "sizes": sizes, "scalars": scalars}
-
-
-def _keep(name: str, value: Any, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
-    if isinstance(value, Tensor):
-        tensors[name] = value
-    elif isinstance(value, _PLAIN) or (
-        isinstance(value, (tuple, list)) and all(isinstance(each, _PLAIN) for each in value)
-    ):
-        scalars[name] = list(value) if isinstance(value, tuple) else value
-    else:
-        raise KeepingError(
-            "The optimiser keeps something that cannot be saved",
-            given=f"{name}: {type(value).__name__}",
-            valid="tensors and numbers",
-        )
 
 
 def _unpack_optimizer(

@@ -113,23 +113,22 @@ def inspect(
     budget, seeds that it has no room for are left out.
     """
     require_module(model)
-    host_params = sum(parameter.numel() for parameter in model.parameters())
-    room = Budget.of(budget).allowed(host_params)
     found = Survey(model, sample, blueprints)
+    room = Budget.of(budget).allowed(found.host_params)
     places: list[Possible] = []
     refusals: list[Refusal] = []
     for sighting in found.sightings:
-        path, place, costs = sighting.target.path, sighting.place, found.costs[sighting.target]
-        kind = type(model.get_submodule(path)).__name__
+        target, place = sighting.target, sighting.place
+        kind = type(model.get_submodule(target.path)).__name__
         if isinstance(place, EsperError):
-            refusals.append(Refusal(path, kind, str(place)))
-        elif options := _within(costs, room):
-            places.append(Possible(sighting.target.slot_name, kind, _shape(place.spec), options))
+            refusals.append(Refusal(target.path, kind, str(place)))
+        elif options := found.options(target, room):
+            places.append(Possible(target.slot_name, kind, _shape(place.spec), options))
         else:
-            refusals.append(Refusal(path, kind, _why_no_option(costs, room)))
+            refusals.append(Refusal(target.path, kind, found.why_no_option(target, room)))
     return Inspection(
         model=type(model).__name__,
-        host_params=host_params,
+        host_params=found.host_params,
         room=room,
         places=tuple(places),
         refusals=tuple(refusals),
@@ -145,29 +144,29 @@ def chosen_places(
     blueprints: Sequence[str] | None,
 ) -> tuple[list[Target], list[Place]]:
     """Where a host gets its slots: how the places are named, and what was found there."""
-    if not isinstance(slots, str):
-        if not slots:
-            raise SlotError(
-                "A model needs at least one slot to grow",
-                given="an empty list",
-                fix='name submodules, slots=["layer1"], or let Esper choose, slots="auto"',
-            )
-        named = [Target.parse(place) for place in slots]
-        return named, probe(model, named, sample)
-    if slots != AUTO:
+    if slots == AUTO:
+        found = Survey(model, sample, blueprints)
+        # Where nothing fits the budget, that is what is to be said, and not that there is no place.
+        chosen = found.choose(room) or found.choose(None)
+        if not chosen:
+            raise found.no_place()
+        places = [each.place for each in chosen if isinstance(each.place, Place)]
+        return [each.target for each in chosen], places
+    if isinstance(slots, str):
         raise SlotError(
             "Slots are a list of paths",
             given=repr(slots),
             valid='"auto" or a list',
             fix=f"write slots=[{slots!r}]",
         )
-    found = Survey(model, sample, blueprints)
-    # Where nothing fits the budget, that is what is to be said, and not that there is no place.
-    chosen = found.choose(room) or found.choose(None)
-    if not chosen:
-        raise found.no_place()
-    places = [each.place for each in chosen if isinstance(each.place, Place)]
-    return [each.target for each in chosen], places
+    if not slots:
+        raise SlotError(
+            "A model needs at least one slot to grow",
+            given="an empty list",
+            fix='name submodules, slots=["layer1"], or let Esper choose, slots="auto"',
+        )
+    named = [Target.parse(place) for place in slots]
+    return named, probe(model, named, sample)
 
 
 class Survey:
@@ -177,31 +176,36 @@ class Survey:
         self, model: nn.Module, sample: Sample, blueprints: Sequence[str] | None = None
     ) -> None:
         self.model, self.sample = model, sample
+        self.host_params = sum(parameter.numel() for parameter in model.parameters())
         self.sightings = _sightings(model, sample)  # in the order of their calls
-        self.costs = self._costs(blueprints)
-        self.refusals: dict[Target, EsperError] = {}  # why "auto" does not take a place
-
-    def _costs(self, blueprints: Sequence[str] | None) -> dict[Target, dict[str, int]]:
-        """By place and blueprint that fits there: the parameters that it would add."""
-        costs: dict[Target, dict[str, int]] = {each.target: {} for each in self.sightings}
-        good = {
-            each.target: each.place.spec for each in self.sightings if isinstance(each.place, Place)
-        }
+        self._costs: dict[Target, dict[str, int]] = {}  # by place and blueprint that fits there
+        self._refusals: dict[Target, EsperError] = {}  # why "auto" does not take a place
+        good = [(s.target, s.place.spec) for s in self.sightings if isinstance(s.place, Place)]
         if good:
             # One catalogue: a blueprint is not unknown because it fits some places and not others.
-            host_params = sum(parameter.numel() for parameter in self.model.parameters())
-            catalogue = build_catalogue(list(good.values()), host_params, blueprints)
-            for target, row in zip(good, catalogue.costs, strict=True):
+            specs = [spec for _, spec in good]
+            catalogue = build_catalogue(specs, self.host_params, blueprints)
+            for (target, _), row in zip(good, catalogue.costs, strict=True):
                 pairs = zip(catalogue.names, row, strict=True)
-                costs[target] = {name: cost for name, cost in pairs if cost != NOT_APPLICABLE}
-        return costs
+                self._costs[target] = {name: cost for name, cost in pairs if cost != NOT_APPLICABLE}
+
+    def options(self, target: Target, room: int | None) -> dict[str, int]:
+        """What can be planted there within so many parameters, and how many each adds."""
+        costs = self._costs.get(target, {}).items()
+        return {name: cost for name, cost in costs if room is None or cost <= room}
+
+    def why_no_option(self, target: Target, room: int | None) -> str:
+        if not self._costs[target]:
+            return "No blueprint fits activations of this shape."
+        cheapest = min(self._costs[target].values())
+        return f"The cheapest seed adds {cheapest:,} parameters, the budget allows {room:,}."
 
     def choose(self, room: int | None) -> list[Sighting]:
         """What "auto" takes, of places where a seed fits into this many parameters.
 
         Seen with fewer neighbours a place may be doubtful: then the next.
         """
-        useful = [each for each in self.sightings if _within(self.costs[each.target], room)]
+        useful = [each for each in self.sightings if self.options(each.target, room)]
         if isinstance(self.model, SegmentedHost):
             return useful
         useful = [each for each in useful if not self._refuses(each)]
@@ -209,31 +213,29 @@ class Survey:
             again = survey(self.model, [each.target for each in chosen], self.sample)
             if not [each for each in again if self._refuses(each)]:
                 return again
-            useful = [each for each in useful if each.target not in self.refusals]
+            useful = [each for each in useful if each.target not in self._refusals]
         return []
 
     def _refuses(self, sighting: Sighting) -> bool:
-        """Is this no place for "auto"? Then `refusals` says why."""
+        """Is this no place for "auto"? Then it is remembered why."""
         found, where = sighting.place, opening(sighting.target.where)
         if isinstance(found, EsperError):
-            self.refusals[sighting.target] = found
+            self._refusals[sighting.target] = found
         elif sighting.is_returned:
-            self.refusals[sighting.target] = SlotError(f"{where} gives what the model returns")
+            self._refusals[sighting.target] = SlotError(f"{where} gives what the model returns")
         elif sighting.calls > 1:
-            self.refusals[sighting.target] = SlotError(f"{where} runs more than once in a pass")
-        return sighting.target in self.refusals
+            self._refusals[sighting.target] = SlotError(f"{where} runs more than once in a pass")
+        return sighting.target in self._refusals
 
     def no_place(self) -> SlotError:
         """What to say where nothing is left: the reasons by how many places they concern."""
         alike: dict[str, list[EsperError]] = {}
         for sighting in self.sightings:
-            target, found = sighting.target, sighting.place
-            if isinstance(found, EsperError):
-                refusal = found
-            elif not self.costs[target]:
-                refusal = SlotError(f"No blueprint fits the output of {target.where}")
+            target = sighting.target
+            if not self._refuses(sighting):
+                refusal = EsperError(f"No blueprint fits the output of {target.where}")
             else:
-                refusal = self.refusals[target]
+                refusal = self._refusals[target]
             alike.setdefault(refusal.what.replace(repr(target.path), ""), []).append(refusal)
         groups = sorted(alike.values(), key=len, reverse=True)
         reasons = [
@@ -274,11 +276,6 @@ def _sightings(model: nn.Module, sample: Sample) -> list[Sighting]:
     targets = [Target(path) for path, _ in model.named_modules() if path]
     found = survey(model, targets or [Target("")], sample)
     return sorted(found, key=lambda each: each.first_event)
-
-
-def _within(costs: Mapping[str, int], room: int | None) -> dict[str, int]:
-    """Of these, what there is room for."""
-    return {name: cost for name, cost in costs.items() if room is None or cost <= room}
 
 
 # --- choosing ------------------------------------------------------------------------------
@@ -327,12 +324,6 @@ def _spread(sightings: Sequence[Sighting], most: int) -> list[Sighting]:
 
 
 # --- words ---------------------------------------------------------------------------------
-
-
-def _why_no_option(costs: Mapping[str, int], room: int | None) -> str:
-    if not costs:
-        return "No blueprint fits activations of this shape."
-    return f"The cheapest seed adds {min(costs.values()):,} parameters, the budget allows {room:,}."
 
 
 def _shape(spec: SlotSpec) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 
-from esper.api.controller_choice import require_fitting, resolve
+from esper.api.fitting_controllers import require_fitting, resolve
 from esper.kasmina.flow_statistics import flow_statistics
 from esper.kasmina.isolation import Isolation, randomness_kept, state_kept
 from esper.kasmina.slot import part_of

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from esper.garden.bed import catalogue_of
 from esper.kasmina.blueprints import blueprint_names
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import AgreementError, EsperError, UnknownNameError
@@ -20,7 +19,8 @@ class ControllerError(EsperError):
 
 def resolve(asked: str | Path, catalogue: BlueprintCatalogue, horizon: int | None) -> Controller:
     """The controller of that name, description or path, if it can decide for this host."""
-    word, known = str(asked), ()
+    word = str(asked)
+    known: tuple[str, ...] = ()
     controller: Controller
     if word.partition(":")[0] in controller_names():
         controller = make_controller(word)
@@ -28,7 +28,7 @@ def resolve(asked: str | Path, catalogue: BlueprintCatalogue, horizon: int | Non
         folder = Path(word).resolve()  # the same one from wherever it is asked for
         controller = load_controller(folder, name=str(folder))
         if (folder / CONFIG).is_file():
-            known = catalogue_of(RunFolder.open(folder).suite.training[0]).names
+            known = RunFolder.open(folder).suite.training[0].catalogue().names
     elif "/" in word or "\\" in word:
         raise ControllerError(
             "There is no trained controller at this path",
