@@ -140,10 +140,7 @@ def test_another_version_is_refused_with_both(tmp_path: Path) -> None:
 @pytest.fixture
 def new_event() -> Iterator[type[Event]]:
     @dataclass(frozen=True, kw_only=True)
-    class Weighed(Event):
-        kind = "weighing"
-        table = "weighings"
-
+    class Weighed(Event, kind="weighing", table="weighings"):
         step: int
         env: Integers  # [M]
         stage: Stages  # [M]

@@ -6,7 +6,7 @@ values where all returns are equal) count as neither.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from esper.leyline.errors import AgreementError
 from esper.nissa.events import AnomalyFound, flatten
 
 Numbers = Mapping[str, float]
+Readings = Iterator[tuple[str, float]]  # head ("": all of them) and number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,37 +39,6 @@ class Thresholds:
     gradient_patience: int = 5
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One number that a rule looks at; `head` is empty where it is about all heads."""
-
-    head: str
-    value: float
-    threshold: float
-    what: str  # for people
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One kind of anomaly."""
-
-    name: str
-    read: Callable[[Numbers, Thresholds], Iterator[Reading]]
-    high: bool  # is too much bad, or too little?
-    patience: Callable[[Thresholds], int]
-    advice: str
-
-    def bad(self, reading: Reading) -> bool:
-        if self.high:
-            return reading.value > reading.threshold
-        return reading.value < reading.threshold
-
-    def good(self, reading: Reading, factor: float) -> bool:
-        if self.high:
-            return reading.value <= reading.threshold / factor
-        return reading.value >= reading.threshold * factor
-
-
 @dataclass
 class Course:
     """How one reading has gone."""
@@ -78,17 +48,47 @@ class Course:
     raised: bool = False
 
 
+@dataclass(frozen=True)
+class Rule:
+    """One kind of anomaly; its threshold is the one of its name."""
+
+    name: str
+    high: bool  # is too much bad, or too little?
+    patience: str  # which of the thresholds; "" is one update
+    read: Callable[[Numbers, Thresholds], Iterable[tuple[str, float]]]  # head and number
+    what: str  # the number, for people; {} are the metrics that are not finite
+    advice: str
+
+    def threshold(self, numbers: Numbers, limits: Thresholds) -> float:
+        if self.name == "log_prob_mismatch":
+            return numbers["stored_log_prob_tolerance"]
+        return float(getattr(limits, self.name, 0.0))
+
+    def bad(self, value: float, threshold: float) -> bool:
+        return value > threshold if self.high else value < threshold
+
+    def good(self, value: float, threshold: float, factor: float) -> bool:
+        return value <= threshold / factor if self.high else value >= threshold * factor
+
+    def message(
+        self, course: Course, head: str, value: float, threshold: float, numbers: Numbers
+    ) -> str:
+        title = self.name.replace("_", " ").capitalize() + (f" of head {head!r}" if head else "")
+        what = self.what.format(", ".join(_not_finite(numbers)[:3]) or "none")
+        if not course.raised:
+            return f"{title} is over: {what} is {value:.4g} (threshold {threshold:g})."
+        side, more = "above" if self.high else "below", "s" if course.bad > 1 else ""
+        return (
+            f"{title}: {what} is {value:.4g}, {side} {threshold:g}, for {course.bad} update{more}."
+        )
+
+
 class AnomalyDetector:
     """Looks at every update once."""
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self.thresholds = thresholds or Thresholds()
         self._courses: dict[tuple[str, str], Course] = {}
-
-    @property
-    def active(self) -> list[tuple[str, str]]:
-        """(name, head) of what was raised and is not over."""
-        return [key for key, course in self._courses.items() if course.raised]
 
     def observe(self, round: int, metrics: Mapping[str, Any]) -> list[AnomalyFound]:
         """Look at an update's metrics, nested or flat; returns what was raised or is over."""
@@ -97,30 +97,41 @@ class AnomalyDetector:
             return []
         found = []
         for rule in RULES:
-            for reading in rule.read(numbers, self.thresholds):
-                event = self._follow(rule, reading, round)
-                if event is not None:
+            for head, value in rule.read(numbers, self.thresholds):
+                threshold = rule.threshold(numbers, self.thresholds)
+                course = self._courses.setdefault((rule.name, head), Course())
+                if self._turns(course, rule, value, threshold):
+                    event = AnomalyFound(
+                        round=round,
+                        name=rule.name,
+                        head=head,
+                        raised=course.raised,
+                        seen=value,
+                        threshold=threshold,
+                        updates=course.bad,
+                        message=rule.message(course, head, value, threshold, numbers),
+                        advice=rule.advice if course.raised else "",
+                    )
                     found.append(event)
         return found
 
-    def _follow(self, rule: Rule, reading: Reading, round: int) -> AnomalyFound | None:
-        course = self._courses.setdefault((rule.name, reading.head), Course())
-        if rule.bad(reading):
+    def _turns(self, course: Course, rule: Rule, value: float, threshold: float) -> bool:
+        """Follow a number; is it raised now, or over?"""
+        limits = self.thresholds
+        if rule.bad(value, threshold):
             course.bad, course.good = course.bad + 1, 0
-            if not course.raised and course.bad >= rule.patience(self.thresholds):
-                course.raised = True
-                return _event(rule, reading, round, course)
-            return None
-        if rule.good(reading, self.thresholds.recovery_factor):
-            course.good += 1
-            if course.raised and course.good >= self.thresholds.clear_after:
-                course.raised, course.bad = False, 0
-                return _event(rule, reading, round, course)
-        else:
-            course.good = 0
+            patience = getattr(limits, rule.patience) if rule.patience else 1
+            turned = not course.raised and course.bad >= patience
+            course.raised = course.raised or turned
+            return turned
+        good = rule.good(value, threshold, limits.recovery_factor)
+        course.good = course.good + 1 if good else 0
+        turned = course.raised and course.good >= limits.clear_after
+        if turned:
+            course.raised = False
         if not course.raised:
             course.bad = 0
-        return None
+        return turned
 
     def state_dict(self) -> dict[str, list[int]]:
         """All that is remembered, for a checkpoint's notes."""
@@ -144,31 +155,8 @@ class AnomalyDetector:
         self._courses = courses
 
 
-def _event(rule: Rule, reading: Reading, round: int, course: Course) -> AnomalyFound:
-    of = f" of head {reading.head!r}" if reading.head else ""
-    side = "above" if rule.high else "below"
-    title = rule.name.replace("_", " ").capitalize()
-    if course.raised:
-        message = (
-            f"{title}{of}: {reading.what} is {reading.value:.4g}, {side} {reading.threshold:g}, "
-            f"for {course.bad} update{'s' if course.bad > 1 else ''}."
-        )
-    else:
-        message = (
-            f"{title}{of} is over: {reading.what} is {reading.value:.4g} "
-            f"(threshold {reading.threshold:g})."
-        )
-    return AnomalyFound(
-        round=round,
-        name=rule.name,
-        head=reading.head,
-        raised=course.raised,
-        seen=reading.value,
-        threshold=reading.threshold,
-        updates=course.bad,
-        message=message,
-        advice=rule.advice if course.raised else "",
-    )
+def _not_finite(numbers: Numbers) -> list[str]:
+    return [name for name, value in numbers.items() if not math.isfinite(value)]
 
 
 def _heads(numbers: Numbers) -> list[str]:
@@ -182,14 +170,15 @@ def _finite(numbers: Numbers, name: str) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _mattering(numbers: Numbers, limits: Thresholds) -> Iterator[str]:
-    """Heads that mattered often enough to be judged."""
+def _of_heads(numbers: Numbers, limits: Thresholds, path: str) -> Readings:
+    """A metric of every head that mattered often enough to be judged."""
     steps = numbers.get("valid_steps", math.inf)
     for head in _heads(numbers):
         share = _finite(numbers, f"heads.{head}.relevant_fraction")
         share = 1.0 if share is None else share
-        if share > 0 and share * steps >= limits.min_mattering_steps:
-            yield head
+        value = _finite(numbers, path.format(head))
+        if share > 0 and share * steps >= limits.min_mattering_steps and value is not None:
+            yield head, value
 
 
 def _something_to_learn(numbers: Numbers, limits: Thresholds) -> bool:
@@ -197,144 +186,111 @@ def _something_to_learn(numbers: Numbers, limits: Thresholds) -> bool:
     return spread is None or spread > limits.min_return_spread
 
 
-def _not_finite(numbers: Numbers, limits: Thresholds) -> Iterator[Reading]:
-    wrong = [name for name, value in numbers.items() if not math.isfinite(value)]
-    what = f"the number of metrics that are NaN or infinite ({', '.join(wrong[:3]) or 'none'})"
-    yield Reading("", len(wrong), 0.0, what)
-
-
-def _ratio_max(numbers: Numbers, limits: Thresholds) -> Iterator[Reading]:
-    for head, value in _ratios(numbers, limits, "ratio_max"):
-        yield Reading(head, value, limits.ratio_explosion, "the largest probability ratio")
-
-
-def _ratio_min(numbers: Numbers, limits: Thresholds) -> Iterator[Reading]:
-    for head, value in _ratios(numbers, limits, "ratio_min"):
-        yield Reading(head, value, limits.ratio_collapse, "the smallest probability ratio")
-
-
-def _ratios(numbers: Numbers, limits: Thresholds, which: str) -> Iterator[tuple[str, float]]:
+def _ratios(numbers: Numbers, limits: Thresholds, which: str) -> Readings:
     """Extreme ratios say something only where many steps moved, others always."""
-    for head in _mattering(numbers, limits):
-        value = _finite(numbers, f"heads.{head}.{which}")
+    for head, value in _of_heads(numbers, limits, f"heads.{{}}.{which}"):
         clipped = _finite(numbers, f"heads.{head}.clip_fraction")
-        if value is None:
-            continue
         extreme = not limits.ratio_collapse <= value <= limits.ratio_explosion
         if not extreme or clipped is None or clipped >= limits.min_clipped:
             yield head, value
 
 
-def _entropy(numbers: Numbers, limits: Thresholds) -> Iterator[Reading]:
-    for head in _mattering(numbers, limits):
-        value = _finite(numbers, f"heads.{head}.entropy")
-        if value is not None:
-            yield Reading(head, value, limits.entropy_collapse, "its share of the highest entropy")
-
-
-def _value_spread(numbers: Numbers, limits: Thresholds) -> Iterator[Reading]:
+def _value_spread(numbers: Numbers, limits: Thresholds) -> Readings:
     values, returns = _finite(numbers, "value_std"), _finite(numbers, "return_std")
     explained = _finite(numbers, "explained_variance")
     if values is None or returns is None or explained is None:
         return
     if returns > limits.min_return_spread:
-        better = max(values / returns, explained)
-        what = "the larger of (spread of values / spread of returns) and variance explained"
-        yield Reading("", better, limits.value_collapse, what)
+        yield "", max(values / returns, explained)
 
 
-def _gradients(numbers: Numbers, limits: Thresholds) -> Iterator[tuple[str, float]]:
+def _gradients(numbers: Numbers, limits: Thresholds) -> Readings:
     if numbers.get("optimizer_steps", 1.0) == 0.0:
         return
-    for head in _mattering(numbers, limits):
-        value = _finite(numbers, f"gradient_norms.heads.{head}")
-        if value is not None:
-            yield head, value
+    yield from _of_heads(numbers, limits, "gradient_norms.heads.{}")
     value = _finite(numbers, "gradient_norms.value")
     if value is not None:
         yield "value", value
 
 
-def _small_gradients(numbers: Numbers, limits: Thresholds) -> Iterator[Reading]:
-    if _something_to_learn(numbers, limits):
-        for head, norm in _gradients(numbers, limits):
-            yield Reading(head, norm, limits.gradient_vanishing, "its gradient's norm")
-
-
-def _large_gradients(numbers: Numbers, limits: Thresholds) -> Iterator[Reading]:
-    for head, norm in _gradients(numbers, limits):
-        yield Reading(head, norm, limits.gradient_explosion, "its gradient's norm before clipping")
-
-
-def _log_probs(numbers: Numbers, limits: Thresholds) -> Iterator[Reading]:
+def _log_probs(numbers: Numbers, limits: Thresholds) -> Readings:
     error = _finite(numbers, "stored_log_prob_error")
-    tolerance = _finite(numbers, "stored_log_prob_tolerance")
-    if error is not None and tolerance is not None:
-        yield Reading("", error, tolerance, "|ratio - 1| before the first step")
+    if error is not None and _finite(numbers, "stored_log_prob_tolerance") is not None:
+        yield "", error
 
 
 RULES = (
     Rule(
         "not_a_number",
-        _not_finite,
         True,
-        lambda limits: 1,
+        "",
+        lambda numbers, limits: [("", len(_not_finite(numbers)))],
+        "the number of metrics that are NaN or infinite ({})",
         "Resume from the last good checkpoint with a lower learning rate; if it comes back, look "
         "for infinite observations or rewards in the round before.",
     ),
     Rule(
         "log_prob_mismatch",
-        _log_probs,
         True,
-        lambda limits: 1,
+        "",
+        _log_probs,
+        "|ratio - 1| before the first step",
         "Rollout and update do not compute the same thing: look for wrong hidden states, masks or "
         "a lower precision in one of them. Results until it is found are not to be trusted.",
     ),
     Rule(
         "ratio_explosion",
-        _ratio_max,
         True,
-        lambda limits: limits.ratio_patience,
+        "ratio_patience",
+        lambda numbers, limits: _ratios(numbers, limits, "ratio_max"),
+        "the largest probability ratio",
         "The policy moves too far in one update: lower the learning rate or the number of epochs, "
         "or set a target for the KL.",
     ),
     Rule(
         "ratio_collapse",
-        _ratio_min,
         False,
-        lambda limits: limits.ratio_patience,
+        "ratio_patience",
+        lambda numbers, limits: _ratios(numbers, limits, "ratio_min"),
+        "the smallest probability ratio",
         "The policy abandons actions within one update: lower the learning rate or the number of "
         "epochs, or set a target for the KL.",
     ),
     Rule(
         "entropy_collapse",
-        _entropy,
         False,
-        lambda limits: limits.entropy_patience,
+        "entropy_patience",
+        lambda numbers, limits: _of_heads(numbers, limits, "heads.{}.entropy"),
+        "its share of the highest entropy",
         "The head always takes the same action: if it is not the right one, raise the entropy "
         "coefficient or start anew from an earlier checkpoint.",
     ),
     Rule(
         "value_collapse",
-        _value_spread,
         False,
-        lambda limits: limits.value_patience,
+        "value_patience",
+        _value_spread,
+        "the larger of (spread of values / spread of returns) and variance explained",
         "Values are the same everywhere while returns are not: raise the value coefficient or the "
         "value clip, and check that observations tell the cases apart.",
     ),
     Rule(
         "gradient_vanishing",
-        _small_gradients,
         False,
-        lambda limits: limits.gradient_patience,
+        "gradient_patience",
+        lambda numbers, limits: (
+            _gradients(numbers, limits) if _something_to_learn(numbers, limits) else ()
+        ),
+        "its gradient's norm",
         "The head does not learn: check that its advantages are not all zero and that its "
         "probabilities are not saturated.",
     ),
     Rule(
         "gradient_explosion",
-        _large_gradients,
         True,
-        lambda limits: limits.gradient_patience,
+        "gradient_patience",
+        _gradients,
+        "its gradient's norm before clipping",
         "Gradients are clipped to noise: check the scale of rewards and observations, and lower "
         "the learning rate.",
     ),

@@ -51,22 +51,24 @@ class Event:
     kind: ClassVar[str]
     table: ClassVar[str]  # of a run's file
     version: ClassVar[int] = 1
-    droppable: ClassVar[bool] = False  # may be lost, and is counted, where a sink is too slow
-    repeatable: ClassVar[bool] = True  # the same, to the bit, if a run is interrupted and resumed
+    droppable: ClassVar[bool]  # may be lost, and is counted, where a sink is too slow
+    repeatable: ClassVar[bool]  # the same, to the bit, if a run is interrupted and resumed
     declared: ClassVar[Mapping[str, Field]] = {}  # what the annotations say, but for the round
-
     _kept: ClassVar[Sequence[tuple[str, Field]]] = ()  # the same, required arrays first
 
     round: int
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(
+        cls, kind: str = "", table: str = "", droppable: bool = False, repeatable: bool = True
+    ) -> None:
+        cls.kind, cls.table, cls.droppable, cls.repeatable = kind, table, droppable, repeatable
         cls.declared = {**cls.declared, **fields_of(cls)}
         cls._kept = sorted(
             cls.declared.items(),
             key=lambda item: hasattr(cls, item[0]) or isinstance(item[1], Text),
         )
-        if "kind" in vars(cls):
-            KINDS[cls.kind] = cls
+        if kind:
+            KINDS[kind] = cls
 
     def __post_init__(self) -> None:
         """Copy what was given; the first array says how many rows there are."""
@@ -90,12 +92,8 @@ class StepEvent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunStarted(Event):
+class RunStarted(Event, kind="run", table="runs", repeatable=False):
     """A run began, or was resumed after `round`."""
-
-    kind = "run"
-    table = "runs"
-    repeatable = False
 
     config: JsonMapping
     versions: JsonMapping = field(default_factory=dict)
@@ -104,11 +102,8 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decisions(StepEvent):
+class Decisions(StepEvent, kind="decision", table="decisions"):
     """What was decided for every environment, and of the watched ones why."""
-
-    kind = "decision"
-    table = "decisions"
 
     actions: Annotated[Array, PerEnvironment("<i4", 2)]  # [N, H] in the layout's order of heads
     values: Annotated[Array, PerEnvironment("<f4", column="value")]  # [N]
@@ -128,11 +123,8 @@ class Decisions(StepEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stepped(StepEvent):
+class Stepped(StepEvent, kind="step", table="steps"):
     """What came of a decision in every environment: its reward, term by term, and measurements."""
-
-    kind = "step"
-    table = "steps"
 
     rewards: Annotated[Array, PerEnvironment("<f8", column="reward")]  # [N]
     terms: Annotated[Mapping[str, Array], Measures("reward_")] = field(  # [N] each, sum: the reward
@@ -142,11 +134,8 @@ class Stepped(StepEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LifecycleChanged(Event):
+class LifecycleChanged(Event, kind="lifecycle", table="lifecycle"):
     """Slots that changed their stage during a step, in the order in which they did."""
-
-    kind = "lifecycle"
-    table = "lifecycle"
 
     step: int
     env: Integers  # [M]
@@ -159,11 +148,8 @@ class LifecycleChanged(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpisodeEnded(Event):
+class EpisodeEnded(Event, kind="episode", table="episodes"):
     """Episodes that ended with a step. Scores are percent, gains points."""
-
-    kind = "episode"
-    table = "episodes"
 
     step: int
     env: Integers  # [M]
@@ -181,11 +167,8 @@ class EpisodeEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolledBack(Event):
+class RolledBack(Event, kind="rollback", table="rollbacks"):
     """Environments that failed and were put back to their last good state."""
-
-    kind = "rollback"
-    table = "rollbacks"
 
     step: int
     env: Integers  # [M]
@@ -193,21 +176,15 @@ class RolledBack(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpdateMetrics(Event):
+class UpdateMetrics(Event, kind="update", table="updates"):
     """What an update of the learner reports, flat: `flatten(agent.update())`."""
-
-    kind = "update"
-    table = "updates"
 
     metrics: NamedNumbers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluated(Event):
+class Evaluated(Event, kind="evaluation", table="evaluations"):
     """Scores of one controller on fixed contexts; the context "all" is the figure over them."""
-
-    kind = "evaluation"
-    table = "evaluations"
 
     controller: str
     context: Texts  # [M]
@@ -218,11 +195,8 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnomalyFound(Event):
+class AnomalyFound(Event, kind="anomaly", table="anomalies"):
     """Something is wrong with the learning, or no longer is."""
-
-    kind = "anomaly"
-    table = "anomalies"
 
     name: str
     head: str  # "" where it is about all heads
@@ -238,36 +212,23 @@ class AnomalyFound(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled(Event):
+class Sampled(Event, kind="sample", table="samples", repeatable=False, droppable=True):
     """Numbers that are nice to have: times of phases, counts of stages."""
-
-    kind = "sample"
-    table = "samples"
-    repeatable = False
-    droppable = True
 
     step: int | None = None
     values: NamedNumbers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noted(Event):
+class Noted(Event, kind="note", table="notes", repeatable=False):
     """A sentence for people, as when a sink failed."""
-
-    kind = "note"
-    table = "notes"
-    repeatable = False
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dropped(Event):
+class Dropped(Event, kind="dropped", table="dropped", repeatable=False):
     """How many events of a kind a sink was too slow for."""
-
-    kind = "dropped"
-    table = "dropped"
-    repeatable = False
 
     sink: str
     what: str  # the kind that was dropped

@@ -105,9 +105,7 @@ class _Channel:
             self._waiting.append(mark)
             self._hurry()
         if not mark.done.wait(self._patience):
-            with self._lock:
-                self._give_up(f"it has not finished a round for {self._patience:g} seconds")
-            self._tell()
+            self._fail(f"it has not finished a round for {self._patience:g} seconds")
         return mark.held
 
     def close(self) -> None:
@@ -118,17 +116,13 @@ class _Channel:
         self._thread.join(self._patience if self.durable and self.alive else CLOSING_SECONDS)
 
     def take_dropped(self) -> list[Dropped]:
+        """What was dropped since the last time."""
         with self._lock:
-            return self._tell_dropped()
-
-    def _tell_dropped(self) -> list[Dropped]:
-        """What was dropped since the last time, with the lock."""
-        events = [
+            fresh, self._fresh = self._fresh, Counter()
+        return [
             Dropped(round=round, sink=self.sink.name, what=kind, count=count)
-            for (round, kind), count in self._fresh.items()
+            for (round, kind), count in fresh.items()
         ]
-        self._fresh.clear()
-        return events
 
     def _hurry(self) -> None:
         self._urgent = True
@@ -143,25 +137,20 @@ class _Channel:
                 self._urgent = False
                 batch = list(self._waiting)
                 self._waiting.clear()
-                told = self._tell_dropped() if self.durable else []
                 ending = self._closing or not self.alive
                 self._room.notify_all()
             try:
-                self._write([*told, *batch])
+                self._write([*(self.take_dropped() if self.durable else ()), *batch])
             except Exception as error:
                 self._release(batch)
-                with self._lock:
-                    self._give_up(f"{type(error).__name__}: {error}")
-                self._tell()
+                self._fail(f"{type(error).__name__}: {error}")
                 ending = True
             if ending:
                 break
         try:
             self.sink.close()
         except Exception as error:
-            with self._lock:
-                self._give_up(f"{type(error).__name__}: {error}")
-            self._tell()
+            self._fail(f"{type(error).__name__}: {error}")
 
     def _write(self, batch: Sequence[Event | _Commit]) -> None:
         events: list[Event] = []
@@ -179,6 +168,11 @@ class _Channel:
         for first in range(0, len(events), BATCH):
             self.sink.write(events[first : first + BATCH])
         events.clear()
+
+    def _fail(self, why: str) -> None:
+        with self._lock:
+            self._give_up(why)
+        self._tell()
 
     def _give_up(self, why: str) -> None:
         """Take nothing any more, with the lock. Then, without it, `_tell`."""

@@ -36,7 +36,6 @@ from esper.nissa.store import (
 )
 
 Row = Mapping[str, Any]
-_UNWATCHED: Row = dict.fromkeys(BLOBS)
 _EMPTY = {stage.name for stage in (SeedStage.DORMANT, SeedStage.EMBARGOED, SeedStage.RESETTING)}
 _INTERRUPTIBLE_EVERY = 10_000  # instructions of SQLite's machine: a millisecond or so
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
@@ -95,7 +94,7 @@ class DecisionRecord:
         return f"step {self.step}: {chosen} (value {self.value:+.3f}{reward})"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cell:
     """A slot at the end of a step, for a picture of slot × epoch."""
 
@@ -225,9 +224,25 @@ class RunReader:
     def decisions(self, round: int, env: int) -> list[DecisionRecord]:
         """The decisions of one episode, with observations by name where they were kept."""
         rewards = {row["step"]: row["reward"] for row in self.steps(round, env)}
-        found = self._of_environment("decisions", round, env)
-        watched = self._table("SELECT * FROM observations WHERE round = ?", (round,))
-        return decision_records(found, rewards, watched, self.layout)
+        blobs = {
+            row["step"]: own
+            for row in self._table("SELECT * FROM observations WHERE round = ?", (round,))
+            for watched, own in _blobs_by_environment(row)
+            if watched == env
+        }
+        return [
+            DecisionRecord(
+                round=round,
+                step=row["step"],
+                env=env,
+                actions=_named_actions(row, self.layout),
+                value=row["value"],
+                log_prob=row["log_prob"],
+                reward=rewards.get(row["step"]),
+                **_by_name(blobs.get(row["step"], {}), self.layout),
+            )
+            for row in self._of_environment("decisions", round, env)
+        ]
 
     def steps(self, round: int, env: int) -> list[Row]:
         """What came of the decisions of one episode: rewards, their terms and measurements."""
@@ -242,37 +257,34 @@ class RunReader:
         packs = self._table(
             "SELECT * FROM packs WHERE round = ? AND kind = ? ORDER BY step, first", (round, table)
         )
-        return [row for _, row in packed_rows(packs, env)]
+        return [row for _, row in _packed_rows(packs, env)]
 
     def timeline(self, round: int, env: int) -> list[Cell]:
         """Every slot at the end of every step of one episode."""
         changes = self._table(
             "SELECT * FROM lifecycle WHERE round = ? AND env = ? ORDER BY event, n", (round, env)
         )
-        return timeline_cells(self.decisions(round, env), changes, self.layout)
+        return _timeline_cells(self.decisions(round, env), changes, self.layout)
 
     def action_shares(self, head: str) -> list[tuple[int, dict[str, float]]]:
         """(round, share of each action) of one head, over the decisions in which it mattered."""
         place = self.layout.heads.index(head)
         matters = np.array([row[place] for row in self.layout.relevance])
         first, names = self.layout.heads[0], self.layout.actions[place]
-        counts: dict[int, NDArray[np.int64]] = {}
-
-        def count(number: int, ops: Any, actions: Any, times: Any = None) -> None:
-            found = np.bincount(actions[matters[ops]], weights=times, minlength=len(names))
-            counts[number] = counts.get(number, 0) + found.astype(np.int64)
-
+        counts: dict[int, NDArray[np.int64]] = {}  # of each action, by round
         for number, op, action, times in self._each(
             f"SELECT round, {quoted(first)}, {quoted(head)}, count(*) FROM decisions "  # noqa: S608
             "GROUP BY 1, 2, 3"
         ):
             if matters[op]:
-                count(number, np.array([op]), np.array([action]), [times])
+                counts.setdefault(number, np.zeros(len(names), np.int64))[action] += times
         packs = self._table(
             "SELECT * FROM packs WHERE kind = 'decisions' AND name IN (?, ?)", (first, head)
         )
-        for number, _, _, arrays in unpacked(packs):
-            count(number, arrays[first], arrays[head])
+        for number, _, _, arrays in _unpacked(packs):
+            chosen = arrays[head][matters[arrays[first]]]
+            counts.setdefault(number, np.zeros(len(names), np.int64))
+            counts[number] += np.bincount(chosen, minlength=len(names))
         return [
             (number, dict(zip(names, (found / max(found.sum(), 1)).tolist(), strict=True)))
             for number, found in sorted(counts.items())
@@ -314,17 +326,17 @@ class RunReader:
 
     def events(self, since: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """Events after number `since`, in order, with their rows."""
-        found = self._rows(
+        found = self._table(
             "SELECT id, kind, round, step, time FROM events WHERE id > ? ORDER BY id LIMIT ?",
             (since, limit),
         )
-        return [
-            StoredEvent(
-                id=number, kind=kind, round=at, step=step, time=when,
-                rows=self._rows_of(number, kind, at, step),
-            )
-            for number, kind, at, step, when in found
-        ]  # fmt: skip
+        return [StoredEvent(**event, rows=self._rows_of(event)) for event in found]
+
+    def _rows_of(self, event: Row) -> list[dict[str, Any]]:
+        kind = KINDS[event["kind"]]
+        key, of = ("step", "step") if issubclass(kind, StepEvent) else ("event", "id")
+        sql = f"SELECT * FROM {kind.table} WHERE round = ? AND {key} = ?"  # noqa: S608
+        return list(self._table(sql, (event["round"], event[of])))
 
     def follow(
         self, since: int = 0, *, poll: float = 0.05, stop: Callable[[], bool] = lambda: False
@@ -348,13 +360,6 @@ class RunReader:
         for row in self._each(sql) if names else ():  # an older file may not have it
             yield dict(zip(names, row, strict=True))
 
-    def _rows_of(self, number: int, kind: str, at: int, step: int | None) -> list[dict[str, Any]]:
-        table = KINDS[kind].table
-        by_step = issubclass(KINDS[kind], StepEvent)
-        key, value = ("step", step) if by_step else ("event", number)
-        sql = f"SELECT * FROM {table} WHERE round = ? AND {key} = ?"  # noqa: S608
-        return list(self._table(sql, (at, value)))
-
     def export(self, path: str | Path) -> int:
         """Write every row as a line of JSON, the table named in `type`; returns their number.
 
@@ -374,11 +379,11 @@ class RunReader:
 
     def _exported(self) -> Iterator[tuple[str, Row]]:
         """(type, row) of everything; what is packed comes as the rows that it stands for."""
-        yield from packed_rows(self.each("packs"))
+        yield from _packed_rows(self.each("packs"))
         for row in self.each("observations"):
-            for env, blobs in blobs_by_environment(row).items():
+            for env, blobs in _blobs_by_environment(row):
                 key = {"round": row["round"], "step": row["step"], "env": env}
-                yield "observations", {**key, **by_name(blobs, self.layout)}
+                yield "observations", {**key, **_by_name(blobs, self.layout)}
         yield from (("runs", row) for row in self.runs())
         # Each row of `events` is told by the table of its kind.
         for table in keys():
@@ -438,15 +443,15 @@ class RunReader:
 # --- from stored rows to answers ---------------------------------------------------------------
 
 
-def by_name(blobs: Row, layout: Layout) -> dict[str, Any]:
-    """The blobs of one environment as people read them."""
+def _by_name(blobs: Row, layout: Layout) -> dict[str, Any]:
+    """The blobs of one environment as people read them; None is what was not kept."""
     return {
-        kind.read_as or name: None if blobs[name] is None else kind.decode(blobs[name], layout)
+        kind.read_as or name: kind.decode(blobs[name], layout) if name in blobs else None
         for name, kind in BLOBS.items()
     }
 
 
-def unpacked(rows: Iterable[Row]) -> Iterable[tuple[int, int, str, dict[str, Any]]]:
+def _unpacked(rows: Iterable[Row]) -> Iterable[tuple[int, int, str, dict[str, Any]]]:
     """(round, step, table, arrays by name) of rows of `packs`, which are in the key's order."""
 
     def key(row: Row) -> tuple[int, int, str, int]:
@@ -457,34 +462,29 @@ def unpacked(rows: Iterable[Row]) -> Iterable[tuple[int, int, str, dict[str, Any
         yield number, step, kind, arrays
 
 
-def packed_rows(rows: Iterable[Row], env: int | None = None) -> Iterable[tuple[str, Row]]:
+def _packed_rows(rows: Iterable[Row], env: int | None = None) -> Iterable[tuple[str, Row]]:
     """(table, row) of every environment in rows of `packs`, or of one environment."""
-    for number, step, table, arrays in unpacked(rows):
+    for number, step, table, arrays in _unpacked(rows):
         found = arrays["env"]
         places = range(len(found)) if env is None else np.flatnonzero(found == env)
         for place in places:
-            row = {name: array[place].item() for name, array in arrays.items()}
-            # What is not measured is NULL in a table.
-            yield (
-                table,
-                {"round": number, "step": step}
-                | {name: None if value != value else value for name, value in row.items()},
-            )
+            row: dict[str, Any] = {"round": number, "step": step}
+            for name, array in arrays.items():
+                value = array[place].item()
+                row[name] = None if value != value else value  # NaN is NULL in a table
+            yield table, row
 
 
-def blobs_by_environment(row: Row) -> dict[int, dict[str, bytes | None]]:
+def _blobs_by_environment(row: Row) -> Iterator[tuple[int, Row]]:
     """A row of `observations`, apart: each watched environment's own part of every blob."""
     envs = np.frombuffer(row["envs"], "<i4").tolist()
-    found: dict[int, dict[str, bytes | None]] = {env: {} for env in envs}
-    for name in BLOBS:
-        blob = row[name]
-        width = 0 if blob is None else len(blob) // max(len(envs), 1)
-        for place, env in enumerate(envs):
-            found[env][name] = None if blob is None else blob[place * width : (place + 1) * width]
-    return found
+    blobs = {name: row[name] for name in BLOBS if row[name] is not None}
+    for place, env in enumerate(envs):
+        widths = {name: len(blob) // len(envs) for name, blob in blobs.items()}
+        yield env, {n: blobs[n][place * width : (place + 1) * width] for n, width in widths.items()}
 
 
-def named_actions(row: Row, layout: Layout) -> dict[str, str]:
+def _named_actions(row: Row, layout: Layout) -> dict[str, str]:
     """The actions of the heads that mattered for the op of a row of `decisions`."""
     matters = layout.relevance[row[layout.heads[0]]]
     return {
@@ -494,30 +494,7 @@ def named_actions(row: Row, layout: Layout) -> dict[str, str]:
     }
 
 
-def decision_records(
-    rows: Iterable[Row], rewards: Mapping[int, float], watched: Iterable[Row], layout: Layout
-) -> list[DecisionRecord]:
-    """From rows of `decisions`, rewards by step, and rows of `observations` of the same round."""
-    blobs: dict[int, dict[int, dict[str, bytes | None]]] = {}
-    for row in watched:
-        blobs.setdefault(row["step"], {}).update(blobs_by_environment(row))
-    joined = ({**row, **blobs.get(row["step"], {}).get(row["env"], _UNWATCHED)} for row in rows)
-    return [
-        DecisionRecord(
-            round=row["round"],
-            step=row["step"],
-            env=row["env"],
-            actions=named_actions(row, layout),
-            value=row["value"],
-            log_prob=row["log_prob"],
-            reward=rewards.get(row["step"]),
-            **by_name(row, layout),
-        )
-        for row in joined
-    ]
-
-
-def timeline_cells(
+def _timeline_cells(
     decisions: list[DecisionRecord], changes: Iterable[Row], layout: Layout
 ) -> list[Cell]:
     """Stages from the changes, blueprints from the decisions that planted, alphas as observed.
@@ -540,15 +517,8 @@ def timeline_cells(
         for slot in layout.slots:
             if stage[slot] in _EMPTY:
                 blueprint[slot] = None
-            cells.append(
-                Cell(
-                    step=decision.step,
-                    slot=slot,
-                    stage=stage[slot],
-                    blueprint=blueprint[slot],
-                    alpha=None if after is None else after.get(f"{slot}:alpha"),
-                )
-            )
+            alpha = None if after is None else after.get(f"{slot}:alpha")
+            cells.append(Cell(decision.step, slot, stage[slot], blueprint[slot], alpha))
     return cells
 
 

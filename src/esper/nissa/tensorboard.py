@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,24 +18,13 @@ from esper.nissa.events import (
 )
 
 
-class Writer(Protocol):
-    """What is used of `torch.utils.tensorboard.SummaryWriter`."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
-
-    def add_text(self, tag: str, text_string: str, global_step: int) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class TensorBoardSink:
     """Curves over rounds. Decisions, steps and lifecycles are only in the run store."""
 
     name = "TensorBoard"
 
-    def __init__(self, path: str | Path, writer: Writer | None = None) -> None:
+    def __init__(self, path: str | Path, writer: Any = None) -> None:
+        """`writer`: something like `torch.utils.tensorboard.SummaryWriter`, in place of one."""
         self._writer = writer or _summary_writer(Path(path))
 
     def write(self, batch: Sequence[Event]) -> None:
@@ -66,12 +55,11 @@ def _curves(event: Event) -> list[tuple[str, float]]:
     return []
 
 
-def _summary_writer(path: Path) -> Writer:
+def _summary_writer(path: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise EsperError(
             "TensorBoard is not installed", fix="pip install 'esper-ml[tensorboard]'"
         ) from error
-    writer: Writer = SummaryWriter(path)
-    return writer
+    return SummaryWriter(path)
