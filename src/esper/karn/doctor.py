@@ -3,7 +3,6 @@
 import os
 import platform
 import shutil
-import signal
 import tempfile
 import time
 from dataclasses import replace
@@ -20,7 +19,6 @@ from esper.leyline.errors import EsperError
 from esper.simic.training import (
     PRESETS,
     EvaluationConfig,
-    RoundReport,
     RunFolder,
     Stopping,
     train_run,
@@ -93,14 +91,10 @@ def _self_check(console: Console) -> bool:
         evaluation=EvaluationConfig(every=2, seeds=1, baselines=()),
     )
     began, stop = time.monotonic(), Stopping(say=False)
-
-    def stop_after(report: RoundReport) -> None:
-        stop.signal = signal.SIGINT
-
     try:
         with tempfile.TemporaryDirectory(prefix="esper-doctor-") as folder:
             run = RunFolder.create(Path(folder) / "run", config, {})
-            stopped = not train_run(run, listener=stop_after, stop=stop)
+            stopped = not train_run(run, listener=lambda report: stop.ask(), stop=stop)
             works = stopped and train_run(run) and run.rounds()[-1] == config.rounds
     except EsperError as error:
         console.print(f"  [red]failed[/red]: {escape(str(error))}")

@@ -190,17 +190,10 @@ def standing_figures(lines: list[Standing]) -> dict[str, float]:
 
 
 def print_standings(title: str, lines: list[Standing], rent: float) -> None:
-    figures = (
-        "score (IQM)",
-        "net gain, points",
-        "harmful",
-        "parameters",
-        "decisions",
-        "rollbacks",
-    )
+    figures = ("score (IQM)", "net gain, points", "harmful", "parameters", "decisions", "rollbacks")
     title = f"{title}; rent {rent:g}; 95 % intervals"
-    table = table_of("controller", *figures, title=title, right=figures, fold=("controller",))
-    table.columns[0].style = "bold"
+    name = "controller"
+    table = table_of(name, *figures, title=title, right=figures, fold=(name,), bold=name)
     for line in lines:
         table.add_row(
             line.controller,
@@ -227,8 +220,8 @@ def show_blueprints(host_name: str) -> None:
         title=f"{host_name}: {catalogue.host_params:,} parameters; a seed adds, by slot",
         right=slots,
         fold=("what it is",),
+        bold="blueprint",
     )
-    table.columns[0].style = "bold"
     for index, name in enumerate(catalogue.names):
         costs = [row[index] for row in catalogue.costs]
         cells = [

@@ -65,7 +65,11 @@ def wide_console() -> Console:
 
 
 def table_of(
-    *columns: str, title: str | None = None, right: Container[str] = (), fold: Container[str] = ()
+    *columns: str,
+    title: str | None = None,
+    right: Container[str] = (),
+    fold: Container[str] = (),
+    bold: str = "",
 ) -> Table:
     """An empty table; of its columns some are numbers to the right, some may be broken."""
     table = Table(title=title, box=box.SIMPLE)
@@ -75,6 +79,7 @@ def table_of(
             justify="right" if name in right else "left",
             no_wrap=name not in fold,
             overflow="fold",
+            style="bold" if name == bold else None,
         )
     return table
 

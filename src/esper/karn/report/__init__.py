@@ -27,15 +27,15 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     from esper.karn.report.sections import contents, drawn
 
     facts = read_facts(Path(run))
-    parts, pictures = drawn(contents(facts))
+    sections = [drawn(section) for section in contents(facts)]
     folder = facts.path / FOLDER if out is None else Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("timeline-*.png"):  # of episodes that are not the chosen ones now
             old.unlink()
-        for name, png in pictures.items():
-            (folder / f"{name}.png").write_bytes(png)
-        write_whole(folder / PAGE, page(facts, parts))
+        for picture in (picture for section in sections for picture in section.pictures):
+            (folder / f"{picture.name}.png").write_bytes(picture.light)
+        write_whole(folder / PAGE, page(facts, sections))
     except OSError as error:
         raise DataError(
             f"The report cannot be written to {folder}", given=error.strerror, fix="name --out"

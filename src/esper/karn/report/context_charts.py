@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from esper.karn.palette import BLUE, FAMILY_COLOURS, FAMILY_MARKERS, GREEN, VERMILION
 from esper.karn.report.run_facts import Facts, signed
-from esper.karn.report.theme import AbsentError, Theme, legend_beside, new_figure, readable_on
+from esper.karn.report.theme import AbsentError, Look, Theme, legend_beside, new_figure, readable_on
 
 MOST_KINDS = 30  # columns that can be read
 WORTH_A_NUMBER = 0.045  # smaller shares are only a shade
@@ -118,32 +118,17 @@ def _heat(axes: Axes, found: Mapping[str, Habit], facts: Facts, theme: Theme) ->
             for habit in found.values()
         ]
     )  # [C, 1 + K]
-    waits = np.full_like(shares, np.nan)
-    waits[:, 0] = shares[:, 0]
-    grown = shares.copy()
-    grown[:, 0] = np.nan
-    for part, colour in ((grown, BLUE), (waits, theme.faint)):
-        axes.imshow(
-            part,
-            cmap=theme.shades(colour),
-            vmin=0.0,
-            vmax=1.0,
-            aspect="auto",
-            interpolation="nearest",
-        )
+    waited = np.arange(shares.shape[1]) == 0
+    for shown, colour in ((~waited, BLUE), (waited, theme.faint)):
+        part = np.where(shown, shares, np.nan)
+        shades: Look = {"cmap": theme.shades(colour), "vmin": 0.0, "vmax": 1.0}
+        axes.imshow(part, aspect="auto", interpolation="nearest", **shades)
     size = 7.5 if len(kinds) <= 20 else 6
     for (row, column), share in np.ndenumerate(shares):
         if share >= WORTH_A_NUMBER:
-            under = theme.mixed(theme.faint if column == 0 else BLUE, share)
-            axes.text(
-                column,
-                row,
-                f"{100 * share:.0f}",
-                ha="center",
-                va="center",
-                fontsize=size if share < 0.995 else 0.85 * size,
-                color=readable_on(under),
-            )
+            colour = readable_on(theme.mixed(theme.faint if column == 0 else BLUE, share))
+            font: Look = {"fontsize": size if share < 0.995 else 0.85 * size, "color": colour}
+            axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", **font)
     axes.set_xticks(range(1 + len(kinds)), ["nothing", *(kind[1] for kind in kinds)], rotation=90)
     axes.set_yticks(range(len(found)), [f"{name} ({h.episodes})" for name, h in found.items()])
     axes.tick_params(axis="x", length=0)
@@ -155,20 +140,13 @@ def _heat(axes: Axes, found: Mapping[str, Habit], facts: Facts, theme: Theme) ->
 
 def _groups(axes: Axes, kinds: Sequence[Kind], theme: Theme) -> None:
     """Slots as headings over their blueprints, with a line between them."""
-    axes.axvline(0.5, color=theme.paper, linewidth=4)
+    axes.axvline(0.5, color=theme.paper, lw=4)
+    heading: Look = {"ha": "center", "va": "bottom", "color": theme.ink, "fontsize": 9}
     for slot in dict.fromkeys(slot for slot, _ in kinds):
         columns = [1 + place for place, kind in enumerate(kinds) if kind[0] == slot]
-        axes.text(
-            (columns[0] + columns[-1]) / 2,
-            1.01,
-            slot,
-            transform=axes.get_xaxis_transform(),
-            ha="center",
-            va="bottom",
-            color=theme.ink,
-            fontsize=9,
-        )
-        axes.axvline(columns[-1] + 0.5, color=theme.paper, linewidth=2)
+        middle = (columns[0] + columns[-1]) / 2
+        axes.text(middle, 1.01, slot, transform=axes.get_xaxis_transform(), **heading)
+        axes.axvline(columns[-1] + 0.5, color=theme.paper, lw=2)
 
 
 def _first(axes: Axes, found: Mapping[str, Habit], facts: Facts, theme: Theme) -> None:
@@ -181,45 +159,34 @@ def _first(axes: Axes, found: Mapping[str, Habit], facts: Facts, theme: Theme) -
             labels.append("—")
             continue
         low, middle, high = np.quantile(habit.epochs, (0.1, 0.5, 0.9))
-        axes.hlines(row, low, high, color=theme.faint, linewidth=3, alpha=0.5)
-        axes.plot(middle, row, marker="o", color=BLUE, markersize=6)
+        axes.hlines(row, low, high, color=theme.faint, lw=3, alpha=0.5)
+        axes.plot(middle, row, marker="o", color=BLUE, ms=6)
         (slot, blueprint), times = habit.first.most_common(1)[0]
         labels.append(f"{blueprint}@{slot} {100 * times / len(habit.epochs):.0f} %")
     axes.set_xlim(0.5, horizon + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
-    axes.set_yticks(range(len(found)), labels, fontsize=8.5)
-    axes.yaxis.tick_right()
-    axes.set_xlabel("epoch")
-    axes.set_title("first planting", pad=24)
+    _beside(axes, "first planting", "epoch", labels, fontsize=8.5)
 
 
 def _gain(axes: Axes, found: Mapping[str, Habit], theme: Theme) -> None:
     rows = range(len(found))
     gains = [habit.gain for habit in found.values()]
-    axes.barh(
-        rows,
-        gains,
-        height=0.62,
-        color=[GREEN if gain >= 0 else VERMILION for gain in gains],
-    )
-    axes.errorbar(
-        gains,
-        rows,
-        xerr=[habit.spread for habit in found.values()],
-        fmt="none",
-        ecolor=theme.ink,
-        elinewidth=1.1,
-        capsize=2,
-    )
-    axes.axvline(0.0, color=theme.ink, linewidth=1.0)
+    spread = [habit.spread for habit in found.values()]
+    axes.barh(rows, gains, height=0.62, color=[GREEN if gain >= 0 else VERMILION for gain in gains])
+    whiskers: Look = {"ecolor": theme.ink, "elinewidth": 1.1, "capsize": 2}
+    axes.errorbar(gains, rows, xerr=spread, fmt="none", **whiskers)
+    axes.axvline(0.0, color=theme.ink, lw=1.0)
+    _beside(axes, "mean net gain", "points", [signed(gain, 1) for gain in gains])
+
+
+def _beside(axes: Axes, title: str, unit: str, labels: Sequence[str], **font: Any) -> None:
+    """A column of figures beside the map, a label for each of its lines to the right."""
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_yticks(rows, [signed(gain, 1) for gain in gains])
+    axes.set_yticks(range(len(labels)), labels, **font)
     axes.yaxis.tick_right()
-    axes.set_xlabel("points")
-    axes.set_title("mean net gain", pad=24)
+    axes.set_xlabel(unit)
+    axes.set_title(title, pad=24)
 
 
 # --- parameters ----------------------------------------------------------------------------
@@ -240,27 +207,19 @@ def gain_by_parameters(facts: Facts, theme: Theme) -> Figure:
         added = [row["added"] or 0 for row in groups[context]]
         gains = [row["net_gain"] for row in groups[context]]
         axes.scatter(added, gains, s=22, color=colour, marker=marker, alpha=0.55, linewidths=0)
-        axes.scatter(
-            np.mean(added),
-            np.mean(gains),
-            s=95,
-            color=colour,
-            marker=marker,
-            edgecolors=theme.ink,
-            linewidths=0.9,
-            zorder=4,
-        )
-    axes.axhline(0.0, color=theme.ink, linewidth=1.0, alpha=0.7)
-    axes.plot(0, 0, marker="+", markersize=15, markeredgewidth=2.2, color=theme.ink, zorder=5)
+        mean: Look = {"s": 95, "edgecolors": theme.ink, "linewidths": 0.9, "zorder": 4}
+        axes.scatter(np.mean(added), np.mean(gains), color=colour, marker=marker, **mean)
+    axes.axhline(0.0, color=theme.ink, lw=1.0, alpha=0.7)
+    axes.plot(0, 0, marker="+", ms=15, mew=2.2, color=theme.ink, zorder=5)
     axes.set_xlabel("parameters added for good")
     axes.set_ylabel("net gain, points of validation accuracy")
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
     axes.grid(visible=True, axis="both")
     axes.margins(x=0.03)
-    entries = [Line2D([], [], linestyle="none", marker="+", markersize=10, markeredgewidth=2,
-                      color=theme.ink, label="never grow")]  # fmt: skip
+    never: Look = {"ms": 10, "mew": 2, "color": theme.ink, "label": "never grow"}
+    entries = [Line2D([], [], ls="none", marker="+", **never)]
     entries += [
-        Line2D([], [], linestyle="none", marker=marker, color=colour, label=context)
+        Line2D([], [], ls="none", marker=marker, color=colour, label=context)
         for context, (colour, marker) in looks.items()
     ]
     legend_beside(axes, handles=entries, title="context (large: mean)", alignment="left", ncols=1)

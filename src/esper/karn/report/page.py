@@ -5,35 +5,40 @@ How it looks is in `templates/page.html`, the pieces of the page, and `templates
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from esper.karn.report.run_facts import Facts, Row, Score, signed
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-@dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """A picture in both themes."""
+    from esper.karn.report.theme import Theme
 
-    words: str
-    light: bytes
-    dark: bytes
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that can be drawn in any theme, and as it was painted in two."""
+
+    name: str  # of its file
+    words: str  # what it shows, for those who cannot see it
+    draw: Callable[["Theme"], "Figure"]
     caption: str = ""
+    light: bytes = b""
+    dark: bytes = b""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """A section with its pictures drawn."""
-
+@dataclass(frozen=True)
+class Section:
     title: str
-    reading: str
-    pictures: Sequence[Drawn]
-    absent: Sequence[str]
+    reading: str  # how to read its pictures
+    pictures: Sequence[Picture]
+    absent: Sequence[str] = ()  # what is not there, and why
 
 
 class Markup(str):
@@ -58,15 +63,16 @@ def fill_each(piece: str, rows: Iterable[Mapping[str, object]]) -> Markup:
 
 @cache
 def _pieces() -> dict[str, Template]:
-    found = re.findall(r'<template id="(\w+)">\n?(.*?)</template>', _template("page.html"), re.S)
+    found = re.findall(r'<template id="(\w+)">\n?(.*?)</template>', template("page.html"), re.S)
     return {name: Template(piece) for name, piece in found}
 
 
-def _template(name: str) -> str:
+def template(name: str) -> str:
+    """The text of a file beside the code."""
     return (files("esper.karn.report") / "templates" / name).read_text(encoding="utf-8")
 
 
-def page(facts: Facts, parts: Sequence[Part]) -> str:
+def page(facts: Facts, sections: Sequence[Section]) -> str:
     """The whole page as HTML."""
     sentences = _each_text("caution", cautions(facts))
     anomalies = fill_each("anomaly", map(dict, facts.anomalies))
@@ -74,12 +80,14 @@ def page(facts: Facts, parts: Sequence[Part]) -> str:
     return fill(
         "page",
         name=facts.path.resolve().name,
-        style=Markup(_template("page.css")),
+        style=Markup(template("page.css")),
         headline=headline(facts),
         tiles=fill_each("tile", _tiles(facts)),
         cautions=fill("cautions", sentences=sentences) if sentences else "",
-        links=fill_each("link", ({"number": n, "title": p.title} for n, p in enumerate(parts))),
-        sections=Markup("".join(_section(number, part) for number, part in enumerate(parts))),
+        links=fill_each(
+            "link", ({"number": n, "title": each.title} for n, each in enumerate(sections))
+        ),
+        sections=Markup("".join(_section(n, each) for n, each in enumerate(sections))),
         anomalies=fill("anomalies", rows=anomalies) if anomalies else "",
         absent=_each_text("absent", absent),
         settings=settings,
@@ -113,24 +121,24 @@ def _interval(score: Score) -> str:
     return f"95 %: [{signed(score.low)}, {signed(score.high)}]"
 
 
-def _section(number: int, part: Part) -> Markup:
+def _section(number: int, section: Section) -> Markup:
     return fill(
         "section",
         number=number,
-        title=part.title,
-        reading=fill("reading", text=part.reading) if part.pictures else "",
-        pictures=Markup("".join(map(_picture, part.pictures))),
-        absent=_each_text("absent", part.absent),
+        title=section.title,
+        reading=fill("reading", text=section.reading) if section.pictures else "",
+        pictures=Markup("".join(map(_picture, section.pictures))),
+        absent=_each_text("absent", section.absent),
     )
 
 
-def _picture(drawn: Drawn) -> Markup:
+def _picture(picture: Picture) -> Markup:
     return fill(
         "picture",
-        words=drawn.words,
-        light=_embedded(drawn.light),
-        dark=_embedded(drawn.dark),
-        caption=fill("caption", text=drawn.caption) if drawn.caption else "",
+        words=picture.words,
+        light=_embedded(picture.light),
+        dark=_embedded(picture.dark),
+        caption=fill("caption", text=picture.caption) if picture.caption else "",
     )
 
 

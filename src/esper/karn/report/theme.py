@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from matplotlib import colors, style
@@ -14,9 +15,12 @@ from matplotlib.ticker import MaxNLocator
 from esper.karn.palette import tint
 from esper.leyline.errors import EsperError
 
+Look = dict[str, Any]  # of a mark or a text, in matplotlib's words
+
 DPI = 144
 ENTRIES = 9  # of a legend, that fit beside a small panel
 WIDTH = 10.5  # inches, of every picture
+STYLE = str(Path(__file__).parent / "templates" / "report.mplstyle")
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Theme:
     grid: str
 
     def settings(self) -> dict[str, Any]:
-        """For matplotlib."""
+        """Its colours, for matplotlib."""
         return {
             "figure.facecolor": self.paper,
             "axes.facecolor": self.paper,
@@ -44,25 +48,7 @@ class Theme:
             "xtick.labelcolor": self.ink,
             "ytick.labelcolor": self.ink,
             "grid.color": self.grid,
-            "axes.grid": True,
-            "axes.grid.axis": "y",
-            "axes.axisbelow": True,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.titlelocation": "left",
-            "axes.titlesize": 10.5,
-            "axes.titleweight": "bold",
-            "axes.titlepad": 8,
-            "axes.labelsize": 9.5,
-            "font.family": "DejaVu Sans",
-            "font.size": 9.5,
-            "xtick.labelsize": 9,
-            "ytick.labelsize": 9,
-            "legend.fontsize": 9,
-            "legend.frameon": False,
             "legend.labelcolor": self.ink,
-            "lines.linewidth": 1.8,
-            "lines.solid_capstyle": "round",
         }
 
     def mixed(self, colour: str, strength: float) -> str:
@@ -97,7 +83,7 @@ def new_figure(height: float) -> Figure:
 def render(draw: Callable[[Theme], Figure], theme: Theme) -> bytes:
     """A picture as PNG; equal pictures are equal files."""
     # Not even what a person has set for their own pictures changes these.
-    with style.context(theme.settings(), after_reset=True):
+    with style.context([STYLE, theme.settings()], after_reset=True):
         figure = draw(theme)
         stream = io.BytesIO()
         figure.savefig(stream, format="png", dpi=DPI, metadata={"Software": None})

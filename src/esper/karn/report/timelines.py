@@ -15,9 +15,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from esper.karn.palette import BLUE, GREEN, OP_COLOURS, OP_MARKERS, STAGE_COLOURS, VERMILION
+from esper.karn.palette import BLUE, GREEN, OP_MARKERS, STAGE_COLOURS, VERMILION
 from esper.karn.report.run_facts import Story, signed
-from esper.karn.report.theme import Theme, legend_beside, new_figure, readable_on
+from esper.karn.report.theme import Look, Theme, legend_beside, new_figure, readable_on
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
 from esper.nissa import Cell
@@ -90,47 +90,21 @@ def title(story: Story) -> str:
 
 def _curves(axes: Axes, story: Story, theme: Theme) -> None:
     epochs = np.arange(1, story.steps + 1)
+    scored = story.steps - SCORED_EPOCHS + 0.5, story.steps + 0.5
     marker = "." if story.steps < 3 else ""
+    dotted: Look = {"color": theme.ink, "ls": (0, (1, 1.6))}
     if story.failure is None:
-        axes.axvspan(
-            story.steps - SCORED_EPOCHS + 0.5,
-            story.steps + 0.5,
-            color=theme.grid,
-            alpha=0.7,
-            linewidth=0,
-            label="epochs that are scored",
-        )
+        axes.axvspan(*scored, color=theme.grid, alpha=0.7, lw=0, label="epochs that are scored")
     if np.isfinite(story.accuracy).any():
         axes.plot(epochs, story.accuracy, color=BLUE, marker=marker, label="network as it is")
     if np.isfinite(story.committed).any():
-        axes.plot(
-            epochs,
-            story.committed,
-            color=GREEN,
-            linestyle=(0, (4, 1.6)),
-            marker=marker,
-            label="what is permanent",
-        )
-    control = story.episode["control"]
+        dashed: Look = {"color": GREEN, "ls": (0, (4, 1.6))}
+        axes.plot(epochs, story.committed, marker=marker, label="what is permanent", **dashed)
     if story.control is not None:
         shown = story.control[: story.steps]
-        axes.plot(
-            epochs[: len(shown)],
-            shown,
-            color=theme.ink,
-            linewidth=1.3,
-            linestyle=(0, (1, 1.6)),
-            label="never grown",
-        )
-    elif control is not None:
-        axes.hlines(
-            control,
-            story.steps - SCORED_EPOCHS + 0.5,
-            story.steps + 0.5,
-            color=theme.ink,
-            linestyle=(0, (1, 1.6)),
-            label="never grown (end only)",
-        )
+        axes.plot(epochs[: len(shown)], shown, lw=1.3, label="never grown", **dotted)
+    elif (control := story.episode["control"]) is not None:
+        axes.hlines(control, *scored, label="never grown (end only)", **dotted)
     axes.set_ylabel("validation accuracy, %")
     if not axes.get_lines():
         axes.text(0.5, 0.5, "accuracy was not recorded", transform=axes.transAxes, ha="center")
@@ -141,31 +115,22 @@ def _slots(axes: Axes, story: Story, slots: Sequence[str], theme: Theme) -> None
     rows = {slot: len(slots) - 1 - place for place, slot in enumerate(slots)}
     for slot, height in rows.items():
         cells = [cell for cell in story.cells if cell.slot == slot]
-        axes.axhline(height, color=theme.grid, linewidth=1.2, zorder=0)
+        axes.axhline(height, color=theme.grid, lw=1.2, zorder=0)
         for cell in cells:
             _cell(axes, cell, height, story, theme)
         _names(axes, cells, height, story, theme)
+    mark: Look = {"color": theme.ink, "mec": theme.paper, "mew": 0.6, "clip_on": False, "zorder": 6}
     for decision in story.decisions:
         marker = OP_MARKERS.get(decision.actions.get("op", ""))
         slot = decision.actions.get("slot", "")
         if marker and slot in rows:
-            axes.plot(
-                decision.step + 0.5,
-                rows[slot] - THICK / 2 - 0.1,
-                marker=marker,
-                markersize=6,
-                color=theme.ink,
-                markeredgecolor=theme.paper,
-                markeredgewidth=0.6,
-                clip_on=False,
-                zorder=6,
-            )
+            below = rows[slot] - THICK / 2 - 0.1
+            axes.plot(decision.step + 0.5, below, marker=marker, ms=6, **mark)
     if story.failure is not None:
         step, _ = story.failure
-        axes.axvline(step + 1, color=VERMILION, linewidth=1.5, linestyle=(0, (3, 2)))
-        axes.text(
-            step + 0.85, len(rows) - 0.55, "rolled back", color=theme.ink, ha="right", va="center"
-        )
+        axes.axvline(step + 1, color=VERMILION, lw=1.5, ls=(0, (3, 2)))
+        left: Look = {"color": theme.ink, "ha": "right", "va": "center"}
+        axes.text(step + 0.85, len(rows) - 0.55, "rolled back", **left)
     axes.set_ylim(-0.7, len(rows) - 0.4)
     axes.set_yticks(list(rows.values()), list(rows))
     axes.set_ylabel("slot")
@@ -178,15 +143,12 @@ def _slots(axes: Axes, story: Story, slots: Sequence[str], theme: Theme) -> None
 def _cell(axes: Axes, cell: Cell, height: float, story: Story, theme: Theme) -> None:
     """One slot in one epoch: the colour says the stage, its strength alpha."""
     if cell.stage in _OCCUPIED:
-        colour = theme.mixed(STAGE_COLOURS[cell.stage], strength(cell, story))
-        thick = THICK
+        thick, strong = THICK, strength(cell, story)
     elif cell.stage in _RESTING:
-        colour, thick = (
-            theme.mixed(STAGE_COLOURS[cell.stage], _TYPICAL[SeedStage.EMBARGOED.name]),
-            THIN,
-        )
+        thick, strong = THIN, _TYPICAL[SeedStage.EMBARGOED.name]
     else:
         return
+    colour = theme.mixed(STAGE_COLOURS[cell.stage], strong)
     corner = (cell.step + 0.5, height - thick / 2)
     axes.add_patch(Rectangle(corner, 1.0, thick, facecolor=colour, edgecolor="none", zorder=2))
 
@@ -202,51 +164,30 @@ def strength(cell: Cell, story: Story) -> float:
 
 def lives(cells: Sequence[Cell]) -> Iterator[SeedLife]:
     """The seeds of one slot, in order."""
-    now: list[Cell] = []
-    for cell in cells:
-        if cell.stage in _OCCUPIED:
-            now.append(cell)
-        elif now:
-            yield SeedLife(now[0].blueprint or "?", now[0].step, now[-1].step)
-            now = []
-    if now:
-        yield SeedLife(now[0].blueprint or "?", now[0].step, now[-1].step)
+    for occupied, found in groupby(cells, lambda cell: cell.stage in _OCCUPIED):
+        if occupied:
+            own = list(found)
+            yield SeedLife(own[0].blueprint or "?", own[0].step, own[-1].step)
 
 
 def _names(axes: Axes, cells: Sequence[Cell], height: float, story: Story, theme: Theme) -> None:
     """In the longest stage where there is room, else anywhere in the bar, else above it."""
-    letter = LETTER * story.steps / 25
     for life in lives(cells):
-        wide = letter * len(life.blueprint)
+        wide = LETTER * story.steps / 25 * len(life.blueprint) + 0.3
         own = [cell for cell in cells if life.first <= cell.step <= life.last]
         stretch = max((list(found) for _, found in groupby(own, lambda c: c.stage)), key=len)
-        if len(stretch) < wide + 0.3:
+        if len(stretch) < wide:
             stretch = own
         middle = (stretch[0].step + stretch[-1].step + 1) / 2 + 0.5
-        if len(stretch) >= wide + 0.3:
+        if len(stretch) >= wide:
             centre = stretch[len(stretch) // 2]
             colour = readable_on(theme.mixed(STAGE_COLOURS[centre.stage], strength(centre, story)))
-            axes.text(
-                middle,
-                height,
-                life.blueprint,
-                color=colour,
-                fontsize=8.5,
-                ha="center",
-                va="center_baseline",
-                zorder=4,
-            )
+            look: Look = {"color": colour, "fontsize": 8.5, "va": "center_baseline"}
+            axes.text(middle, height, life.blueprint, ha="center", zorder=4, **look)
         else:
-            axes.text(
-                middle,
-                height + THICK / 2 + 0.02,
-                life.blueprint,
-                color=theme.ink,
-                fontsize=7.5,
-                ha="center",
-                va="bottom",
-                zorder=4,
-            )
+            above = height + THICK / 2 + 0.02
+            look = {"color": theme.ink, "fontsize": 7.5, "va": "bottom"}
+            axes.text(middle, above, life.blueprint, ha="center", zorder=4, **look)
 
 
 def _legend(axes: Axes, story: Story, theme: Theme) -> None:
@@ -259,20 +200,13 @@ def _legend(axes: Axes, story: Story, theme: Theme) -> None:
         if name in stages
     ]
     entries += [
-        Line2D([], [], linestyle="none", marker=marker, color=theme.ink, label=op.lower())
+        Line2D([], [], ls="none", marker=marker, color=theme.ink, label=op.lower())
         for op, marker in OP_MARKERS.items()
-        if op in ops and op in OP_COLOURS
+        if op in ops
     ]
     if entries:
         legend_beside(axes, handles=entries, labelspacing=0.2, fontsize=8.5)
     else:
-        axes.text(
-            0.5,
-            0.5,
-            "nothing was planted",
-            transform=axes.transAxes,
-            ha="center",
-            va="center",
-            color=theme.faint,
-            bbox={"facecolor": theme.paper, "edgecolor": "none"},
-        )
+        paper: Look = {"facecolor": theme.paper, "edgecolor": "none"}
+        look: Look = {"ha": "center", "va": "center", "color": theme.faint, "bbox": paper}
+        axes.text(0.5, 0.5, "nothing was planted", transform=axes.transAxes, **look)

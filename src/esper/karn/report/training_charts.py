@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -24,11 +25,11 @@ from esper.karn.palette import (
     SKY,
     VALUE_COLOUR,
     VERMILION,
-    YELLOW,
 )
 from esper.karn.report.run_facts import PHASES, Facts, Series, Shares
 from esper.karn.report.theme import (
     AbsentError,
+    Look,
     Theme,
     apart,
     legend_beside,
@@ -45,21 +46,13 @@ MOST_BINS = 80  # of rounds; more is noise
 _OF_PLANTINGS = ("slot", "blueprint", "blend")
 HEALTH_PANEL = 2.3  # inches
 INSIDE_PLAY = ("step", "decide", "tell")
-PHASE_COLOURS = {
-    "step": BLUE,
-    "decide": SKY,
-    "tell": PURPLE,
-    "play": GREY,  # what is left of it
-    "learn": ORANGE,
-    "judge": GREEN,
-}
-PHASE_WORDS = {
-    "step": "train hosts",
-    "decide": "decide",
-    "tell": "telemetry",
-    "play": "other play",
-    "learn": "learn",
-    "judge": "evaluate",
+PHASE_LOOKS = {  # words and colour
+    "step": ("train hosts", BLUE),
+    "decide": ("decide", SKY),
+    "tell": ("telemetry", PURPLE),
+    "play": ("other play", GREY),  # what is left of it
+    "learn": ("learn", ORANGE),
+    "judge": ("evaluate", GREEN),
 }
 
 # Which panel an anomaly belongs to; those that are not here are marked in all of them.
@@ -78,23 +71,17 @@ PANEL_OF_ANOMALY = {
 
 def learning_curve(facts: Facts, theme: Theme) -> Figure:
     """Score over rounds; training returns are in the same unit, and faint."""
-    played = [each for each in facts.rounds if each.mean_return is not None]
+    played = {r.round: r.mean_return for r in facts.rounds if r.mean_return is not None}
     if not played and not facts.learned:
         raise AbsentError("No episode has ended yet, so there is no learning curve")
     figure = new_figure(CURVE)
     axes = figure.subplots()
-    rounds = [each.round for each in played] + [score.round for score in facts.learned]
+    rounds = [*played, *(score.round for score in facts.learned)]
     over_rounds(axes, min(rounds), max(rounds))
     if played:
-        axes.plot(
-            [each.round for each in played],
-            [each.mean_return or 0.0 for each in played],
-            color=theme.faint,
-            alpha=0.6,
-            linewidth=1.1,
-            marker="." if len(played) < 3 else "",
-            label="mean return of training episodes",
-        )
+        returns = Series(list(played), list(played.values()))
+        faint: Look = {"color": theme.faint, "alpha": 0.6, "lw": 1.1}
+        _line(axes, returns, label="mean return of training episodes", **faint)
     axes.set_ylim(*_limits(facts))
     _learned(axes, facts, theme)
     _baselines(axes, facts, theme)
@@ -110,39 +97,21 @@ def _learned(axes: Axes, facts: Facts, theme: Theme) -> None:
     scores, best = facts.learned, facts.best
     if best is None:
         return
-    rounds = [score.round for score in scores]
-    intervals = [score for score in scores if score.low is not None]
+    intervals = [
+        (score.round, score.low, score.high)
+        for score in scores
+        if score.low is not None and score.high is not None
+    ]
     if intervals:
-        axes.fill_between(
-            [score.round for score in intervals],
-            [score.low or 0.0 for score in intervals],
-            [score.high or 0.0 for score in intervals],
-            color=LEARNED_COLOUR,
-            alpha=0.18,
-            linewidth=0,
-        )
+        at, low, high = zip(*intervals, strict=True)
+        axes.fill_between(at, low, high, color=LEARNED_COLOUR, alpha=0.18, lw=0)
     if len(intervals) == 1:  # a band of no width is not seen
-        axes.vlines(best.round, best.low or 0.0, best.high or 0.0, color=LEARNED_COLOUR, alpha=0.5)
-    axes.plot(
-        rounds,
-        [score.value for score in scores],
-        color=LEARNED_COLOUR,
-        marker="o",
-        markersize=4.5,
-        linewidth=2.2,
-        label="Tamiyo, evaluated" + (" (band: 95 % interval)" if intervals else ""),
-    )
-    axes.plot(
-        best.round,
-        best.value,
-        marker="*",
-        markersize=17,
-        color=LEARNED_COLOUR,
-        markeredgecolor=theme.paper,
-        markeredgewidth=1.4,
-        linestyle="none",
-        zorder=5,
-    )
+        axes.vlines(*intervals[0], color=LEARNED_COLOUR, alpha=0.5)
+    rounds, values = [score.round for score in scores], [score.value for score in scores]
+    label = "Tamiyo, evaluated" + (" (band: 95 % interval)" if intervals else "")
+    axes.plot(rounds, values, color=LEARNED_COLOUR, marker="o", ms=4.5, lw=2.2, label=label)
+    star: Look = {"marker": "*", "ms": 17, "mec": theme.paper, "mew": 1.4, "zorder": 5}
+    axes.plot(best.round, best.value, color=LEARNED_COLOUR, **star)
 
 
 def _baselines(axes: Axes, facts: Facts, theme: Theme) -> None:
@@ -152,27 +121,21 @@ def _baselines(axes: Axes, facts: Facts, theme: Theme) -> None:
         facts.baselines.items(), BASELINE_COLOURS * len(facts.baselines), strict=False
     ):
         if score.low is not None and score.high is not None:
-            axes.axhspan(score.low, score.high, color=colour, alpha=0.10, linewidth=0)
-        axes.axhline(score.value, color=colour, linewidth=1.6, linestyle=(0, (5, 2)))
+            axes.axhspan(score.low, score.high, color=colour, alpha=0.10, lw=0)
+        axes.axhline(score.value, color=colour, lw=1.6, ls=(0, (5, 2)))
         lines.append((score.value, colour, f"{name} {score}"))
-    axes.axhline(0.0, color=theme.ink, linewidth=1.1, alpha=0.7)
+    axes.axhline(0.0, color=theme.ink, lw=1.1, alpha=0.7)
     lines.append((0.0, theme.ink, "never grow 0"))
     if facts.best is not None:
         lines.append((facts.best.value, LEARNED_COLOUR, f"Tamiyo's best {facts.best}"))
     low, high = axes.get_ylim()
     heights = apart([value for value, _, _ in lines], 0.06 * (high - low))
     for (value, colour, text), height in zip(lines, heights, strict=True):
+        arrow: Look = {"arrowstyle": "-", "color": colour, "linewidth": 1.6, "relpos": (0.0, 0.5)}
         axes.annotate(
-            text,
-            xy=(1.0, value),
-            xytext=(1.035, height),
-            xycoords=("axes fraction", "data"),
-            textcoords=("axes fraction", "data"),
-            va="center",
-            color=theme.ink,
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.6, "relpos": (0.0, 0.5)},
-        )
+            text, (1.0, value), (1.035, height), ("axes fraction", "data"), arrowprops=arrow,
+            va="center", color=theme.ink, annotation_clip=False,
+        )  # fmt: skip
 
 
 def _limits(facts: Facts) -> tuple[float, float]:
@@ -234,7 +197,7 @@ def _stack(axes: Axes, shares: Shares, colours: Mapping[str, str], theme: Theme)
             where=np.repeat(height >= 0, 2),
             color=colours[name],
             edgecolor=theme.paper,
-            linewidth=0.4,
+            lw=0.4,
             label=name,
         )
     axes.set_ylim(0, 1)
@@ -305,30 +268,29 @@ def health(facts: Facts, theme: Theme) -> Figure:
     return figure
 
 
-def _line(axes: Axes, series: Series | None, colour: str, label: str = "") -> None:
+def _line(axes: Axes, series: Series | None, **look: Any) -> None:
+    """A line over rounds; a point or two are dots."""
     if series is not None:
         marker = "." if len(series.rounds) < 3 else ""
-        axes.plot(
-            series.rounds, series.values, color=colour, label=label, marker=marker, linewidth=1.5
-        )
+        axes.plot(series.rounds, series.values, marker=marker, **{"lw": 1.5, **look})
 
 
 def _kl(axes: Axes, facts: Facts, theme: Theme) -> None:
-    _line(axes, facts.updates.get("kl"), BLUE)
+    _line(axes, facts.updates.get("kl"), color=BLUE)
     axes.set_title("KL of an update, nats")
     axes.set_ylim(bottom=0)
     target = facts.setting("ppo", "target_kl")
     if isinstance(target, int | float):
         stop = KL_STOP_FACTOR * target
-        axes.axhline(stop, color=theme.faint, linewidth=1.0, linestyle=(0, (4, 2)))
+        axes.axhline(stop, color=theme.faint, lw=1.0, ls=(0, (4, 2)))
         axes.set_ylim(top=max(1.15 * stop, axes.get_ylim()[1]))
         axes.set_title(f"KL of an update, nats (it stops above {stop:g})")
 
 
 def _variance(axes: Axes, facts: Facts, theme: Theme) -> None:
     series = facts.updates.get("explained_variance")
-    _line(axes, series, BLUE)
-    axes.axhline(0.0, color=theme.faint, linewidth=1.0)
+    _line(axes, series, color=BLUE)
+    axes.axhline(0.0, color=theme.faint, lw=1.0)
     axes.set_title("variance of returns explained by the value (1 is all)")
     lowest = min((value for value in series.values if value == value), default=0) if series else 0
     axes.set_ylim(min(-0.1, max(lowest - 0.1, -1.0)), 1.05)
@@ -349,7 +311,7 @@ def _clip(axes: Axes, facts: Facts, theme: Theme) -> None:
 
 def _gradient(axes: Axes, facts: Facts, theme: Theme) -> None:
     _heads(axes, facts, "gradient_norms.heads.{}")
-    _line(axes, facts.updates.get("gradient_norms.value"), VALUE_COLOUR, "value")
+    _line(axes, facts.updates.get("gradient_norms.value"), color=VALUE_COLOUR, label="value")
     axes.set_title("gradient norm by head, before clipping")
     shown = [value for line in axes.get_lines() for value in np.ravel(line.get_ydata())]
     if any(value > 0 for value in shown):
@@ -376,7 +338,7 @@ def _heads(axes: Axes, facts: Facts, pattern: str) -> None:
     heads = facts.layout.heads if facts.layout else ()
     for place, head in enumerate(heads):
         colour = HEAD_COLOURS[place % len(HEAD_COLOURS)]
-        _line(axes, facts.updates.get(pattern.format(head)), colour, head)
+        _line(axes, facts.updates.get(pattern.format(head)), color=colour, label=head)
     _legend(axes)
 
 
@@ -387,18 +349,11 @@ def _legend(axes: Axes) -> None:
 
 def _findings(axes: Axes, panel: str, facts: Facts) -> None:
     """A line where an anomaly was raised."""
+    on_top: Look = {"transform": axes.get_xaxis_transform(), "clip_on": False}
     for row in facts.anomalies:
         if PANEL_OF_ANOMALY.get(row["name"], panel) == panel:
-            axes.axvline(row["round"], color=VERMILION, linewidth=1.2, linestyle=(0, (2, 2)))
-            axes.plot(
-                row["round"],
-                0.97,
-                marker="v",
-                markersize=6,
-                color=VERMILION,
-                transform=axes.get_xaxis_transform(),
-                clip_on=False,
-            )
+            axes.axvline(row["round"], color=VERMILION, lw=1.2, ls=(0, (2, 2)))
+            axes.plot(row["round"], 0.97, marker="v", ms=6, color=VERMILION, **on_top)
 
 
 # --- time -----------------------------------------------------------------------------------------
@@ -415,14 +370,8 @@ def phase_times(facts: Facts, theme: Theme) -> Figure:
     bottom = np.zeros(len(rounds))
     for name, found in phases.items():
         heights = np.array([found.get(number, 0.0) for number in rounds])
-        axes.bar(
-            rounds,
-            heights,
-            bottom=bottom,
-            width=0.9,
-            color=PHASE_COLOURS.get(name, YELLOW),
-            label=PHASE_WORDS.get(name, name),
-        )
+        words, colour = PHASE_LOOKS[name]
+        axes.bar(rounds, heights, bottom=bottom, width=0.9, color=colour, label=words)
         bottom += heights
     over_rounds(axes, rounds[0], rounds[-1])
     axes.set_xlim(rounds[0] - 0.6, rounds[-1] + 0.6)
