@@ -53,6 +53,10 @@ class Stopping:
     def __call__(self) -> bool:
         return self.signal is not None
 
+    def ask(self, number: int = signal.SIGINT) -> None:
+        """Ask to stop after the round, as this signal would."""
+        self.signal = number
+
     def stops_too(self, children: Children) -> None:
         """A second signal ends these processes with this one."""
         self._children = children
