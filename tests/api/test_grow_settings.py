@@ -1,4 +1,9 @@
-"""Budgets are read as people write them, and are never exceeded."""
+"""Settings have one home; budgets are read as people write them, and are never exceeded."""
+
+import json
+import math
+from dataclasses import fields
+from inspect import signature
 
 import pytest
 import torch
@@ -6,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import esper
+from esper.api import GrowSettings
+from esper.karn.commands import BudgetOptions, Grow
 from esper.leyline.errors import EsperError
 from tests.api.tables import accuracy, train_epoch, wrapped
 
@@ -60,3 +67,34 @@ def test_no_controller_exceeds_the_budget_at_any_time(room: int, seed: int, dual
         assert held == before + exists
         planted += str(done.decision).startswith("plant")
     assert planted > 0
+
+
+def test_settings_come_back_from_json() -> None:
+    asked = GrowSettings(budget="+15%", loss="mse", epochs=7, blueprints=("mlp", "norm"),
+                         slots=({"path": "2", "part": None, "layout": None, "name": None},),
+                         data={"train": {"batches": 3, "first": "ab"}}, lr=0.5)  # fmt: skip
+    assert GrowSettings.of(json.loads(json.dumps(asked.note()))) == asked
+    assert asked.limits == esper.Budget("+15%", epochs=7)
+
+
+def test_the_call_and_the_command_line_have_the_defaults_of_the_settings() -> None:
+    called = signature(esper.grow).parameters
+    typed = {each.name: each.default for each in fields(Grow)}
+    for name in ("optimizer", "lr", "batch_size", "seed", "controller"):
+        assert called[name].default == typed[name] == getattr(GrowSettings, name)
+    assert BudgetOptions().epochs == GrowSettings.epochs
+    assert called["epochs"].default is None, "they may stand in the budget"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lr", 0.0), ("lr", math.inf), ("epochs", 0), ("batch_size", 2.5), ("seed", -1)],
+)
+def test_settings_out_of_range_are_refused(name: str, value: object) -> None:
+    with pytest.raises(EsperError, match=f"'{name}' is out of range; given: .*; valid: a "):
+        GrowSettings(**{"budget": None, "loss": "mse", name: value})  # type: ignore[arg-type]
+
+
+def test_what_json_cannot_hold_is_no_origin() -> None:
+    with pytest.raises(EsperError, match="not of the kind that JSON holds"):
+        GrowSettings(budget=None, loss="mse", origin={"model": object()})

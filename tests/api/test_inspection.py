@@ -1,5 +1,7 @@
 """What inspect shows, and which places `slots="auto"` takes."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -232,3 +234,22 @@ def test_where_only_the_output_has_room_the_budget_is_the_reason() -> None:
     assert esper.inspect(model, INPUTS[:4], budget=20).chosen == ()
     with pytest.raises(EsperError, match="The budget has no room for any seed in these slots"):
         esper.wrap(model, INPUTS[:4], budget=20)
+
+
+class Counting(nn.Sequential):
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counting.passes += 1
+        return super().forward(x)  # type: ignore[no-any-return]
+
+
+def test_a_model_is_not_surveyed_again_to_be_wrapped() -> None:
+    def passes(work: Callable[[nn.Module, Tensor], object]) -> int:
+        Counting.passes = 0
+        work(Counting(*mlp()), INPUTS[:4])
+        return Counting.passes
+
+    assert passes(esper.wrap) == passes(esper.inspect) > 0
+    named = passes(lambda model, x: esper.wrap(model, x, slots=["2", "5"]))
+    assert named < passes(esper.wrap)

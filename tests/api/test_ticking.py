@@ -1,8 +1,10 @@
-"""A tick that is forgotten, wrong or incomplete says so."""
+"""A tick that is forgotten, wrong or incomplete says so; what it saw and did is kept by names."""
 
+import json
 import warnings
 import weakref
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,12 @@ from torch.nn.functional import cross_entropy
 import esper
 from esper.api import ForgottenTickWarning, FractionWarning, GrowingModel, score_of_loss, wrap
 from esper.api.growing_model import UNTICKED_RETURNS, UNTICKED_STEPS
+from esper.api.ticking import Decision, StageChange, measuring, slot_flow
+from esper.kasmina.flow_statistics import flow_statistics
 from esper.kasmina.gates import GateRules
 from esper.leyline.errors import EsperError, OptimizerMismatchError
 from esper.leyline.legality import Actions, Legality
-from esper.leyline.signals import Signals
+from esper.leyline.signals import FLOW_STATISTICS, Signals
 from esper.leyline.stages import SeedStage
 from tests.api.tables import TRAIN, Script, accuracy, mlp, train_epoch, wrapped
 
@@ -295,3 +299,58 @@ def test_losses_become_scores() -> None:
     assert score_of_loss(1.0, 2.0) > score_of_loss(1.1, 2.0)
     with pytest.raises(EsperError, match="never negative"):
         score_of_loss(-1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("decision", "words"),
+    [
+        (Decision("WAIT"), "wait"),
+        (Decision("END"), "end"),
+        (Decision("GERMINATE", "a.b", "mlp", "RAMP"), "plant mlp at a.b (ramp)"),
+        (Decision("ADVANCE", "rnn@0", "norm"), "blend in norm at rnn@0"),
+        (Decision("FOSSILIZE", "2", "mlp"), "keep mlp at 2"),
+        (Decision("PRUNE", "2", "mlp"), "prune mlp at 2"),
+    ],
+)
+def test_decisions_are_kept_by_names_and_read_from_words_too(
+    decision: Decision, words: str
+) -> None:
+    assert str(decision) == words
+    assert Decision.of(json.loads(json.dumps(asdict(decision)))) == decision
+    assert Decision.of(words) == decision
+
+
+def test_stage_changes_are_kept_by_names_and_read_from_words_too() -> None:
+    change = StageChange("body.0: x", "HOLDING", "FOSSILIZED", "FOSSILIZE")
+    assert StageChange.of(json.loads(json.dumps(asdict(change)))) == change
+    assert StageChange.of(str(change)) == change
+
+
+def test_flow_is_measured_where_the_slots_are_before_the_seeds_act() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv1d(1, 6, 3), nn.ReLU(), nn.BatchNorm1d(6), nn.Flatten(), nn.Linear(36, 4)
+    )
+    x = torch.randn(12, 1, 8)
+    host = esper.wrap(net, sample=x, slots=["1", "2"])
+    buffers = [buffer.clone() for buffer in host.buffers()]
+    with measuring(host):
+        found = slot_flow(host)
+        expected = [
+            flow_statistics(net[:2](x)[None], 1)[0],
+            flow_statistics(net[:3](x)[None], 1)[0],
+        ]
+    assert found.shape == (1, 2, len(FLOW_STATISTICS))
+    torch.testing.assert_close(found[0], torch.stack(expected).double())
+    assert bool(found.isfinite().all())
+    assert all(map(torch.equal, buffers, host.buffers()))
+    assert not net[1]._forward_hooks, "nothing is left behind"
+
+
+def test_dense_activations_have_no_roughness() -> None:
+    net = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2))
+    host = esper.wrap(net, sample=torch.randn(9, 5), slots=["1"])
+    with measuring(host):
+        found = dict(zip(FLOW_STATISTICS, slot_flow(host)[0, 0].tolist(), strict=True))
+    assert found.pop("roughness") != found["spread"]
+    assert all(value == value for value in found.values())
