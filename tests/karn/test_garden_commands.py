@@ -75,7 +75,7 @@ def test_a_stored_atlas_is_shown(own_suite: str, tmp_path: Path) -> None:
 FIXED = "fixed:slot=early,blueprint=mlp"
 WRONG = [
     (("tasks", "--suite", "gardn"), "did you mean 'garden'?"),
-    (("tasks", "--suite", "none.toml"), "cannot be read"),
+    (("tasks", "--suite", "none.toml"), "There is no such suite file"),
     (("tasks", "--suite", "torn.toml"), "is not TOML"),
     (("tasks", "--suite", "wrong.toml"), "training context 'a': Unknown family of data"),
     (("evaluate", "--suite", "nope"), "Unknown suite"),
