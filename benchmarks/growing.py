@@ -204,8 +204,7 @@ class Line:
 
 
 def spoken(found: Estimate, digits: int, sign: str = "") -> str:
-    value, low, high = (f"{number:{sign}.{digits}f}" for number in found)
-    return f"{value} [{low}, {high}]"
+    return f"{found:{sign}.{digits}f}"
 
 
 def kinds(each: Sequence[Outcome]) -> str:

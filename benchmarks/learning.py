@@ -114,7 +114,7 @@ def above(lines: list[Standing]) -> bool:
 
 
 def spoken(line: Standing) -> str:
-    return f"{line.gain.value:+.1f} [{line.gain.low:+.1f}, {line.gain.high:+.1f}]"
+    return f"{line.gain:+.1f}"
 
 
 if __name__ == "__main__":

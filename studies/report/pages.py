@@ -99,16 +99,11 @@ def _picture(name: str, words: str, pictures: Sequence[str]) -> list[str]:
 
 
 def signed(estimate: Estimate | None, digits: int = 1) -> str:
-    if estimate is None:
-        return NOTHING
-    value, low, high = (f"{number:+.{digits}f}" for number in estimate)
-    return f"{value} [{low}, {high}]"
+    return NOTHING if estimate is None else f"{estimate:+.{digits}f}"
 
 
 def percent(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return NOTHING
-    return f"{estimate.value:.0%} [{estimate.low:.0%}, {estimate.high:.0%}]"
+    return NOTHING if estimate is None else f"{estimate:.0%}"
 
 
 # --- growth -----------------------------------------------------------------------------------
@@ -173,7 +168,7 @@ def _growth_table(study: GrowthStudy, context: str) -> str:
     rows = [
         [
             WAYS[line.name],
-            f"{line.test.value:.1f} % [{line.test.low:.1f}, {line.test.high:.1f}]",
+            line.test.text(".1f", " %"),
             lead(GROWN, line),
             lead(GROWN_TUNED, line),
             f"{line.parameters:,.0f}",
@@ -199,10 +194,9 @@ def _peer_part(study: GrowthStudy, context: str) -> list[str]:
     ours = {line.name: line.test for line in study.lines(context)}
     rows = [_peer_row(peer) for peer in peers]
     rows += [
-        [f"Esper, {WAYS[name]}", f"{ours[name].value:.1f} % [{ours[name].low:.1f}, "
-         f"{ours[name].high:.1f}]", NOTHING, NOTHING, NOTHING]
+        [f"Esper, {WAYS[name]}", ours[name].text(".1f", " %"), NOTHING, NOTHING, NOTHING]
         for name in (GROWN, GROWN_TUNED)
-    ]  # fmt: skip
+    ]
     return [
         "Another library on the same host, data, epochs and batches, with its own tuned rate and "
         "at most as many parameters; seeds are its own, so this is not paired "
@@ -215,7 +209,7 @@ def _peer_row(peer: Peer) -> list[str]:
     test = mean_interval([list(peer.tests)])
     return [
         peer.name,
-        f"{test.value:.1f} % [{test.low:.1f}, {test.high:.1f}]",
+        test.text(".1f", " %"),
         str(len(peer.tests)),
         f"{peer.parameters:,.0f}",
         f"{peer.rate:g}",

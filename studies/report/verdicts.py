@@ -59,11 +59,11 @@ class Verdict:
 
 
 def points(estimate: Estimate) -> str:
-    return f"{estimate.value:+.2f} points [{estimate.low:+.2f}, {estimate.high:+.2f}]"
+    return estimate.text("+.2f", " points")
 
 
 def share(estimate: Estimate) -> str:
-    return f"{estimate.value:.0%} [{estimate.low:.0%}, {estimate.high:.0%}]"
+    return f"{estimate:.0%}"
 
 
 def above(claim: str, lead: Estimate | None, what: str = "Mean difference") -> Verdict:

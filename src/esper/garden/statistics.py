@@ -14,7 +14,7 @@ Shapes: `R`, `C`, `E` as above, `B` resamples, `P` controllers.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,11 +37,22 @@ class Estimate(NamedTuple):
 
     def __format__(self, spec: str) -> str:
         """The value and, in brackets, its interval; all three in the format, `.3g` by default."""
-        value, low, high = (format(each, spec or ".3g") for each in self)
-        return f"{value} [{low}, {high}]"
+        return self.text(spec or ".3g")
 
     def __str__(self) -> str:
         return format(self)
+
+    def text(self, spec: str, unit: str = "") -> str:
+        """The same, with a unit behind the value."""
+        return f"{self.value:{spec}}{unit} [{self.low:{spec}}, {self.high:{spec}}]"
+
+
+class Resampling(TypedDict, total=False):
+    """How intervals are drawn."""
+
+    resamples: int  # 2000 unless given
+    level: float  # of the interval; 0.95 unless given
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -75,43 +86,22 @@ def mean(values: Array) -> Array:
 Statistic = Callable[[Array], Array]  # of cells [B, R x C], to [B]
 
 
-def interquartile_mean_interval(
-    scores: ArrayLike,
-    *,
-    resamples: int = DEFAULT_RESAMPLES,
-    level: float = DEFAULT_LEVEL,
-    seed: int = 0,
-) -> Estimate:
+def interquartile_mean_interval(scores: ArrayLike, **how: Unpack[Resampling]) -> Estimate:
     """Interquartile mean over all cells of [R, C, E], with its interval."""
-    return interval(
-        scores, statistic=interquartile_mean, resamples=resamples, level=level, seed=seed
-    )
+    return interval(scores, statistic=interquartile_mean, **how)
 
 
-def mean_interval(
-    scores: ArrayLike,
-    *,
-    resamples: int = DEFAULT_RESAMPLES,
-    level: float = DEFAULT_LEVEL,
-    seed: int = 0,
-) -> Estimate:
+def mean_interval(scores: ArrayLike, **how: Unpack[Resampling]) -> Estimate:
     """Mean over all cells of [R, C, E], with its interval."""
-    return interval(scores, statistic=mean, resamples=resamples, level=level, seed=seed)
+    return interval(scores, statistic=mean, **how)
 
 
-def interval(
-    scores: ArrayLike,
-    *,
-    statistic: Statistic,
-    resamples: int = DEFAULT_RESAMPLES,
-    level: float = DEFAULT_LEVEL,
-    seed: int = 0,
-) -> Estimate:
+def interval(scores: ArrayLike, *, statistic: Statistic, **how: Unpack[Resampling]) -> Estimate:
     """A statistic of the cells [B, R x C], one number for each row, with its interval."""
     runs = _runs(scores, "scores")
-    draws = _Draws(seed, resamples, runs.shape[1:])
+    draws = _Draws(runs.shape[1:], **how)
     value = statistic(runs.mean(-1).reshape(1, -1))[0]
-    return _estimate(value, statistic(draws.cells(runs)), level)
+    return draws.estimate(value, statistic(draws.cells(runs)))
 
 
 def paired_difference(
@@ -119,28 +109,20 @@ def paired_difference(
     baseline: ArrayLike,
     *,
     statistic: Statistic = interquartile_mean,
-    resamples: int = DEFAULT_RESAMPLES,
-    level: float = DEFAULT_LEVEL,
-    seed: int = 0,
+    **how: Unpack[Resampling],
 ) -> Estimate:
     """A statistic of one controller less that of another on the same episodes.
 
     Contexts and episodes must be the same, trainings need not: those of each are drawn apart.
     """
     ours, theirs = _pair(scores, baseline)
-    draws = _Draws(seed, resamples, ours.shape[1:])
+    draws = _Draws(ours.shape[1:], **how)
     value = statistic(ours.mean(-1).reshape(1, -1)) - statistic(theirs.mean(-1).reshape(1, -1))
-    return _estimate(value[0], statistic(draws.cells(ours)) - statistic(draws.cells(theirs)), level)
+    return draws.estimate(value[0], statistic(draws.cells(ours)) - statistic(draws.cells(theirs)))
 
 
 def share_of_gap(
-    scores: ArrayLike,
-    baseline: ArrayLike,
-    ceiling: ArrayLike,
-    *,
-    resamples: int = DEFAULT_RESAMPLES,
-    level: float = DEFAULT_LEVEL,
-    seed: int = 0,
+    scores: ArrayLike, baseline: ArrayLike, ceiling: ArrayLike, **how: Unpack[Resampling]
 ) -> Estimate:
     """How much of the way from a baseline's mean to a ceiling's is covered, on the same episodes.
 
@@ -149,7 +131,7 @@ def share_of_gap(
     """
     ours, theirs = _pair(scores, baseline)
     _, best = _pair(scores, ceiling)
-    draws = _Draws(seed, resamples, ours.shape[1:])
+    draws = _Draws(ours.shape[1:], **how)
     gap = float(best.mean() - theirs.mean())
     if gap <= 0:
         raise AgreementError(
@@ -160,16 +142,11 @@ def share_of_gap(
     low = mean(draws.cells(theirs))
     gained, whole = mean(draws.cells(ours)) - low, mean(draws.cells(best)) - low
     drawn = gained / np.maximum(whole, NO_GAP)
-    return _estimate((ours.mean() - theirs.mean()) / gap, drawn, level)
+    return draws.estimate((ours.mean() - theirs.mean()) / gap, drawn)
 
 
 def probability_of_improvement(
-    scores: ArrayLike,
-    baseline: ArrayLike,
-    *,
-    resamples: int = DEFAULT_RESAMPLES,
-    level: float = DEFAULT_LEVEL,
-    seed: int = 0,
+    scores: ArrayLike, baseline: ArrayLike, **how: Unpack[Resampling]
 ) -> Estimate:
     """How often one training beats another on the same episode, a tie counting half.
 
@@ -178,21 +155,16 @@ def probability_of_improvement(
     ours, theirs = _pair(scores, baseline)
     gap = ours[:, None] - theirs[None]  # [R, R', C, E]
     wins = np.where(gap > 0, 1.0, np.where(gap == 0, 0.5, 0.0))
-    draws = _Draws(seed, resamples, ours.shape[1:])
+    draws = _Draws(ours.shape[1:], **how)
     contexts = ours.shape[1]
     between = np.einsum("ijce,bce->bij", wins, draws.episodes) / contexts  # [B, R, R']
     first, second = draws.trainings(len(ours)), draws.trainings(len(theirs))
     drawn = np.einsum("bij,bi,bj->b", between, first, second)
-    return _estimate(wins.mean(), drawn, level)
+    return draws.estimate(wins.mean(), drawn)
 
 
 def performance_profile(
-    scores: ArrayLike,
-    thresholds: ArrayLike,
-    *,
-    resamples: int = DEFAULT_RESAMPLES,
-    level: float = DEFAULT_LEVEL,
-    seed: int = 0,
+    scores: ArrayLike, thresholds: ArrayLike, **how: Unpack[Resampling]
 ) -> Profile:
     """The share of episodes that score above each threshold, each context weighing the same.
 
@@ -200,14 +172,14 @@ def performance_profile(
     """
     runs = _runs(scores, "scores")
     limits = np.atleast_1d(np.asarray(thresholds, dtype=np.float64))
-    draws = _Draws(seed, resamples, runs.shape[1:])
+    draws = _Draws(runs.shape[1:], **how)
     trainings = draws.trainings(len(runs))
     share, low, high = (np.empty(len(limits)) for _ in range(3))
     for index, limit in enumerate(limits):
         above = (runs > limit).astype(np.float64)
         by_run = np.einsum("rce,bce->br", above, draws.episodes) / runs.shape[1]
         drawn = np.einsum("br,br->b", by_run, trainings)
-        share[index], low[index], high[index] = _estimate(above.mean(), drawn, level)
+        share[index], low[index], high[index] = draws.estimate(above.mean(), drawn)
     return Profile(limits, share, low, high)
 
 
@@ -222,11 +194,14 @@ def fair_draws(count: int) -> int:
 class _Draws:
     """Which trainings and episodes each resample holds, as weights that sum to 1."""
 
-    def __init__(self, seed: int, resamples: int, shape: tuple[int, ...]) -> None:
-        if resamples < 1:
-            raise AgreementError("A bootstrap needs at least one resample", given=resamples)
-        self.random = np.random.default_rng(seed)
-        self.resamples = resamples
+    def __init__(self, shape: tuple[int, ...], **how: Unpack[Resampling]) -> None:
+        self.resamples = how.get("resamples", DEFAULT_RESAMPLES)
+        self.level = how.get("level", DEFAULT_LEVEL)
+        if self.resamples < 1:
+            raise AgreementError("A bootstrap needs at least one resample", given=self.resamples)
+        if not 0 < self.level < 1:
+            raise AgreementError("A level is between 0 and 1", given=self.level)
+        self.random = np.random.default_rng(how.get("seed", 0))
         contexts, episodes = shape
         self.episodes = self._weights(contexts, episodes)  # [B, C, E]
 
@@ -248,12 +223,10 @@ class _Draws:
             np.take_along_axis(means, picked[:, :, None], axis=1).reshape(self.resamples, -1)
         )
 
-
-def _estimate(value: Any, drawn: Array, level: float) -> Estimate:
-    if not 0 < level < 1:
-        raise AgreementError("A level is between 0 and 1", given=level)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(float(value), float(low), float(high))
+    def estimate(self, value: Any, drawn: Array) -> Estimate:
+        """A value, and where its resamples [B] lie."""
+        low, high = np.quantile(drawn, [(1 - self.level) / 2, (1 + self.level) / 2])
+        return Estimate(float(value), float(low), float(high))
 
 
 def _runs(scores: ArrayLike, name: str) -> Array:
@@ -287,13 +260,6 @@ def _pair(scores: ArrayLike, baseline: ArrayLike) -> tuple[Array, Array]:
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Rank correlation; equal values share their mean rank. NaN where one of them is constant."""
     return _correlation(*(_signs(values).sum(1) for values in _columns(x, y)))
-
-
-def kendall(x: ArrayLike, y: ArrayLike) -> float:
-    """Kendall's tau-b. NaN where one of them is constant."""
-    one, other = (_signs(values) for values in _columns(x, y))
-    scale = np.sqrt(np.square(one).sum() * np.square(other).sum())
-    return float((one * other).sum() / scale) if scale else float("nan")
 
 
 @dataclass(frozen=True)
