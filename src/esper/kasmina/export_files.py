@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from esper.archive.files import replace_whole
 from esper.kasmina.isolation import randomness_kept, state_kept
-from esper.kasmina.watching import Sample, arguments_of
+from esper.kasmina.watching import Arguments, Sample, arguments_of
 from esper.leyline.errors import ExportError, first_line
 
 TOLERANCE = 1e-5  # of the largest number in an output, or of 1
@@ -77,12 +77,10 @@ def run(module: nn.Module, sample: Sample, *, evaluating: bool) -> object:
         return copy.deepcopy(output)  # it may share memory with a buffer
 
 
-def copied(sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def copied(sample: Sample) -> Arguments:
     """Arguments that a network may change without changing the sample."""
-    arguments: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
-        Tensor, lambda tensor: tensor.detach().clone(), arguments_of(sample)
-    )
-    return arguments
+    copies: Arguments = tree_map_only(Tensor, lambda t: t.detach().clone(), arguments_of(sample))
+    return copies
 
 
 def set_evaluating(module: nn.Module) -> None:

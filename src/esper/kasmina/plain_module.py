@@ -23,9 +23,10 @@ from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_leaves
 
 from esper.kasmina.export_files import failing, origin_of, require_equal, run
-from esper.kasmina.slot import Mode, Seed, Slot, Tap, part_of
+from esper.kasmina.isolation import randomness_kept, state_kept
+from esper.kasmina.slot import Mode, Part, Seed, Slot, Tap, part_of
 from esper.kasmina.slotted import SlottedModel
-from esper.kasmina.watching import Part, Sample
+from esper.kasmina.watching import Sample
 from esper.leyline.errors import ExportError
 
 TOLERANCE = 1e-6  # relative; only devices whose kernels are not deterministic need it
@@ -372,23 +373,18 @@ def _trace(module: nn.Module, name: str | None = None) -> fx.GraphModule:
 def _record(module: nn.Module) -> list[fx.Graph]:
     """Its graph in the present mode and in the other one, leaving the module as it was."""
     name = type(module).__name__
-    before = dict(vars(module))
-    drawn = (torch.get_rng_state(), random.getstate())
     graphs: list[fx.Graph] = []
-    try:
-        for training in (module.training, not module.training):
-            module.training = training
-            graphs.append(_OwnForward().trace(module))
+    with state_kept(module), randomness_kept(module):
+        before, drawn = dict(vars(module)), (torch.get_rng_state(), random.getstate())
+        try:
+            for training in (module.training, not module.training):
+                module.training = training
+                graphs.append(_OwnForward().trace(module))
+        except Exception as error:  # the forward of any class whatever
+            raise _untraceable(name, origin_of(error)) from error
         module.training = before["training"]
         changed = [key for key, value in vars(module).items() if value is not before.get(key)]
-    except Exception as error:  # the forward of any class whatever
-        raise _untraceable(name, origin_of(error)) from error
-    finally:
-        vars(module).clear()
-        vars(module).update(before)
         drew = not torch.equal(drawn[0], torch.get_rng_state()) or drawn[1] != random.getstate()
-        torch.set_rng_state(drawn[0])
-        random.setstate(drawn[1])
     if changed:
         raise _untraceable(name, f"its forward sets self.{changed[0]}")
     if drew:
@@ -411,7 +407,8 @@ def _require_plain(module: nn.Module) -> None:
         where = f"Submodule {path!r}" if path else "The model"
         if _comes_from_esper(part):
             raise ExportError(f"{where} still is of an Esper class", given=type(part).__name__)
-        for name, value in _contents(part):
+        leaves = [(name, leaf) for name, value in vars(part).items() for leaf in tree_leaves(value)]
+        for name, value in leaves:
             if _comes_from_esper(value):
                 kind = value.__name__ if isinstance(value, type) else type(value).__name__
                 raise ExportError(
@@ -419,9 +416,3 @@ def _require_plain(module: nn.Module) -> None:
                     given=f"{kind} in {name!r}",
                     fix="keep plain values there, such as spec.channels in place of spec",
                 )
-
-
-def _contents(module: nn.Module) -> Iterator[tuple[str, object]]:
-    for name, value in vars(module).items():
-        for leaf in tree_leaves(value):
-            yield name, leaf

@@ -15,8 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.layout_inference import Axes, axes_that_follow, batch_size, infer_layout, opening
-from esper.kasmina.slot import Slot, Tap, part_of
-from esper.kasmina.watching import ModuleCall, Part, Run, Sample, WatchedModule, watch
+from esper.kasmina.slot import Part, Slot, Tap, part_of
+from esper.kasmina.watching import ModuleCall, Run, Sample, WatchedModule, watch
 from esper.leyline.errors import EsperError, SlotError, UnknownNameError, first_line
 from esper.leyline.slots import Layout, SlotSpec
 
@@ -35,7 +35,7 @@ class Target:
     """
 
     path: str
-    part: int | str | None = None
+    part: Part = None
     layout: Layout | None = None
     name: str | None = None
 
@@ -70,7 +70,7 @@ class Place:
     """A target that was found good: where to hook, what to pick, what passes there."""
 
     module: nn.Module
-    part: int | str | None
+    part: Part
     spec: SlotSpec
 
 

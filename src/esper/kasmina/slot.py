@@ -16,6 +16,8 @@ from esper.leyline.ops import Blend
 from esper.leyline.slots import SlotSpec
 from esper.leyline.streams import derive_seed
 
+Part = int | str | None  # which of the tensors that a module returns; None: it returns one
+
 
 class BlendGate(nn.Module):
     """A learned factor at each position, 2 * sigmoid(w . h + b): 1 when new, between 0 and 2.
@@ -206,7 +208,7 @@ class Tap:
     An object rather than a closure, so that deep copies of the model carry their own slot.
     """
 
-    def __init__(self, slot: Slot, part: int | str | None) -> None:
+    def __init__(self, slot: Slot, part: Part) -> None:
         self.slot = slot
         self.part = part
 
@@ -216,7 +218,7 @@ class Tap:
         return replace_part(output, self.part, self.slot(part_of(output, self.part)))
 
 
-def part_of(output: object, part: int | str | None) -> Any:
+def part_of(output: object, part: Part) -> Any:
     if part is None:
         return output
     try:
@@ -229,7 +231,7 @@ def part_of(output: object, part: int | str | None) -> Any:
         ) from None
 
 
-def replace_part(output: object, part: int | str | None, value: object) -> object:
+def replace_part(output: object, part: Part, value: object) -> object:
     """`output` with one part exchanged, of the same type, without touching the original."""
     if part is None:
         return value
@@ -253,7 +255,7 @@ def _make_compiled_code_notice_hooks() -> None:
         dynamo.reset()
 
 
-def set_tap(target: nn.Module, slot: Slot, part: int | str | None, on: bool) -> None:
+def set_tap(target: nn.Module, slot: Slot, part: Part, on: bool) -> None:
     """Install or take away the slot's hook. A slot that does nothing leaves no hook behind."""
     _make_compiled_code_notice_hooks()
     hooks = target._forward_hooks

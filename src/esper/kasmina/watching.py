@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina.isolation import randomness_kept, state_kept
-from esper.kasmina.slot import part_of, replace_part
+from esper.kasmina.slot import Part, part_of, replace_part
 from esper.leyline.errors import SlotError
 
 Sample = Tensor | Sequence[Any] | Mapping[str, Any]
-Part = int | str | None
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Run:
         return any(id(c.marker) in self.reached or not self.returned for c in calls)
 
 
-def arguments_of(sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(sample: Sample) -> Arguments:
     """One tensor, positional or keyword arguments: as a model takes them."""
     if isinstance(sample, Mapping):
         return (), dict(sample)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.bodies import Attend, Replace, Rescale, ScalarGate, Transposed
+from esper.kasmina.blueprints import Attend, Replace, Rescale, ScalarGate, Transposed
 from esper.kasmina.layers import (
     NORM_EPSILON,
     ChannelNorm,

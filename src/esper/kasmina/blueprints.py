@@ -1,0 +1,447 @@
+"""Blueprints: small modules that can be planted in a slot. Their registry, and those built in.
+
+Shapes: `B` batch, `C` channels, `L` positions, `H` height, `W` width, `T` tokens.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention, TokenLinear
+from esper.leyline.catalogue import NOT_APPLICABLE, BlueprintCatalogue, blend_costs
+from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
+from esper.leyline.errors import BlueprintError, DuplicateNameError, UnknownNameError
+from esper.leyline.slots import Family, SlotConfig, SlotSpec
+
+M = TypeVar("M", bound=nn.Module)
+Builder = Callable[[SlotSpec], nn.Module]
+
+NEGATIVE_SLOPE = 0.1  # a plain ReLU can be dead at birth behind a host's ReLU, and stays dead
+KERNELS = {Family.CONV1D: 5, Family.CONV2D: 3}  # in sequences as wide as the garden's hosts look
+FILTERS = 16  # local patterns that convpool looks for
+FILTER_WIDTH = 5
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A named way to build a seed for slots of one family.
+
+    `build(spec)` returns a module that maps the family's canonical activations to the same
+    shape, and to exactly zero when it is new: a last linear layer at zero with nothing after
+    it, or a `ScalarGate`. That zero point is what lets a seed start at alpha 1.
+    """
+
+    name: str
+    family: Family
+    build: Builder
+    fixed_extent: bool  # its parameters depend on the slot's extent, which therefore may not vary
+    summary: str
+
+    def fits(self, spec: SlotSpec) -> bool:
+        known = all(size is not None for size in spec.extent)
+        return spec.family == self.family and (known or not self.fixed_extent)
+
+
+_REGISTRY: dict[tuple[Family, str], Blueprint] = {}
+
+
+def blueprint(
+    name: str, family: Family | str, *, fixed_extent: bool = False
+) -> Callable[[Builder], Builder]:
+    """Register a seed builder for a family of slots; its docstring's first line is its summary."""
+    try:
+        kind = Family(family)
+    except ValueError:
+        raise UnknownNameError.of(
+            "blueprint family", str(family), [each.value for each in Family]
+        ) from None
+    if not name.isidentifier():
+        raise BlueprintError(
+            "A blueprint's name must be an identifier", given=repr(name), fix="use a_name_like_this"
+        )
+
+    def register(build: Builder) -> Builder:
+        if (kind, name) in _REGISTRY:
+            raise DuplicateNameError(
+                f"Blueprint {name!r} is already registered for {kind.value} slots",
+                given=f"{build.__module__}.{build.__qualname__}",
+                valid="a name not among " + ", ".join(blueprint_names(kind)),
+                fix="choose another name, or unregister_blueprint() the old one first",
+            )
+        summary = (inspect.getdoc(build) or name).splitlines()[0]
+        _REGISTRY[kind, name] = Blueprint(name, kind, build, fixed_extent, summary)
+        return build
+
+    return register
+
+
+def unregister_blueprint(name: str, family: Family | str) -> None:
+    del _REGISTRY[find_blueprint(name, family).family, name]
+
+
+def blueprint_names(family: Family | str) -> tuple[str, ...]:
+    return tuple(name for kind, name in _REGISTRY if kind == family)
+
+
+def find_blueprint(name: str, family: Family | str) -> Blueprint:
+    kind = Family(family)
+    if (kind, name) not in _REGISTRY:
+        raise UnknownNameError.of(
+            f"blueprint for {kind.value} slots",
+            name,
+            blueprint_names(kind),
+            fix="register your own with @blueprint(name, family)",
+        )
+    return _REGISTRY[kind, name]
+
+
+@lru_cache(maxsize=4096)
+def cost(plan: Blueprint, spec: SlotSpec) -> int:
+    """Parameters a seed would add. Checks the output shape on the way; allocates nothing."""
+    if not plan.fits(spec):
+        return NOT_APPLICABLE
+    shape = spec.canonical_shape(batch=2)
+    try:
+        with torch.device("meta"):
+            seed = plan.build(spec)
+            output = seed(torch.empty(shape))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise BlueprintError(
+            f"Blueprint {plan.name!r} cannot be built for slot {spec.name!r}",
+            given=str(error).splitlines()[0],
+            valid=f"a module that maps {list(shape)} to {list(shape)}",
+            fix="sizes must come from the slot's channels and extent, and weights be made by torch",
+        ) from error
+    if not isinstance(output, torch.Tensor) or output.shape != shape:
+        got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise BlueprintError(
+            f"Blueprint {plan.name!r} changes the shape of slot {spec.name!r}",
+            given=f"{list(shape)} -> {got}",
+            valid=f"{list(shape)} -> {list(shape)}",
+            fix="a seed adds to its slot's activations, so it must return their shape",
+        )
+    return sum(parameter.numel() for parameter in seed.parameters())
+
+
+def build_catalogue(
+    specs: Sequence[SlotSpec], host_params: int, allowed: Iterable[str] | None = None
+) -> BlueprintCatalogue:
+    """Names and costs of everything that can be planted in these slots.
+
+    Blueprints of one name in different families share an index. `allowed` narrows the list and
+    fixes its order; it may name some that fit none of these slots.
+    """
+    families = list(dict.fromkeys(spec.family for spec in specs))
+    known = list(dict.fromkeys(name for kind in families for name in blueprint_names(kind)))
+    names = known if allowed is None else list(allowed)
+    anywhere = {name for _, name in _REGISTRY}
+    unknown = [name for name in names if name not in anywhere]
+    if not set(names) & set(known):
+        unknown += names
+    if unknown:
+        raise UnknownNameError.of("blueprint", unknown[0], known)
+
+    def price(spec: SlotSpec, name: str) -> int:
+        plan = _REGISTRY.get((spec.family, name))
+        return NOT_APPLICABLE if plan is None else cost(plan, spec)
+
+    costs = tuple(tuple(price(spec, name) for name in names) for spec in specs)
+    slots = SlotConfig(tuple(spec.name for spec in specs))
+    return BlueprintCatalogue(slots, tuple(names), costs, blend_costs(specs), host_params)
+
+
+# --- what blueprints are made of --------------------------------------------------------------
+
+
+class ScalarGate(nn.Module):
+    """Multiplies by one learned number that starts at zero.
+
+    It learns at ten times the base rate: at the base rate a gated seed that is planted late
+    gains about half of what it could.
+    """
+
+    learning_rate_scale: ClassVar[float] = GATE_LEARNING_RATE_SCALE
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def zeroed(layer: M) -> M:
+    """`layer` with all its parameters at zero. It must be the last of its seed."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+    return layer
+
+
+def learning_rate_scales(module: nn.Module) -> dict[str, float]:
+    """Learning-rate multiplier of each parameter, by name.
+
+    A submodule sets one for its own parameters with an attribute `learning_rate_scale`.
+    """
+    scales: dict[str, float] = {}
+    for prefix, part in module.named_modules():
+        scale = float(getattr(part, "learning_rate_scale", 1.0))
+        for name, _ in part.named_parameters(recurse=False):
+            scales[f"{prefix}.{name}" if prefix else name] = scale
+    return scales
+
+
+class Replace(nn.Module):
+    """Turns activations into `transform(h)`: a gate times the difference, nothing at gate 0."""
+
+    def __init__(self, transform: nn.Module) -> None:
+        super().__init__()
+        self.transform = transform
+        self.gate = ScalarGate()
+
+    def forward(self, h: Tensor) -> Tensor:
+        replaced: Tensor = self.gate(self.transform(h) - h)
+        return replaced
+
+
+class Rescale(nn.Module):
+    """Scales activations by 1 + tanh(strength(h)), so between 0 and 2 times.
+
+    `strength` ends in a zeroed layer: tanh(0) is exactly 0 and its slope there is 1.
+    """
+
+    def __init__(self, strength: nn.Module) -> None:
+        super().__init__()
+        self.strength = strength
+
+    def forward(self, h: Tensor) -> Tensor:
+        scaled: Tensor = h * self.strength(h).tanh()
+        return scaled
+
+
+class Attend(nn.Module):
+    """Normalised tokens [B, T, C] attend to each other through one head of half the width."""
+
+    def __init__(self, channels: int, norm: nn.Module, *, causal: bool) -> None:
+        super().__init__()
+        self.norm = norm
+        self.attention = SelfAttention(channels, inner=reduced(channels, 2), causal=causal)
+        zeroed(self.attention.out)
+
+    def forward(self, h: Tensor) -> Tensor:
+        attended: Tensor = self.attention(self.norm(h))
+        return attended
+
+
+class Transposed(nn.Module):
+    """Applies a body written for [B, T, C] to [B, C, T], or the reverse."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, h: Tensor) -> Tensor:
+        turned: Tensor = self.body(h.transpose(1, 2)).transpose(1, 2)
+        return turned
+
+
+def activation() -> nn.Module:
+    return nn.LeakyReLU(NEGATIVE_SLOPE)
+
+
+def reduced(channels: int, factor: int) -> int:
+    """A fraction of the channels, at least one."""
+    return max(1, channels // factor)
+
+
+# --- for sequences [B, C, L] and images [B, C, H, W] ------------------------------------------
+
+
+def _convolution(
+    spec: SlotSpec, given: int, returned: int, kernel: int = 1, groups: int = 1
+) -> nn.Module:
+    """One that keeps the extent."""
+    kind = nn.Conv1d if spec.family is Family.CONV1D else nn.Conv2d
+    return kind(given, returned, kernel, padding=kernel // 2, groups=groups)
+
+
+@blueprint("norm", Family.CONV1D)
+@blueprint("norm", Family.CONV2D)
+def position_norm(spec: SlotSpec) -> nn.Module:
+    """Normalises each sample over channels and positions."""
+    return Replace(GroupNorm(spec.channels, position_axes=len(spec.extent)))
+
+
+@blueprint("squeeze", Family.CONV1D)
+@blueprint("squeeze", Family.CONV2D)
+def squeeze(spec: SlotSpec) -> nn.Module:
+    """Rescales each channel by what all positions hold (squeeze-and-excite)."""
+    inner = reduced(spec.channels, 4)
+    return Rescale(
+        nn.Sequential(
+            nn.AdaptiveAvgPool1d(1) if spec.family is Family.CONV1D else nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(1),
+            nn.Linear(spec.channels, inner),
+            activation(),
+            zeroed(nn.Linear(inner, spec.channels)),
+            nn.Unflatten(1, (spec.channels, *(1 for _ in spec.extent))),
+        )
+    )
+
+
+@blueprint("pointwise", Family.CONV1D)
+def pointwise(spec: SlotSpec) -> nn.Module:
+    """Mixes channels at each position on its own."""
+    return nn.Sequential(
+        _convolution(spec, spec.channels, spec.channels),
+        activation(),
+        zeroed(_convolution(spec, spec.channels, spec.channels)),
+    )
+
+
+@blueprint("bottleneck", Family.CONV2D)
+def bottleneck(spec: SlotSpec) -> nn.Module:
+    """A convolution in a quarter of the channels, between two that mix them."""
+    inner = reduced(spec.channels, 4)
+    return nn.Sequential(
+        _convolution(spec, spec.channels, inner),
+        activation(),
+        _convolution(spec, inner, inner, KERNELS[spec.family]),
+        activation(),
+        zeroed(_convolution(spec, inner, spec.channels)),
+    )
+
+
+@blueprint("depthwise", Family.CONV1D)
+@blueprint("depthwise", Family.CONV2D)
+def depthwise(spec: SlotSpec) -> nn.Module:
+    """Filters each channel over its positions, then mixes channels."""
+    width = spec.channels
+    return nn.Sequential(
+        _convolution(spec, width, width, KERNELS[spec.family], groups=width),
+        activation(),
+        zeroed(_convolution(spec, width, width)),
+    )
+
+
+@blueprint("conv", Family.CONV1D)
+@blueprint("conv", Family.CONV2D)
+def conv(spec: SlotSpec) -> nn.Module:
+    """A full convolution block: two layers that see neighbours and mix channels."""
+    kernel = KERNELS[spec.family]
+    inner = spec.channels if spec.family is Family.CONV1D else reduced(spec.channels, 2)
+    return nn.Sequential(
+        _convolution(spec, spec.channels, inner, kernel),
+        activation(),
+        zeroed(_convolution(spec, inner, spec.channels, kernel)),
+    )
+
+
+@blueprint("token_mix", Family.CONV1D, fixed_extent=True)
+def token_mix(spec: SlotSpec) -> nn.Module:
+    """Mixes positions however far apart, the same way in every channel."""
+    (length,) = spec.extent
+    if length is None:
+        raise BlueprintError(
+            f"token_mix needs the length of slot {spec.name!r}",
+            given="a length that varies",
+            valid="a fixed length",
+            fix="use conv or attention where lengths vary",
+        )
+    inner = reduced(length, 2)
+    return nn.Sequential(
+        TokenLinear(length, inner), activation(), zeroed(TokenLinear(inner, length))
+    )
+
+
+@blueprint("attention", Family.CONV1D)
+def position_attention(spec: SlotSpec) -> nn.Module:
+    """Lets every position look at every other."""
+    return Transposed(Attend(spec.channels, ChannelNorm(spec.channels), causal=False))
+
+
+# --- for vectors of features [B, C] and tokens [B, T, C]; those for tokens are causal ---------
+
+
+def _linear(spec: SlotSpec, given: int, returned: int) -> nn.Module:
+    kind = nn.Linear if spec.family is Family.DENSE else TokenLinear
+    return kind(given, returned)
+
+
+def _two_layers(spec: SlotSpec, inner: int) -> list[nn.Module]:
+    """Tokens are normalised first."""
+    return [
+        *([] if spec.family is Family.DENSE else [ChannelNorm(spec.channels)]),
+        _linear(spec, spec.channels, inner),
+        activation(),
+        zeroed(_linear(spec, inner, spec.channels)),
+    ]
+
+
+@blueprint("norm", Family.DENSE)
+@blueprint("norm", Family.TRANSFORMER)
+def norm(spec: SlotSpec) -> nn.Module:
+    """Normalises each vector of features, or token, over its channels."""
+    return Replace(ChannelNorm(spec.channels))
+
+
+@blueprint("lora", Family.TRANSFORMER)
+def lora(spec: SlotSpec) -> nn.Module:
+    """A linear map of low rank on each token."""
+    return lowrank(spec)
+
+
+@blueprint("gate", Family.DENSE)
+@blueprint("gate", Family.TRANSFORMER)
+def gate(spec: SlotSpec) -> nn.Module:
+    """Rescales each channel by what the others are."""
+    return Rescale(nn.Sequential(*_two_layers(spec, reduced(spec.channels, 8))))
+
+
+@blueprint("lowrank", Family.DENSE)
+def lowrank(spec: SlotSpec) -> nn.Module:
+    """A linear map of low rank."""
+    inner = reduced(spec.channels, 8)
+    return nn.Sequential(
+        nn.Linear(spec.channels, inner, bias=False), zeroed(_linear(spec, inner, spec.channels))
+    )
+
+
+@blueprint("attention", Family.TRANSFORMER)
+def attention(spec: SlotSpec) -> nn.Module:
+    """Lets every token look at those before it."""
+    return Attend(spec.channels, ChannelNorm(spec.channels), causal=True)
+
+
+@blueprint("mlp", Family.DENSE)
+@blueprint("mlp", Family.TRANSFORMER)
+def mlp(spec: SlotSpec) -> nn.Module:
+    """Two layers: with a narrow middle for features, with one twice as wide for tokens."""
+    dense = spec.family is Family.DENSE
+    inner = reduced(spec.channels, 4) if dense else 2 * spec.channels
+    return nn.Sequential(*_two_layers(spec, inner))
+
+
+@blueprint("wide", Family.DENSE)
+def wide(spec: SlotSpec) -> nn.Module:
+    """Two layers with a middle as wide as the slot."""
+    return nn.Sequential(*_two_layers(spec, spec.channels))
+
+
+@blueprint("convpool", Family.DENSE)
+def convpool(spec: SlotSpec) -> nn.Module:
+    """Finds local patterns wherever they are among the features, taken as a line."""
+    width = min(FILTER_WIDTH, spec.channels)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, spec.channels)),
+        nn.Conv1d(1, FILTERS, width, padding=width // 2),
+        activation(),
+        nn.AdaptiveMaxPool1d(1),
+        nn.Flatten(1),
+        zeroed(nn.Linear(FILTERS, spec.channels)),
+    )
