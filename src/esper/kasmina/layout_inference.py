@@ -13,12 +13,13 @@ Shapes: `B` batch, `C` channels, `L` positions, `T` tokens, `H` height, `W` widt
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from esper.kasmina.watching import ModuleCall, Run, Sample, WatchedModule, arguments_of, watch
+from esper.kasmina.watching import Call, ModuleCall, Run, Sample, WatchedModule, arguments_of, watch
 from esper.leyline.errors import SlotError
 from esper.leyline.slots import Layout
 
@@ -63,50 +64,59 @@ def opening(where: str) -> str:
     return where[0].upper() + where[1:]
 
 
-def infer_layout(
-    where: str,
-    output: Tensor,
-    events: Sequence[ModuleCall],
-    call: int,
-    batch: int | None,
-    moved: Axes | None,
-) -> Layout:
-    """The layout of `output`, which `events[call]` returned; raises when it is uncertain.
-
-    `moved` are the axes that follow the batch, if that is known.
-    """
-    shape = list(output.shape)
-    if len(shape) not in (2, 3, 4):
-        raise SlotError(
-            f"{opening(where)} returns activations of {len(shape)} axes",
-            given=shape,
-            valid="2, 3 or 4 axes: [B, C], [B, C, L], [B, T, C], [B, C, H, W] or [B, H, W, C]",
-        )
-    origins = _origins(output, events[: call + 1])
-    layout = _Evidence(where, shape, events, origins, batch, moved).layout()
-    if moved is not None and layout.batch_axis not in moved:
-        raise SlotError(
-            f"{opening(where)} does not return something for every sample: no axis that could be "
-            "the batch follows it",
-            given=f"{shape} for batches of different sizes" if not moved else shape,
-            fix="name a submodule whose output has the batch as an axis",
-        )
-    return layout
-
-
 @dataclass(frozen=True)
-class _Evidence:
+class Evidence:
     """All that is known of the activations at one place."""
 
     where: str
-    shape: list[int]
+    output: Tensor
     events: Sequence[ModuleCall]
-    origins: Sequence[ModuleCall]  # the calls that they come from without a change of axes
+    call: int  # which of the events returned the output
     batch: int | None
-    moved: Axes | None
+    moved: Axes | None  # the axes that follow the batch, if that is known
+
+    @cached_property
+    def shape(self) -> list[int]:
+        return list(self.output.shape)
+
+    @cached_property
+    def origins(self) -> list[ModuleCall]:
+        """The calls, latest first, that the output comes from without a change of axes.
+
+        That is: the same tensor, or one from which modules that keep the axes made it.
+        """
+        tensor: Tensor | None = self.output
+        origins: list[ModuleCall] = []
+        for event in reversed(self.events[: self.call + 1]):
+            if tensor is None or first_tensor(event.output) is not tensor:
+                continue
+            origins.append(event)
+            module = event.module
+            keeps = type(module).__module__ in _KEEPS_AXES or isinstance(module, nn.Identity)
+            if keeps and not isinstance(module, nn.MultiheadAttention):
+                tensor = first_tensor(event.inputs)
+        return origins
 
     def layout(self) -> Layout:
+        """The layout of the output; raises when it is uncertain."""
+        if len(self.shape) not in (2, 3, 4):
+            raise SlotError(
+                f"{opening(self.where)} returns activations of {len(self.shape)} axes",
+                given=self.shape,
+                valid="2, 3 or 4 axes: [B, C], [B, C, L], [B, T, C], [B, C, H, W] or [B, H, W, C]",
+            )
         self._require_batch()
+        layout = self._layout()
+        if self.moved is not None and layout.batch_axis not in self.moved:
+            raise SlotError(
+                f"{opening(self.where)} does not return something for every sample: no axis that "
+                "could be the batch follows it",
+                given=self.shape if self.moved else f"{self.shape} for batches of different sizes",
+                fix="name a submodule whose output has the batch as an axis",
+            )
+        return layout
+
+    def _layout(self) -> Layout:
         if len(self.shape) == 2:
             return Layout.DENSE
         if self._channel_axis() == FIRST:
@@ -135,8 +145,9 @@ class _Evidence:
         for event in self.origins:
             if (own := _told_axis(event)) is not None:
                 return own
-        told = (_told_axis(event) for event in self.events if _fits(event, self.shape))
-        axes = {axis for axis in told if axis is not None}
+        fitting = (event for event in self.events if self.shape in _shapes(event))
+        alike = [e for e in fitting if _spatial_axes(e.module) in (None, len(self.shape) - 2)]
+        axes = {axis for event in alike if (axis := _told_axis(event)) is not None}
         if len(self.shape) == 3 and self.shape[1] == self.shape[2]:
             reason = "a transposition would not show in its shape"
         elif not axes:
@@ -230,29 +241,6 @@ def _told_axis(event: ModuleCall) -> int | None:
     return axis if all(count in (channels, (channels,)) for count in stated) else None
 
 
-def _origins(output: Tensor, events: Sequence[ModuleCall]) -> list[ModuleCall]:
-    """The calls, latest first, that `output` comes from without a change of axes.
-
-    That is: the same tensor, or one from which modules that keep the axes made it.
-    """
-    tensor: Tensor | None = output
-    origins: list[ModuleCall] = []
-    for event in reversed(events):
-        if tensor is None or first_tensor(event.output) is not tensor:
-            continue
-        origins.append(event)
-        module = event.module
-        keeps = type(module).__module__ in _KEEPS_AXES or isinstance(module, nn.Identity)
-        if keeps and not isinstance(module, nn.MultiheadAttention):
-            tensor = first_tensor(event.inputs)
-    return origins
-
-
-def _fits(event: ModuleCall, shape: list[int]) -> bool:
-    axes = _spatial_axes(event.module)
-    return (axes is None or axes + 2 == len(shape)) and shape in _shapes(event)
-
-
 def is_batch_first(module: nn.Module) -> bool | None:
     """The module's own convention, when it has one."""
     attention = getattr(module, "self_attn", module)
@@ -294,10 +282,10 @@ def axes_that_follow(
             break
         is_batch = _batch_changed(run, again)
         if is_batch is None:  # nobody tells, so what comes out must show it
-            is_batch = axis == 0 and _first_axis_changed(run.returned, again.returned)
+            pairs = zip(run.returned, again.returned, strict=False)
+            is_batch = axis == 0 and any(a.shape[:1] != b.shape[:1] for a, b in pairs)
         if is_batch:
-            pairs = zip(run.calls, again.calls, strict=True)
-            return [_moved([c.output for c in a], [c.output for c in b]) for a, b in pairs]
+            return [_moved(a, b) for a, b in zip(run.calls, again.calls, strict=True)]
     return [None for _ in places]
 
 
@@ -344,16 +332,9 @@ def _batch_changed(run: Run, again: Run) -> bool | None:
     return "batch" in changed if changed else None
 
 
-def _first_axis_changed(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
-    pairs = zip(before, after, strict=False)
-    return any(a.shape[:1] != b.shape[:1] for a, b in pairs)
-
-
-def _moved(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[Axes] | None:
+def _moved(before: Sequence[Call], after: Sequence[Call]) -> list[Axes] | None:
     """The axes that changed, call by call; None if it was called otherwise."""
-    if [each.dim() for each in before] != [each.dim() for each in after]:
+    if [call.output.dim() for call in before] != [call.output.dim() for call in after]:
         return None
-    return [
-        frozenset(axis for axis, (a, b) in enumerate(zip(x.shape, y.shape, strict=True)) if a != b)
-        for x, y in zip(before, after, strict=True)
-    ]
+    shapes = [(a.output.shape, b.output.shape) for a, b in zip(before, after, strict=True)]
+    return [frozenset(axis for axis in range(len(x)) if x[axis] != y[axis]) for x, y in shapes]

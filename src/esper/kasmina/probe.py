@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.layout_inference import Axes, axes_that_follow, batch_size, infer_layout, opening
+from esper.kasmina.layout_inference import Axes, Evidence, axes_that_follow, batch_size, opening
 from esper.kasmina.slot import Part, Slot, Tap, part_of
 from esper.kasmina.watching import ModuleCall, Run, Sample, WatchedModule, watch
 from esper.leyline.errors import EsperError, SlotError, UnknownNameError, first_line
@@ -223,7 +223,7 @@ class _Survey:
         moved: Sequence[Axes | None] = self._moved[id(run)][index] or [None] * len(calls)
         layouts = {
             target.layout
-            or infer_layout(where, call.output, run.events, call.event, self._batch, axes)
+            or Evidence(where, call.output, run.events, call.event, self._batch, axes).layout()
             for call, axes in zip(calls, moved, strict=True)
         }
         if len(layouts) > 1:

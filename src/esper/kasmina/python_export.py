@@ -230,16 +230,15 @@ def _structure(value: Any, classes: dict[str, Sequence[str]]) -> str:
 
 def _compare(model: nn.Module, sample: Sample, dynamic_batch: bool, code: Path) -> float:
     """Run the file beside the model; the largest difference, if it is small enough."""
-    first, later = [], []  # calls of a new network, and those that may remember the one before
+    pairs = []
     for inputs in batches(sample, dynamic_batch):
         with failing("The written file does not run"):
             given = _replay(names_in(code)["Model"](), inputs)
-        wanted = _replay(copy.deepcopy(model), inputs)
-        first.append((wanted[0], given[0]))
-        later.append((wanted[1], given[1]))
+        pairs.append(zip(_replay(copy.deepcopy(model), inputs), given, strict=True))
+    first, second = zip(*pairs, strict=True)
     remembers = "The network remembers something between calls, so the file"
     return max(
-        largest_difference(model, "The file", first), largest_difference(model, remembers, later)
+        largest_difference(model, "The file", first), largest_difference(model, remembers, second)
     )
 
 

@@ -108,7 +108,10 @@ def watch(
         events.append(ModuleCall(module, args, output, kwargs))
         return output
 
-    args, kwargs = tree_map_only(Tensor, _copied, arguments_of(sample))
+    def copied(tensor: Tensor) -> Tensor:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    args, kwargs = tree_map_only(Tensor, copied, arguments_of(sample))
     with state_kept(model), randomness_kept(model), _uncompiled(), torch.enable_grad():
         hookable = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
         handles = [module.register_forward_hook(note, with_kwargs=True) for module in hookable]
@@ -121,10 +124,6 @@ def watch(
                 handle.remove()
     tensors = list(_tensors_in(output))
     return Run(events, calls, _leaves_behind(tensors), tensors, refused, training)
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _uncompiled() -> AbstractContextManager[object]:
