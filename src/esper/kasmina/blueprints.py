@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention, TokenLinear
 from esper.leyline.catalogue import NOT_APPLICABLE, BlueprintCatalogue, blend_costs
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
-from esper.leyline.errors import BlueprintError, DuplicateNameError, UnknownNameError
+from esper.leyline.errors import (
+    BlueprintError,
+    DuplicateNameError,
+    UnknownNameError,
+    first_line,
+)
 from esper.leyline.slots import Family, SlotConfig, SlotSpec
 
 M = TypeVar("M", bound=nn.Module)
@@ -113,7 +118,7 @@ def cost(plan: Blueprint, spec: SlotSpec) -> int:
     except (RuntimeError, ValueError, TypeError) as error:
         raise BlueprintError(
             f"Blueprint {plan.name!r} cannot be built for slot {spec.name!r}",
-            given=str(error).splitlines()[0],
+            given=first_line(error),
             valid=f"a module that maps {list(shape)} to {list(shape)}",
             fix="sizes must come from the slot's channels and extent, and weights be made by torch",
         ) from error
