@@ -136,14 +136,12 @@ class TamiyoRolloutBuffer:
         bootstraps (the value of the true last state where the step was truncated). Environments
         that are not `active` [E] bool idle: nothing is kept of their rows.
         """
-        self._check(step, self.envs)
-        self._check_hidden(hidden, self.envs)
+        whole = self._checked(step, hidden, self.envs) | {"starts": self.next_starts}
         if active is not None:
             self._check_one("active", active, (self.envs,), torch.bool)
         if self.longest == self.steps:
             self._require_room(self.counts if active is None else self.counts * active)
-        whole = self._whole(step, hidden, self.next_starts)
-        ended = step["terminals"] | step["truncations"]
+        ended = whole["terminals"] | whole["truncations"]
         if active is None and self._even:
             for name, value in whole.items():
                 self._data[name][:, self.longest] = value
@@ -152,19 +150,15 @@ class TamiyoRolloutBuffer:
         else:
             if active is None:
                 active = torch.ones_like(self.next_starts)
-            self._add_some(active, whole)
+            place = (self._rows, self.counts.clamp(max=self.steps - 1))
+            for name, value in whole.items():
+                data, keeps = self._data[name], active.view(-1, *(1,) * (value.ndim - 1))
+                data[place] = torch.where(keeps, value, data[place])
             self.next_starts.copy_(torch.where(active, ended, self.next_starts))
             self.counts += active
             self._even = False
         self.longest = min(self.longest + 1, self.steps)
         self._advantages = self._returns = None
-
-    def _add_some(self, active: Tensor, step: Mapping[str, Tensor]) -> None:
-        place = (self._rows, self.counts.clamp(max=self.steps - 1))
-        for name, value in step.items():
-            data = self._data[name]
-            keeps = active.view(-1, *(1,) * (value.ndim - 1))
-            data[place] = torch.where(keeps, value, data[place])
 
     def add_single(self, env: int, *, hidden: Hidden, **step: Tensor) -> None:
         """Append one step of one environment: fields without the first axis, hidden [L, 1, D].
@@ -172,23 +166,15 @@ class TamiyoRolloutBuffer:
         For worlds that come one by one: it waits for the device.
         """
         self._require_env(env)
-        self._check_hidden(hidden, 1)
-        rows = {name: value[None] for name, value in step.items()}
-        self._check(rows, 1)
+        row = self._checked({name: value[None] for name, value in step.items()}, hidden, 1)
         self._require_room(self.counts[env : env + 1], env)
         when = int(self.counts[env])
-        for name, value in self._whole(rows, hidden, self.next_starts[env : env + 1]).items():
+        row["starts"] = self.next_starts[env : env + 1]
+        for name, value in row.items():
             self._data[name][env, when] = value[0]
-        self.next_starts[env] = (rows["terminals"] | rows["truncations"])[0]
+        self.next_starts[env] = (row["terminals"] | row["truncations"])[0]
         self.counts[env] += 1
         self._recount()
-
-    @staticmethod
-    def _whole(step: Mapping[str, Tensor], hidden: Hidden, starts: Tensor) -> dict[str, Tensor]:
-        """All that is kept of a step, rows first."""
-        h, c = (part.detach().transpose(0, 1) for part in hidden)
-        given = {name: value.detach() for name, value in step.items()}
-        return {**given, "starts": starts, "h": h, "c": c}
 
     def start_episode(self, env: int) -> None:
         """Let the next step of `env` begin an episode."""
@@ -360,7 +346,8 @@ class TamiyoRolloutBuffer:
             f"it by buffer.clear_env({env}) and finish",
         )
 
-    def _check(self, step: Mapping[str, Tensor], rows: int) -> None:
+    def _checked(self, step: Mapping[str, Tensor], hidden: Hidden, rows: int) -> dict[str, Tensor]:
+        """All that is kept of a step of so many environments, rows first."""
         if step.keys() != self._fields.keys():
             wrong = sorted(step.keys() ^ self._fields.keys())
             raise RolloutError(
@@ -368,13 +355,13 @@ class TamiyoRolloutBuffer:
                 given=f"unknown or missing: {', '.join(wrong)}",
                 valid=", ".join(self._fields),
             )
+        memory = (self.lstm_layers, rows, self.lstm_hidden_dim)
+        for name, part in zip(("hidden h", "hidden c"), hidden, strict=True):
+            self._check_one(name, part, memory, torch.float32)
         for name, (shape, dtype) in self._fields.items():
             self._check_one(name, step[name], (rows, *shape), dtype)
-
-    def _check_hidden(self, hidden: Hidden, rows: int) -> None:
-        shape = (self.lstm_layers, rows, self.lstm_hidden_dim)
-        for name, part in zip(("hidden h", "hidden c"), hidden, strict=True):
-            self._check_one(name, part, shape, torch.float32)
+        h, c = (part.detach().transpose(0, 1) for part in hidden)
+        return {**{name: value.detach() for name, value in step.items()}, "h": h, "c": c}
 
     def _check_one(
         self, name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype

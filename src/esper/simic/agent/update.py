@@ -33,8 +33,6 @@ from esper.simic.agent.rollout_buffer import NonFiniteError, RolloutError, Tamiy
 from esper.simic.agent.types import SequenceBatch
 from esper.tamiyo.network import Evaluation, FactoredRecurrentActorCritic
 
-EXTREMES = ("ratio_min", "ratio_max")  # of the terms; all others are summed
-
 V = TypeVar("V")
 
 
@@ -57,7 +55,7 @@ class Terms(NamedTuple):
 
     policy: Tensor  # [H] surrogate, averaged
     bonus: Tensor  # [H] entropy, averaged as the surrogate is
-    value: Tensor  # [] averaged over all steps
+    value: Tensor  # [1] averaged over all steps
     kl: Tensor  # [H] averaged over all steps
     entropy: Tensor  # [H] this and the next two summed over the steps where the head mattered
     clipped: Tensor  # [H]
@@ -69,7 +67,7 @@ class Terms(NamedTuple):
     def nothing(cls, heads: int, device: torch.device) -> "Terms":
         """The contributions of no steps at all."""
         none, one = torch.zeros(heads, device=device), torch.ones(heads, device=device)
-        return cls(none, none, none[0], none, none, none, none, one, one)
+        return cls(none, none, none[:1], none, none, none, none, one, one)
 
     def plus(self, other: "Terms") -> "Terms":
         summed = Terms(*(one + more for one, more in zip(self, other, strict=True)))
@@ -146,7 +144,7 @@ def ppo_terms(
     return Terms(
         policy=policy,
         bonus=bonus,
-        value=0.5 * squares.masked_fill(~batch.valid, 0.0).sum() * share.step,
+        value=0.5 * squares.masked_fill(~batch.valid, 0.0).sum()[None] * share.step,
         kl=kl * share.step,
         entropy=learned[1].detach(),
         clipped=clipped,
@@ -158,7 +156,7 @@ def ppo_terms(
 
 def total_loss(terms: Terms, entropy_coefs: Tensor, config: PPOConfig) -> Tensor:
     bonus = (entropy_coefs * terms.bonus).sum()
-    return terms.policy.sum() + config.value_coef * terms.value - bonus
+    return terms.policy.sum() + config.value_coef * terms.value[0] - bonus
 
 
 # --- steps -----------------------------------------------------------------------------------
@@ -268,7 +266,7 @@ class Update:
                 stopped = True
                 break
 
-        metrics = self._report(batch, torch.stack(counts), error, stopped)
+        metrics = self._report(batch, counts, error, stopped)
         if metrics is None:
             raise self._what_is_not_finite(batch, minibatches, buffer)
         if self.config.normalize_observations:
@@ -323,17 +321,14 @@ class Update:
             for rows in torch.randperm(sequences, generator=self.shuffler).tensor_split(count)
         ]
 
-    def _counts(self, batch: SequenceBatch, minibatches: list[Tensor | None]) -> list[Tensor]:
-        """[H + 1] for each minibatch: in how many steps of all processes each head mattered."""
+    def _counts(self, batch: SequenceBatch, minibatches: list[Tensor | None]) -> Tensor:
+        """[K, H + 1]: in how many steps of all processes each head mattered, by minibatch."""
         each = step_counts(batch)
-        if minibatches[0] is None:
-            return [self.processes.sum_(each.sum(0))] * len(minibatches)
         picked = [
-            each[rows.to(each.device, non_blocking=True)].sum(0)
+            each if rows is None else each[rows.to(self.device, non_blocking=True)]
             for rows in minibatches
-            if rows is not None
         ]
-        return list(self.processes.sum_(torch.stack(picked)).unbind())
+        return self.processes.sum_(torch.stack([counts.sum(0) for counts in picked]))
 
     def _step(self, batch: SequenceBatch, share: Shares) -> bool:
         """One optimiser step; False where the policy has already moved too far to take it."""
@@ -408,7 +403,9 @@ class Update:
             "stored_log_prob_tolerance": self.tolerance,
             "optimizer_steps": len(self._norms),
             "stopped_by_kl": stopped,
-            "peak_memory_bytes": _peak_memory(self.device),
+            "peak_memory_bytes": (
+                torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+            ),
             "heads": self._by_head([cast(HeadUpdateMetrics, head) for head in heads]),
         }
         return cast(
@@ -454,21 +451,12 @@ class Update:
         return whole, of_heads
 
     def _of_all_processes(self) -> Terms:
-        """All steps' terms, [K, H] each or [K], in two messages: sums and extremes."""
-        every = {
-            name: torch.stack([getattr(terms, name) for terms in self._measured])
-            for name in Terms._fields
-        }
-        every["value"] = every["value"][:, None]
-        every["ratio_min"] = -every["ratio_min"]  # the least is the largest of the opposites
-        sums = tuple(name for name in every if name not in EXTREMES)
-        for names, together in ((sums, self.processes.sum_), (EXTREMES, self.processes.max_)):
-            parts = [every[name] for name in names]
-            summed = together(torch.cat(parts, 1)).split([part.shape[1] for part in parts], 1)
-            every |= dict(zip(names, summed, strict=True))
-        every["ratio_min"] = -every["ratio_min"]
-        every["value"] = every["value"][:, 0]
-        return Terms(**every)
+        """All steps' terms, [K, H] each, in two messages: sums and extremes."""
+        *sums, low, high = (torch.stack(each) for each in zip(*self._measured, strict=True))
+        summed = self.processes.sum_(torch.cat(sums, 1)).split([s.shape[1] for s in sums], 1)
+        # The least is the largest of the opposites.
+        opposite, high = self.processes.max_(torch.stack((-low, high))).unbind()
+        return Terms(*summed, -opposite, high)
 
     def _by_head(self, values: list[V]) -> PerHead[V]:
         names = self.space.names
@@ -523,16 +511,9 @@ def _value_statistics(batch: SequenceBatch, processes: Processes) -> dict[str, T
     }
 
 
-def _peak_memory(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-
-
 def _split(batch: SequenceBatch, parts: int) -> list[SequenceBatch]:
     """The batch in that many parts of whole sequences, or as many as it has sequences."""
-    sequences = len(batch.valid)
-    parts = min(parts, sequences)
-    if parts == 1:
-        return [batch]
-    return (
-        [batch.rows(rows) for rows in torch.arange(sequences).tensor_split(parts)] if parts else []
-    )
+    parts = min(parts, len(batch.valid))
+    if parts <= 1:
+        return [batch] * parts
+    return [batch.rows(rows) for rows in torch.arange(len(batch.valid)).tensor_split(parts)]
