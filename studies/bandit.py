@@ -21,7 +21,7 @@ from esper.leyline.legality import Actions, Legality
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.schedules import Schedule, follow, plans_of
 from esper.tamiyo.features import signals_to_features
-from esper.tamiyo.normalisation import GARDEN_FLOOR
+from esper.tamiyo.network import GARDEN_FLOOR
 
 Predict = Callable[[Tensor], Tensor]  # features [N, F] -> worth [N, A]
 Fit = Callable[[Tensor, Tensor], Predict]

@@ -5,7 +5,7 @@ import torch
 
 from esper.leyline import HEADS
 from esper.tamiyo import FactoredRecurrentActorCritic, RunningNorm
-from esper.tamiyo.normalisation import CLIP, EPSILON, GARDEN_FLOOR
+from esper.tamiyo.network import CLIP, EPSILON, GARDEN_FLOOR
 from tests.tamiyo.gardens import catalogue_of
 
 ALWAYS = 0.3  # of the first feature while learning

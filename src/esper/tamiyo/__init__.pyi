@@ -1,4 +1,6 @@
 from .choosing import Choice as Choice
+from .choosing import InvalidStateMachineError as InvalidStateMachineError
+from .choosing import MaskedCategorical as MaskedCategorical
 from .choosing import choose as choose
 from .choosing import independent_heads as independent_heads
 from .controllers import Controller as Controller
@@ -8,16 +10,14 @@ from .controllers import Privileged as Privileged
 from .controllers import controller_names as controller_names
 from .controllers import make_controller as make_controller
 from .controllers import register_controller as register_controller
-from .distributions import InvalidStateMachineError as InvalidStateMachineError
-from .distributions import MaskedCategorical as MaskedCategorical
 from .features import Feature as Feature
 from .features import FeatureTable as FeatureTable
 from .features import signals_to_features as signals_to_features
 from .network import Evaluation as Evaluation
 from .network import FactoredRecurrentActorCritic as FactoredRecurrentActorCritic
+from .network import Hidden as Hidden
 from .network import Outlook as Outlook
+from .network import RunningNorm as RunningNorm
+from .network import reset_hidden as reset_hidden
+from .network import run_sequences as run_sequences
 from .network import unwrapped as unwrapped
-from .normalisation import RunningNorm as RunningNorm
-from .sequences import Hidden as Hidden
-from .sequences import reset_hidden as reset_hidden
-from .sequences import run_sequences as run_sequences

@@ -1,12 +1,14 @@
 """How a composite action is chosen: head after head, each open to what the earlier ones allow.
 
-All heads live on one axis, padded to the largest: logits and masks are [N, H, A]. A resolved
-mask says what a head could take *in that step*: padding is closed, and a head that did not matter
-for the chosen op has its canonical action only, hence log-prob 0, entropy 0 and no gradient.
+A head's choice is drawn from a categorical distribution over its legal actions only. All heads
+live on one axis, padded to the largest: logits and masks are [N, H, A]. A resolved mask says what
+a head could take *in that step*: padding is closed, and a head that did not matter for the chosen
+op has its canonical action only, hence log-prob 0, entropy 0 and no gradient.
 
-Shapes: `N` rows, `H` heads, `A` actions of the largest head.
+Shapes: `...` any batch shape, `N` rows, `H` heads, `A` actions of the largest head.
 """
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,10 +16,90 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.leyline.errors import AgreementError
+from esper.leyline.constants import MASK_VALUE
+from esper.leyline.errors import ActionError, AgreementError, EsperError
 from esper.leyline.heads import ActionSpace
 from esper.leyline.legality import Legality
-from esper.tamiyo.distributions import MaskedCategorical, gumbel, most_likely, require_choice
+
+
+class InvalidStateMachineError(EsperError):
+    """A state in which an action head has no legal action."""
+
+
+class MaskedCategorical:
+    """Probabilities, log-probs and entropy of the legal actions; illegal ones have probability 0.
+
+    All arithmetic is in float32, whatever type the logits have. The largest legal logit is moved
+    to 0 and illegal ones to a finite value, so nothing overflows and no gradient is NaN. The
+    entropy is divided by the log of the number of legal actions: 1 is uniform, whatever the mask.
+
+    `validate=False` skips the search for a row without a legal action, which needs the values
+    and so would break a compiled graph and wait for the device.
+    """
+
+    def __init__(self, logits: Tensor, mask: Tensor, validate: bool = True) -> None:
+        if mask.dtype != torch.bool or mask.shape != logits.shape:
+            raise ActionError(
+                "A mask must have a boolean for each logit",
+                given=f"{mask.dtype} {list(mask.shape)}",
+                valid=f"torch.bool {list(logits.shape)}",
+            )
+        if validate:
+            require_choice(mask)
+        wide = logits.float()
+        lowest = torch.finfo(wide.dtype).min
+        self.mask, self._closed = mask, ~mask
+        peak = wide.detach().masked_fill(self._closed, lowest).amax(-1, keepdim=True)  # [..., 1]
+        self.log_probs = (wide - peak).masked_fill(self._closed, MASK_VALUE).log_softmax(-1)
+
+    @property
+    def probs(self) -> Tensor:
+        """[..., A]"""
+        return self.log_probs.exp()
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """[...]: the log-prob of the actions [...]."""
+        return self.log_probs.gather(-1, actions[..., None])[..., 0]
+
+    def entropy(self) -> Tensor:
+        """[...]: from 0 to 1; exactly 0 where only one action is legal."""
+        legal = self.mask.sum(-1)  # [...]
+        scale = torch.where(legal > 1, -1.0 / legal.clamp(min=2).log(), 0.0)
+        # Masked before the product: 0 times a very negative number has a gradient of its own.
+        return (self.probs * self.log_probs.masked_fill(self._closed, 0.0)).sum(-1) * scale
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """[...] int64: actions drawn with their probabilities; never an illegal one."""
+        return most_likely(self.log_probs + gumbel(self.log_probs, generator), self.mask)
+
+    def mode(self) -> Tensor:
+        """[...] int64: the most probable action."""
+        return most_likely(self.log_probs, self.mask)
+
+
+def require_choice(mask: Tensor, heads: tuple[str, ...] | None = None) -> None:
+    """Refuse a mask [..., A] in which a row has no legal action; `heads` names the last axis."""
+    closed = ~mask.any(-1)
+    if bool(closed.any()):
+        place = closed.nonzero()[0].tolist()
+        row = f"row {place[:-1] or place}" if heads else f"row {place}"
+        what = f"Head {heads[place[-1]]!r} has no legal action" if heads else "No action is legal"
+        raise InvalidStateMachineError(
+            what,
+            given=f"{row}, the first of {int(closed.sum())} without one",
+            valid="at least one legal action in every row",
+            fix="leave an action that is always legal, such as waiting",
+        )
+
+
+def gumbel(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Noise of the shape of `like` that makes the largest of (log-prob + noise) a fair draw."""
+    return -torch.empty_like(like).exponential_(generator=generator).log()
+
+
+def most_likely(scores: Tensor, mask: Tensor) -> Tensor:
+    """[...] int64: the legal action with the highest score."""
+    return scores.masked_fill(~mask, -math.inf).argmax(-1)
 
 
 class Choice(NamedTuple):

@@ -16,7 +16,7 @@ from esper.leyline.errors import AgreementError
 from esper.leyline.legality import Actions, Legality
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import NonFiniteError
-from esper.tamiyo.distributions import MaskedCategorical
+from esper.tamiyo.choosing import MaskedCategorical
 
 
 @dataclass(frozen=True)

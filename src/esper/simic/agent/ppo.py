@@ -35,20 +35,13 @@ from esper.simic.agent.rollout_buffer import (
 )
 from esper.simic.agent.types import Decision, Outcome
 from esper.simic.agent.update import GuardedAdamW, Update, precision
-from esper.tamiyo.network import FactoredRecurrentActorCritic, unwrapped
-from esper.tamiyo.sequences import reset_hidden
+from esper.tamiyo.network import FactoredRecurrentActorCritic, reset_hidden, unwrapped
 
 KIND, VERSION = "ppo-agent", 2
 
-_SIZE = Range(least=0, most=2**63 - 1, whole=True)
-_SIZES = {  # what a saved agent notes of its sizes
-    "state_dim": _SIZE,
-    "lstm_hidden_dim": _SIZE,
-    "lstm_layers": _SIZE,
-    "envs": _SIZE,
-    "steps": Range(least=0, most=2**24 - 1, whole=True),  # of a rollout, which no tensor tells
-    "seed": _SIZE,
-}
+# What a saved agent notes of its sizes.
+_SIZES = ("state_dim", "lstm_hidden_dim", "lstm_layers", "envs", "steps", "seed")
+_MOST = {"steps": 2**24}  # of a rollout, which no tensor tells
 
 
 class PPOAgent:
@@ -370,8 +363,8 @@ def _described(notes: Mapping[str, Any]) -> tuple[ActionSpace, PPOConfig, dict[s
     known = {"space", "config", *_SIZES}
     if notes.keys() != known:
         raise LookupError(f"unknown or missing: {', '.join(sorted(notes.keys() ^ known))}")
-    for name, range_ in _SIZES.items():
-        require(name, notes[name], range_)
+    for name in _SIZES:
+        require(name, notes[name], Range(least=0, most=_MOST.get(name, 2**63 - 1), whole=True))
     settings = {name: NONE if v is None else v for name, v in notes["config"].items()}
     config = filled(PPOConfig(), settings, "setting of the learner")
     return ActionSpace.from_dict(notes["space"]), config, {name: notes[name] for name in _SIZES}

@@ -21,8 +21,8 @@ from esper.leyline.heads import CANONICAL_ACTION, ActionSpace
 from esper.simic.agent.advantages import generalised_advantages, mattered, normalised
 from esper.simic.agent.processes import ALONE, Processes
 from esper.simic.agent.types import SequenceBatch
-from esper.tamiyo.distributions import require_choice
-from esper.tamiyo.sequences import Hidden
+from esper.tamiyo.choosing import require_choice
+from esper.tamiyo.network import Hidden
 
 
 class RolloutError(EsperError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from torch import Tensor
 
 from esper.leyline.results import Outcome as Outcome
-from esper.tamiyo.sequences import Hidden
+from esper.tamiyo.network import Hidden
 
 
 @dataclass(frozen=True)

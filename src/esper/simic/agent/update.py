@@ -456,7 +456,7 @@ class Update:
         summed = self.processes.sum_(torch.cat(sums, 1)).split([s.shape[1] for s in sums], 1)
         # The least is the largest of the opposites.
         opposite, high = self.processes.max_(torch.stack((-low, high))).unbind()
-        return Terms(*summed, -opposite, high)
+        return Terms._make((*summed, -opposite, high))
 
     def _by_head(self, values: list[V]) -> PerHead[V]:
         names = self.space.names

@@ -35,7 +35,7 @@ from esper.simic.agent.types import Decision, Outcome
 from esper.simic.training.config import DEFAULT_FINAL_RATE, DEFAULT_PATIENCE, changed_settings
 from esper.tamiyo.controllers.schedules import Teacher
 from esper.tamiyo.features import FeatureTable
-from esper.tamiyo.normalisation import GARDEN_FLOOR
+from esper.tamiyo.network import GARDEN_FLOOR
 
 STATE, KIND, VERSION = "state", "esper cohort", 1
 _LESSONS = "lessons."

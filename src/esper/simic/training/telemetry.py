@@ -23,7 +23,7 @@ from esper.nissa import (
     Stepped,
 )
 from esper.simic.agent.types import Decision
-from esper.tamiyo.distributions import MaskedCategorical
+from esper.tamiyo.choosing import MaskedCategorical
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 
 

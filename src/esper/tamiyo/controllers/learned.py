@@ -27,11 +27,10 @@ from esper.leyline.heads import HEADS, ActionSpace
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.signals import Signals
 from esper.leyline.slots import require_agreement
+from esper.tamiyo.choosing import MaskedCategorical
 from esper.tamiyo.controllers.proposals import draw
-from esper.tamiyo.distributions import MaskedCategorical
 from esper.tamiyo.features import FeatureTable, signals_to_features
-from esper.tamiyo.network import FactoredRecurrentActorCritic
-from esper.tamiyo.sequences import Hidden
+from esper.tamiyo.network import FactoredRecurrentActorCritic, Hidden
 
 
 class LearnedController:
