@@ -152,6 +152,34 @@ class TransitionRecord(NamedTuple):
     before: SeedStage
     after: SeedStage
     cause: str
+    reason: str
+
+
+class _Why(NamedTuple):
+    """What opens the gate into a stage: what it looks at, and how that is said."""
+
+    measure: str | None  # an array of the lifecycle
+    said: str
+    unknown: str = ""  # if it was not measured
+
+
+_WHY = {
+    SeedStage.GERMINATED: _Why("params", "its {:.0f} parameters fit the budget"),
+    SeedStage.TRAINING: _Why(None, "what is planted trains at once"),
+    SeedStage.BLENDING: _Why(
+        "gradient", "the seed's gradient norm is {:.3g}", "no gradient was asked for"
+    ),
+    SeedStage.HOLDING: _Why("alpha", "alpha has reached {:g}"),
+    SeedStage.FOSSILIZED: _Why(
+        "contribution", "the seed contributes {:.4g}", "no contribution was asked for"
+    ),
+    SeedStage.PRUNED: _Why(
+        "contribution", "the seed contributed {:.4g}", "its contribution was not measured"
+    ),
+    SeedStage.EMBARGOED: _Why("alpha", "alpha has reached {:g}"),
+    SeedStage.RESETTING: _Why(None, "the slot has rested"),
+    SeedStage.DORMANT: _Why(None, "the slot is free again"),
+}
 
 
 @dataclass(frozen=True)
@@ -163,10 +191,12 @@ class Transitions:
     before: Tensor  # [M] int64
     after: Tensor  # [M] int64
     cause: Tensor  # [M] int64: a LifecycleOp (>= 0) or a Cause (< 0)
+    measure: Tensor  # [M] float64: what the gate looked at; NaN: it was not measured
 
     @classmethod
     def none(cls) -> "Transitions":
-        return cls(*(torch.zeros(0, dtype=torch.int64) for _ in fields(cls)))
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return cls(nothing, nothing, nothing, nothing, nothing, nothing.double())
 
     def __add__(self, later: "Transitions") -> "Transitions":
         return Transitions(
@@ -181,11 +211,20 @@ class Transitions:
     def __len__(self) -> int:
         return int(self.host.shape[0])
 
+    def reasons(self) -> list[str]:
+        """[M]: why each gate was open."""
+        pairs = zip(self.after.tolist(), self.measure.tolist(), strict=True)
+        return [
+            _WHY[stage].said.format(seen) if seen == seen else _WHY[stage].unknown
+            for stage, seen in pairs
+        ]
+
     def __iter__(self) -> Iterator[TransitionRecord]:
-        columns = (getattr(self, field.name).tolist() for field in fields(self))
-        for host, slot, before, after, cause in zip(*columns, strict=True):
+        arrays = (self.host, self.slot, self.before, self.after, self.cause)
+        rows = zip(*(array.tolist() for array in arrays), self.reasons(), strict=True)
+        for host, slot, before, after, cause, reason in rows:
             yield TransitionRecord(
-                host, slot, SeedStage(before), SeedStage(after), cause_name(cause)
+                host, slot, SeedStage(before), SeedStage(after), cause_name(cause), reason
             )
 
 
@@ -206,6 +245,7 @@ def move(
         life.stage[where],
         torch.full_like(hosts, int(after)),
         causes.long(),
+        _measured(life, where, _WHY[after]),
     )
     moved = replace(
         life,
@@ -213,3 +253,12 @@ def move(
         epochs_in_stage=torch.where(where, 0, life.epochs_in_stage),
     )
     return moved, record
+
+
+def _measured(life: Lifecycle, where: Tensor, why: _Why) -> Tensor:
+    """[M] float64: what a gate looks at, in the slots of `where` [N, S]."""
+    if why.measure is None:
+        return torch.zeros(int(where.sum()), dtype=torch.float64)
+    found: Tensor = getattr(life, why.measure)[where].double()
+    known: Tensor | None = getattr(life, f"{why.measure}_known", None)
+    return found if known is None else found.masked_fill(~known[where], torch.nan)

@@ -1,6 +1,7 @@
 """The trainer in this process: what is judged, kept, annealed and told, and what is refused."""
 
 import json
+import re
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from esper.archive import Archive, read_archive
 from esper.garden import episodes as episodes_module
 from esper.leyline.constants import SCORED_EPOCHS
+from esper.leyline.stages import LIVING_STAGES
 from esper.nissa import RunReader, RunStore
 from esper.simic.agent.ppo import KIND, VERSION
 from esper.simic.training import (
@@ -24,6 +26,7 @@ from esper.simic.training import (
     train_run,
 )
 from esper.simic.training.selection import Judge
+from esper.tolaria.plan import HOST
 from tests.simic.training.tiny import (
     ENVS,
     FACTS,
@@ -119,6 +122,45 @@ def test_an_episodes_figures_agree_with_its_steps(whole: RunFolder) -> None:
             "where abs(e.returns - s.total) > 1e-9"
         ).rows
         assert wrong == [(0,)]
+
+
+def test_every_change_of_a_slot_says_why_its_gate_was_open(whole: RunFolder) -> None:
+    with RunReader(whole.path) as reader:
+        rows = reader.query("select after, cause, reason from lifecycle").rows
+    said = {after: reason for after, _, reason in rows}
+    assert all(reason for _, _, reason in rows)
+    assert re.fullmatch(r"its \d+ parameters fit the budget", said["GERMINATED"])
+    assert said["TRAINING"] == "what is planted trains at once"
+    ours = [(after, cause, reason) for after, cause, reason in rows if after == "BLENDING"]
+    for _, cause, reason in ours:
+        found = "no gradient was asked for" if cause == "GERMINATE" else "gradient norm is"
+        assert found in reason
+    assert all("GOVERNOR" not in cause for _, cause, _ in rows)
+
+
+def test_what_the_governor_removed_carries_its_reason(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path / "run")
+    trainer = Trainer(run)
+    assert trainer.begin()
+    episodes, alone = trainer.garden.episodes, trainer.garden.episodes.train_epoch
+
+    def poisoned() -> Any:
+        record = alone()
+        life = episodes.population.lifecycle
+        if bool((life.at(*LIVING_STAGES) & (life.age > 0)).any()):  # from an epoch before
+            episodes.population.pools[HOST].state.theta.fill_(torch.nan)
+        return record
+
+    episodes.train_epoch = poisoned  # type: ignore[method-assign]
+    assert trainer.train()
+    trainer.close()
+    with RunReader(run.path) as reader:
+        removed = reader.query("select env, reason from lifecycle where cause = 'GOVERNOR'").rows
+        tripped = dict(reader.query("select env, reason from rollbacks").rows)
+    assert removed
+    for env, reason in removed:
+        assert reason == tripped[env]
+        assert "rolled back" in reason
 
 
 def test_evaluations_are_of_cases_that_training_never_draws(whole: RunFolder) -> None:

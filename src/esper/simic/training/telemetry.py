@@ -12,6 +12,7 @@ from esper.garden.environment import Garden, Transition
 from esper.garden.playing import Controls
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.lifecycle import NOTHING
+from esper.leyline.ops import Cause
 from esper.leyline.stages import SeedStage
 from esper.nissa import (
     Decisions,
@@ -109,6 +110,10 @@ class Reporter:
             return
         now, before = transition.after.lifecycle.blueprint, transition.before.lifecycle.blueprint
         kinds = torch.where(now != NOTHING, now, before)[changes.host, changes.slot]
+        trips = {trip.environment: str(trip) for trip in transition.epoch.trips}
+        reasons = changes.reasons()
+        for place in (changes.cause == Cause.GOVERNOR).nonzero()[:, 0].tolist():
+            reasons[place] = trips[int(changes.host[place])]
         self.hub.emit(
             LifecycleChanged(
                 round=round_,
@@ -119,6 +124,7 @@ class Reporter:
                 after=changes.after,
                 cause=changes.cause,
                 blueprint=kinds,
+                reason=reasons,
             )
         )
 
