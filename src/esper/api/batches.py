@@ -1,7 +1,7 @@
 """What a run learns from, however it was given: a loader, a data set, or two tensors."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +36,8 @@ class Batches:
         if isinstance(source, (tuple, list)):
             source = _tensors(name, source)
         if not isinstance(source, Dataset):
-            raise DataError(f"Cannot read the {name} data", given=type(source).__name__,
-                            valid=_VALID)  # fmt: skip
+            given = type(source).__name__
+            raise DataError(f"Cannot read the {name} data", given=given, valid=_VALID)
         if isinstance(source, IterableDataset):
             return cls(name, DataLoader(source, batch_size))
         samples = len(source)  # type: ignore[arg-type]
@@ -152,18 +152,12 @@ def _samplers(loader: DataLoader[Any]) -> list[Sampler[Any]]:
     return found
 
 
-def _tensors(name: str, pair: tuple[Any, ...] | list[Any]) -> TensorDataset:
-    if len(pair) != 2:
-        raise DataError(f"Cannot read the {name} data", given=f"{type(pair).__name__} of "
-                        f"{len(pair)}", valid=_VALID)  # fmt: skip
+def _tensors(name: str, pair: Sequence[Any]) -> TensorDataset:
     parts = [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in pair]
-    for part in parts:
-        if not isinstance(part, Tensor):
-            raise DataError(
-                f"Cannot read the {name} data",
-                given=f"a {type(part).__name__} in the pair",
-                valid=_VALID,
-            )
+    kinds = [type(part).__name__ for part in parts]
+    if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
+        given = f"{type(pair).__name__} of {', '.join(kinds) or 'nothing'}"
+        raise DataError(f"Cannot read the {name} data", given=given, valid=_VALID)
     if len(parts[0]) != len(parts[1]):
         raise DataError(
             f"The {name} data has not one target for each input",

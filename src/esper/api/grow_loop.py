@@ -3,7 +3,7 @@ with a run that was interrupted, as if it had not been.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,24 +161,23 @@ def load_run(
     return run
 
 
+@dataclass
 class Growth:
     """The loop of one run."""
 
-    def __init__(
-        self,
-        run: GrownRun,
-        data: Data,
-        scoring: Scoring,
-        controller: Controller | str | Path,
-        optimizer: str | MakeOptimizer,
-        scheduler: MakeScheduler | None,
-        on_epoch: OnEpoch | None,
-    ) -> None:
-        self.run, self.host, self.data, self.scoring = run, run.host, data, scoring
-        self.controller, self.on_epoch = controller, on_epoch
-        self.optimizer = run.host.optimizer(_optimizer_kind(optimizer), lr=run.settings.lr)
-        self.schedule = None if scheduler is None else Schedule(scheduler, self.optimizer)
-        self.seed = run.settings.seed
+    run: GrownRun
+    data: Data
+    scoring: Scoring
+    controller: Controller | str | Path
+    kind: str | MakeOptimizer
+    scheduler: MakeScheduler | None
+    on_epoch: OnEpoch | None
+
+    def __post_init__(self) -> None:
+        self.host, self.seed = self.run.host, self.run.settings.seed
+        self.optimizer = self.host.optimizer(_optimizer_kind(self.kind), lr=self.run.settings.lr)
+        made = self.scheduler
+        self.schedule = None if made is None else Schedule(made, self.optimizer)
 
     def begin(self, batch: tuple[Any, Any]) -> None:
         """Before the first epoch: what the model is worth untrained, and a first checkpoint."""
@@ -415,13 +414,10 @@ def _again(name: str, was: str | None, given: Any, *, fixed: bool = False) -> An
 def _require_given(
     settings: GrowSettings, train: object, val: object, test: object, scheduler: object
 ) -> None:
-    needed = {
-        "train": train is None,
-        "val": val is None,
-        "test": test is None and "test" in settings.data,
-        "scheduler": scheduler is None and settings.scheduled,
-    }
-    missing = [name for name, lacks in needed.items() if lacks]
+    needed = {"train": train, "val": val}
+    needed |= {"test": test} if "test" in settings.data else {}
+    needed |= {"scheduler": scheduler} if settings.scheduled else {}
+    missing = [name for name, given in needed.items() if given is None]
     if missing:
         raise GrowError(
             "Going on needs what the run was given",

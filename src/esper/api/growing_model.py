@@ -57,6 +57,7 @@ UNTICKED_STEPS = 1000  # without any tick, until it is said that one seems to be
 # From evaluation to training before the first tick, until the same is said. Many validate more than
 # once within an epoch; how long theirs are is known from the first tick on.
 UNTICKED_RETURNS = 10
+_HOST = ""  # no slot has this name
 LONGER_EPOCHS = 3  # times the longest epoch so far without a tick, until the same is said
 
 
@@ -429,8 +430,7 @@ class StepWatch:
         self._said = False  # since the last tick, that it seems to be forgotten
         self._returns = 0
         self._steps_at_return = 0
-        self._squares: dict[str, list[Tensor]] = {}  # of seeds' gradient norms, by slot
-        self._host_squares: list[Tensor] = []
+        self._squares: dict[str, list[Tensor]] = {}  # of gradient norms, by slot, and the host's
         self._set_aside: list[tuple[Optimizer, dict[str, Any]]] = []
 
     def follow(self, optimizer: Optimizer) -> None:
@@ -455,16 +455,15 @@ class StepWatch:
             self._set_aside.append((optimizer, optimizer.param_groups.pop()))
         if self.steps >= (LONGER_EPOCHS * self.longest or UNTICKED_STEPS):
             self._say_forgotten()
-        if not self._present and self.steps % HOST_EVERY != 1:
-            return
         scale = getattr(optimizer, "grad_scale", None)  # fused optimisers undo it themselves
-        for name, seed in self._present:
-            if (square := _square_of(seed, scale)) is not None:
+        whole = [(_HOST, self._model)] if self.steps % HOST_EVERY == 1 else []
+        for name, module in (*self._present, *whole):
+            gradients = [p.grad for p in module.parameters() if p.grad is not None]
+            if gradients:
+                with torch.no_grad():
+                    norm = get_total_norm(gradients).float()
+                    square = (norm if scale is None else norm / scale).square()
                 self._squares.setdefault(name, []).append(square)
-        if self.steps % HOST_EVERY == 1:
-            square = _square_of(self._model, scale)
-            if square is not None:
-                self._host_squares.append(square)
 
     def returned_to_training(self) -> None:
         """Evaluation is over, and training goes on: perhaps a new epoch."""
@@ -476,8 +475,11 @@ class StepWatch:
 
     def gradients(self) -> tuple[dict[str, float], float]:
         """Root mean squares of the gradient norms since the last tick: seeds', and the host's."""
-        seeds = {name: _root_mean(squares) for name, squares in self._squares.items()}
-        return seeds, _root_mean(self._host_squares)
+        found = {
+            name: math.sqrt(float(torch.stack(squares).mean()))
+            for name, squares in self._squares.items()
+        }
+        return found, found.pop(_HOST, math.nan)
 
     def start_epoch(self) -> None:
         """A tick was called."""
@@ -488,7 +490,7 @@ class StepWatch:
         self.steps, self.longest = steps, longest
         self._said = False
         self._returns = self._steps_at_return = 0
-        self._squares, self._host_squares = {}, []
+        self._squares = {}
 
     def _say_forgotten(self) -> None:
         if self._said:
@@ -500,18 +502,3 @@ class StepWatch:
             ForgottenTickWarning,
             stacklevel=4,
         )
-
-
-def _square_of(module: nn.Module, scale: Tensor | None) -> Tensor | None:
-    gradients = [p.grad for p in module.parameters() if p.grad is not None]
-    if not gradients:
-        return None
-    with torch.no_grad():
-        norm = get_total_norm(gradients).float()
-        return (norm if scale is None else norm / scale).square()
-
-
-def _root_mean(squares: list[Tensor]) -> float:
-    if not squares:
-        return math.nan
-    return math.sqrt(float(torch.stack(squares).mean()))
