@@ -27,8 +27,8 @@ from esper.nissa import (
     Decisions,
     Event,
     Hub,
-    Layout,
     LifecycleChanged,
+    RunLayout,
     RunStore,
     Sampled,
     Stepped,
@@ -39,7 +39,7 @@ FEATURES, WIDEST = 117, 9
 TERMS = ("objective", "rent", "interventions", "shaping", "rollback")
 STEP_SECONDS = 0.035
 SHORT_ROUND = 8  # steps
-LAYOUT = Layout(
+LAYOUT = RunLayout(
     heads=("op", "slot", "blueprint", "blend"),
     actions=(
         tuple(op.name for op in LifecycleOp),

@@ -16,9 +16,9 @@ from esper.nissa import (
     EpisodeEnded,
     Evaluated,
     Hub,
-    Layout,
     LifecycleChanged,
     RolledBack,
+    RunLayout,
     RunStore,
     Sampled,
     Stepped,
@@ -51,8 +51,8 @@ SCRIPT = {
 }
 
 
-def layout(slots: Sequence[str] = ("early", "mid", "late")) -> Layout:
-    return Layout(
+def layout(slots: Sequence[str] = ("early", "mid", "late")) -> RunLayout:
+    return RunLayout(
         heads=("op", "slot", "blueprint", "blend"),
         actions=(OPS, tuple(slots), BLUEPRINTS, ("IMMEDIATE", "RAMP", "GATE")),
         relevance=(

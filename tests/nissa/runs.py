@@ -16,8 +16,8 @@ from esper.nissa import (
     EpisodeEnded,
     Event,
     Hub,
-    Layout,
     LifecycleChanged,
+    RunLayout,
     RunStore,
     Sampled,
     Stepped,
@@ -27,7 +27,7 @@ from esper.nissa import (
 OPS = tuple(op.name for op in LifecycleOp)
 SLOTS, BLUEPRINTS, BLENDS = ("early", "mid", "late"), ("norm", "conv"), ("IMMEDIATE", "RAMP")
 FEATURES = ("epoch", "early:alpha", "mid:alpha", "late:alpha")
-LAYOUT = Layout(
+LAYOUT = RunLayout(
     heads=("op", "slot", "blueprint", "blend"),
     actions=(OPS, SLOTS, BLUEPRINTS, BLENDS),
     relevance=(

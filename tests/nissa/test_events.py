@@ -9,7 +9,7 @@ import torch
 
 from esper.leyline import HEADS, AgreementError, Blend, BlueprintCatalogue, SlotConfig
 from esper.leyline.results import HeadGradientNorms, PerHead
-from esper.nissa import Decisions, Evaluated, Event, Layout, Stepped, events, flatten
+from esper.nissa import Decisions, Evaluated, Event, RunLayout, Stepped, events, flatten
 from esper.nissa.events import KINDS
 from esper.nissa.store import keys, rows_of, schema
 from tests.nissa.runs import LAYOUT, decisions
@@ -112,7 +112,7 @@ def catalogue() -> BlueprintCatalogue:
 
 
 def test_the_columns_of_decisions_are_the_heads_of_the_table() -> None:
-    layout = Layout.of(HEADS.resolve(catalogue()), ("epoch",), catalogue())
+    layout = RunLayout.of(HEADS.resolve(catalogue()), ("epoch",), catalogue())
     assert layout.heads == HEADS.names
     actions = dict(zip(layout.heads, layout.actions, strict=True))
     assert actions["op"][1] == "GERMINATE"
@@ -120,7 +120,7 @@ def test_the_columns_of_decisions_are_the_heads_of_the_table() -> None:
     assert actions["blueprint"][1] == "conv"
     created = next(sql for sql in schema(layout) if "TABLE decisions" in sql)
     assert all(f'"{name}" INTEGER' in created for name in HEADS.names)
-    assert Layout.from_json(layout.to_json()) == layout
+    assert RunLayout.from_json(layout.to_json()) == layout
 
 
 def test_a_head_nobody_has_named_gets_a_column_and_numbered_actions() -> None:
@@ -131,13 +131,13 @@ def test_a_head_nobody_has_named_gets_a_column_and_numbered_actions() -> None:
         relevance=tuple((*row, False) for row in space.relevance),
         given=(*space.given, ()),
     )
-    layout = Layout.of(more, (), catalogue())
+    layout = RunLayout.of(more, (), catalogue())
     assert layout.actions[-1] == ("0", "1", "2")
     assert any('"tempo" INTEGER' in sql for sql in schema(layout))
 
 
 def test_a_head_whose_name_is_a_column_already_is_refused() -> None:
-    layout = Layout(heads=("value",), actions=(("0",),), relevance=((True,),))
+    layout = RunLayout(heads=("value",), actions=(("0",),), relevance=((True,),))
     with pytest.raises(AgreementError, match="taken; given: value"):
         schema(layout)
 

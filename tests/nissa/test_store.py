@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline import AgreementError
-from esper.nissa import Event, Layout, Noted, RunReader, RunStore, Stepped, StoreError
+from esper.nissa import Event, Noted, RunLayout, RunReader, RunStore, Stepped, StoreError
 from esper.nissa.events import KINDS
 from esper.nissa.schema import Integers, Reals, Stages, Texts
 from esper.nissa.store import _chunks
@@ -198,7 +198,7 @@ def test_a_file_from_before_an_event_or_a_column_was_known_is_read_and_continued
 
 def test_another_layout_is_refused(tmp_path: Path) -> None:
     written(tmp_path, rounds=1)
-    other = Layout(LAYOUT.heads, LAYOUT.actions, LAYOUT.relevance, ("epoch",))
+    other = RunLayout(LAYOUT.heads, LAYOUT.actions, LAYOUT.relevance, ("epoch",))
     with pytest.raises(StoreError, match="other names; given: features"):
         RunStore(tmp_path, other)
 

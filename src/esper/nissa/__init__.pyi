@@ -24,7 +24,7 @@ from .reader import RoundSummary as RoundSummary
 from .reader import RunReader as RunReader
 from .reader import StoredEvent as StoredEvent
 from .reader import Table as Table
-from .schema import Layout as Layout
+from .schema import RunLayout as RunLayout
 from .store import RunStore as RunStore
 from .store import StoreError as StoreError
 from .tensorboard import TensorBoardSink as TensorBoardSink

@@ -22,7 +22,7 @@ from esper.archive.files import replace_whole, unfinished
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import SeedStage
 from esper.nissa.events import KINDS, SUMMARY, StepEvent
-from esper.nissa.schema import Layout
+from esper.nissa.schema import RunLayout
 from esper.nissa.store import (
     BLOBS,
     EVENT_KEY,
@@ -443,7 +443,7 @@ class RunReader:
 # --- from stored rows to answers ---------------------------------------------------------------
 
 
-def _by_name(blobs: Row, layout: Layout) -> dict[str, Any]:
+def _by_name(blobs: Row, layout: RunLayout) -> dict[str, Any]:
     """The blobs of one environment as people read them; None is what was not kept."""
     return {
         kind.read_as or name: kind.decode(blobs[name], layout) if name in blobs else None
@@ -484,7 +484,7 @@ def _blobs_by_environment(row: Row) -> Iterator[tuple[int, Row]]:
         yield env, {n: blobs[n][place * width : (place + 1) * width] for n, width in widths.items()}
 
 
-def _named_actions(row: Row, layout: Layout) -> dict[str, str]:
+def _named_actions(row: Row, layout: RunLayout) -> dict[str, str]:
     """The actions of the heads that mattered for the op of a row of `decisions`."""
     matters = layout.relevance[row[layout.heads[0]]]
     return {
@@ -495,7 +495,7 @@ def _named_actions(row: Row, layout: Layout) -> dict[str, str]:
 
 
 def _timeline_cells(
-    decisions: list[DecisionRecord], changes: Iterable[Row], layout: Layout
+    decisions: list[DecisionRecord], changes: Iterable[Row], layout: RunLayout
 ) -> list[Cell]:
     """Stages from the changes, blueprints from the decisions that planted, alphas as observed.
 

@@ -31,7 +31,7 @@ Array = Any  # given as a tensor on the CPU, an array or a list; kept as a numpy
 
 
 @dataclass(frozen=True)
-class Layout:
+class RunLayout:
     """What the columns of a run mean: names in the order of the arrays that events carry."""
 
     heads: tuple[str, ...]
@@ -47,7 +47,7 @@ class Layout:
         space: "ActionSpace",
         features: Sequence[str] = (),
         catalogue: "BlueprintCatalogue | None" = None,
-    ) -> "Layout":
+    ) -> "RunLayout":
         """From a space of actions; heads that nobody named have actions 0, 1, 2, ...
 
         With a catalogue slots and blueprints have their names, ops and blends those of leyline.
@@ -94,7 +94,7 @@ class Layout:
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> "Layout":
+    def from_json(cls, text: str) -> "RunLayout":
         found = json.loads(text)
         return cls(**{field.name: _frozen(found[field.name]) for field in fields(cls)})
 
@@ -114,11 +114,11 @@ class Field:
         """The event's own copy, refused if it is not where or what it should be."""
         return value
 
-    def columns(self, name: str, layout: Layout) -> dict[str, str]:
+    def columns(self, name: str, layout: RunLayout) -> dict[str, str]:
         """The names of its columns, with their types in SQL."""
         return {}
 
-    def stored(self, name: str, value: Any, layout: Layout) -> dict[str, Any]:
+    def stored(self, name: str, value: Any, layout: RunLayout) -> dict[str, Any]:
         """The values of every column, one for each row."""
         return {}
 
@@ -130,10 +130,10 @@ class Single(Field):
     sql: str
     encode: Callable[[Any], Any] = lambda value: value
 
-    def columns(self, name: str, layout: Layout) -> dict[str, str]:
+    def columns(self, name: str, layout: RunLayout) -> dict[str, str]:
         return {name: self.sql}
 
-    def stored(self, name: str, value: Any, layout: Layout) -> dict[str, Any]:
+    def stored(self, name: str, value: Any, layout: RunLayout) -> dict[str, Any]:
         return {name: self.encode(value)}
 
 
@@ -143,10 +143,10 @@ class Numbers(Field):
     def kept(self, name: str, value: Mapping[str, Any], rows: int | None) -> dict[str, float]:
         return {key: float(number) for key, number in value.items()}
 
-    def columns(self, name: str, layout: Layout) -> dict[str, str]:
+    def columns(self, name: str, layout: RunLayout) -> dict[str, str]:
         return {"name": "TEXT", "value": "REAL"}
 
-    def stored(self, name: str, value: Mapping[str, float], layout: Layout) -> dict[str, Any]:
+    def stored(self, name: str, value: Mapping[str, float], layout: RunLayout) -> dict[str, Any]:
         return {"name": list(value), "value": list(value.values())}
 
 
@@ -161,10 +161,10 @@ class Text(Field):
             )
         return texts
 
-    def columns(self, name: str, layout: Layout) -> dict[str, str]:
+    def columns(self, name: str, layout: RunLayout) -> dict[str, str]:
         return {name: "TEXT"}
 
-    def stored(self, name: str, value: Sequence[str], layout: Layout) -> dict[str, Any]:
+    def stored(self, name: str, value: Sequence[str], layout: RunLayout) -> dict[str, Any]:
         return {name: value}
 
 
@@ -188,12 +188,12 @@ class Numeric(Field):
 class Number(Numeric):
     """[M] numbers, stored as they are or, with `named`, by the name of each."""
 
-    named: Callable[[Layout, int], str | None] | None = None
+    named: Callable[[RunLayout, int], str | None] | None = None
 
-    def columns(self, name: str, layout: Layout) -> dict[str, str]:
+    def columns(self, name: str, layout: RunLayout) -> dict[str, str]:
         return {name: "TEXT" if self.named else self.sql}
 
-    def stored(self, name: str, value: NDArray[Any], layout: Layout) -> dict[str, Any]:
+    def stored(self, name: str, value: NDArray[Any], layout: RunLayout) -> dict[str, Any]:
         found = value.tolist()
         if self.named:
             names = {number: self.named(layout, number) for number in set(found)}
@@ -210,10 +210,10 @@ class PerEnvironment(Numeric):
 
     column: str = ""
 
-    def columns(self, name: str, layout: Layout) -> dict[str, str]:
+    def columns(self, name: str, layout: RunLayout) -> dict[str, str]:
         return dict.fromkeys((self.column,) if self.column else layout.heads, self.sql)
 
-    def stored(self, name: str, value: NDArray[Any], layout: Layout) -> dict[str, Any]:
+    def stored(self, name: str, value: NDArray[Any], layout: RunLayout) -> dict[str, Any]:
         if self.column:
             return {self.column: value if self.axes == 1 else value.astype("<f8").sum(1)}
         if value.shape[1] != len(layout.heads):
@@ -244,7 +244,7 @@ class Measures(Field):
             key: owned(f"{name}[{key!r}]", array, "<f8", 1, rows) for key, array in value.items()
         }
 
-    def stored(self, name: str, value: Mapping[str, Array], layout: Layout) -> dict[str, Any]:
+    def stored(self, name: str, value: Mapping[str, Array], layout: RunLayout) -> dict[str, Any]:
         return {f"{self.prefix}{key}": array for key, array in value.items()}
 
 
@@ -264,10 +264,10 @@ class Blob:
 
     column: str
     dtype: str  # ?: bits
-    names: Callable[[Layout], Sequence[str]] | None = None  # of its numbers; None: all actions
+    names: Callable[[RunLayout], Sequence[str]] | None = None  # of its numbers; None: all actions
     read_as: str = ""  # where people call it otherwise
 
-    def encode(self, given: NDArray[Any], layout: Layout) -> NDArray[Any]:
+    def encode(self, given: NDArray[Any], layout: RunLayout) -> NDArray[Any]:
         """[W, bytes or numbers]"""
         if self.names is None:
             given = _actions_only(given, layout)
@@ -282,7 +282,7 @@ class Blob:
         with np.errstate(over="ignore"):  # beyond the range of float16 is infinite
             return given.astype(self.dtype)
 
-    def decode(self, blob: bytes, layout: Layout) -> dict[str, Any]:
+    def decode(self, blob: bytes, layout: RunLayout) -> dict[str, Any]:
         """Of one environment, by name; of bits the names."""
         if self.names is not None:
             values = np.frombuffer(blob, self.dtype).tolist()
@@ -294,7 +294,7 @@ class Blob:
         return {head: tuple(name for name, bit in of.items() if bit) for head, of in heads.items()}
 
 
-def _actions_only(given: NDArray[Any], layout: Layout) -> NDArray[Any]:
+def _actions_only(given: NDArray[Any], layout: RunLayout) -> NDArray[Any]:
     if given.shape[1] != len(layout.heads) or given.shape[2] < max(layout.sizes):
         raise AgreementError(
             "Masks or probabilities do not have the run's heads",
@@ -346,11 +346,11 @@ def owned(name: str, value: Array, dtype: str, axes: int, rows: int | None) -> N
 # --- annotations -----------------------------------------------------------------------------
 
 
-def _slot_name(layout: Layout, index: int) -> str:
+def _slot_name(layout: RunLayout, index: int) -> str:
     return layout.slots[index] if index < len(layout.slots) else str(index)
 
 
-def _blueprint_name(layout: Layout, index: int) -> str | None:
+def _blueprint_name(layout: RunLayout, index: int) -> str | None:
     if index < 0:
         return None
     return layout.blueprints[index] if index < len(layout.blueprints) else str(index)

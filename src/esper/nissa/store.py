@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from esper.leyline.errors import AgreementError, EsperError
 from esper.nissa.events import KINDS, Decisions, Event, StepEvent
-from esper.nissa.schema import Layout, Numeric, Watched
+from esper.nissa.schema import Numeric, RunLayout, Watched
 
 FILE = "events.sqlite"
 SCHEMA_VERSION = 1  # of tables and columns that are there; new ones do not change it
@@ -80,7 +80,7 @@ def keys() -> dict[str, tuple[str, ...]]:
     }
 
 
-def columns_of(kind: type[Event], layout: Layout) -> dict[str, str]:
+def columns_of(kind: type[Event], layout: RunLayout) -> dict[str, str]:
     """The columns of an event's table, with their types in SQL."""
     columns = dict.fromkeys(keys()[kind.table], "INTEGER")
     for name, field in kind.declared.items():
@@ -88,7 +88,7 @@ def columns_of(kind: type[Event], layout: Layout) -> dict[str, str]:
     return columns
 
 
-def schema(layout: Layout) -> list[str]:
+def schema(layout: RunLayout) -> list[str]:
     """The statements that make an empty file."""
     taken = columns_of(Decisions, replace(layout, heads=()))
     clashing = [name for name in layout.heads if name.lower() in taken]
@@ -103,7 +103,7 @@ def schema(layout: Layout) -> list[str]:
     ]
 
 
-def _created(kind: type[Event], layout: Layout) -> str:
+def _created(kind: type[Event], layout: RunLayout) -> str:
     columns = [f"{quoted(name)} {sql}" for name, sql in columns_of(kind, layout).items()]
     key = ", ".join(keys()[kind.table])
     return f"CREATE TABLE {kind.table} ({', '.join(columns)}, PRIMARY KEY ({key})) WITHOUT ROWID"
@@ -132,7 +132,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     )
 
 
-def read_layout(connection: sqlite3.Connection, path: Path) -> Layout:
+def read_layout(connection: sqlite3.Connection, path: Path) -> RunLayout:
     """The layout of an open file, after a look at whose it is and of which version."""
     try:
         ((application,),) = connection.execute("PRAGMA application_id").fetchall()
@@ -151,7 +151,7 @@ def read_layout(connection: sqlite3.Connection, path: Path) -> Layout:
                 fix="read it with the version of Esper that wrote it",
             )
         ((text,),) = connection.execute("SELECT value FROM meta WHERE name = 'layout'").fetchall()
-        return Layout.from_json(text)
+        return RunLayout.from_json(text)
     except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:
         raise StoreError(
             f"{path} cannot be read", given=error, fix="use a copy, or delete it and start anew"
@@ -161,7 +161,7 @@ def read_layout(connection: sqlite3.Connection, path: Path) -> Layout:
 # --- from events to rows ---------------------------------------------------------------------
 
 
-def rows_of(event: Event, layout: Layout, rows: int = DEFAULT_ROWS) -> dict[str, Columns]:
+def rows_of(event: Event, layout: RunLayout, rows: int = DEFAULT_ROWS) -> dict[str, Columns]:
     """What an event adds to each table; round, step or event are added by the store.
 
     `rows`: of how many environments decisions and steps are rows; the others' are packed.
@@ -185,7 +185,7 @@ def rows_of(event: Event, layout: Layout, rows: int = DEFAULT_ROWS) -> dict[str,
 
 
 def _by_environment(
-    event: StepEvent, columns: Mapping[str, NDArray[Any]], layout: Layout, rows: int
+    event: StepEvent, columns: Mapping[str, NDArray[Any]], layout: RunLayout, rows: int
 ) -> dict[str, Columns]:
     """The active environments as rows, beyond the first ones as packs; the watched ones' blobs."""
     count = len(next(iter(columns.values())))  # N
@@ -208,7 +208,7 @@ def _by_environment(
     return made | _watched(event, active, layout)
 
 
-def _watched(event: StepEvent, active: NDArray[np.intp], layout: Layout) -> dict[str, Columns]:
+def _watched(event: StepEvent, active: NDArray[np.intp], layout: RunLayout) -> dict[str, Columns]:
     """One row for all watched environments of a step: each blob holds an array over them."""
     parts: dict[str, NDArray[Any]] = {}
     watched: list[int] = []
@@ -234,7 +234,7 @@ class RunStore:
 
     name = "run store"
 
-    def __init__(self, path: str | Path, layout: Layout, rows: int = DEFAULT_ROWS) -> None:
+    def __init__(self, path: str | Path, layout: RunLayout, rows: int = DEFAULT_ROWS) -> None:
         """`path` is a run's directory or the file; what exists must have the same layout.
 
         `rows`: of how many environments decisions and steps are rows for SQL; those of all others
@@ -417,7 +417,7 @@ def _statement(table: str, names: tuple[str, ...], rows: int) -> str:
     return f"INSERT INTO {table} ({columns}) VALUES {values}"  # noqa: S608
 
 
-def _difference(ours: Layout, theirs: Layout) -> str:
-    names = (field.name for field in fields(Layout))
+def _difference(ours: RunLayout, theirs: RunLayout) -> str:
+    names = (field.name for field in fields(RunLayout))
     name = next(name for name in names if getattr(ours, name) != getattr(theirs, name))
     return f"{name} {getattr(ours, name)}, in the file {getattr(theirs, name)}"[:400]

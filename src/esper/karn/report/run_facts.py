@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import SeedStage
-from esper.nissa import Cell, DecisionRecord, Layout, RoundSummary, RunReader
+from esper.nissa import Cell, DecisionRecord, RoundSummary, RunLayout, RunReader
 from esper.nissa.events import SUMMARY
 from esper.nissa.store import file_of
 
@@ -95,7 +95,7 @@ class Facts:
     path: Path
     config: Row = field(default_factory=dict)
     about: Row = field(default_factory=dict)  # versions, machine, suite
-    layout: Layout | None = None
+    layout: RunLayout | None = None
     rounds: Sequence[RoundSummary] = ()
     learned: Sequence[Score] = ()  # of the controller in training, over rounds
     baselines: Mapping[str, Score] = field(default_factory=dict)

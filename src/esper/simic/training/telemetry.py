@@ -18,9 +18,9 @@ from esper.nissa import (
     Decisions,
     EpisodeEnded,
     Hub,
-    Layout,
     LifecycleChanged,
     RolledBack,
+    RunLayout,
     Stepped,
 )
 from esper.simic.agent.types import Decision
@@ -28,9 +28,9 @@ from esper.tamiyo.choosing import MaskedCategorical
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 
 
-def layout_of(garden: Garden) -> Layout:
+def layout_of(garden: Garden) -> RunLayout:
     """What the columns of a run's telemetry mean."""
-    return Layout.of(garden.space, garden.table.names, garden.catalogue)
+    return RunLayout.of(garden.space, garden.table.names, garden.catalogue)
 
 
 @dataclass
