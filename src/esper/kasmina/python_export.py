@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from esper.kasmina.export_files import (
@@ -110,13 +110,18 @@ def _source(
     model: nn.Module, program: ExportedProgram, sample: Sample
 ) -> tuple[str, dict[str, Tensor]]:
     """The text of the file, and the tensors it needs."""
-    names, inputs, tensors, facts = _weights(program)
+    places = program.graph.find_nodes(op="placeholder")
+    specs = dict(zip(places, program.graph_signature.input_specs, strict=True))
+    inputs = [place for place, spec in specs.items() if spec.kind is InputKind.USER_INPUT]
+    held = {place: spec for place, spec in specs.items() if place not in inputs}
+    names = {place: f"w[{str(spec.target)!r}]" for place, spec in held.items()}
+    tensors, facts = _weights(program, [spec for place, spec in held.items() if place.users])
     arguments, leaves = _arguments(model, sample)
     checks: list[str] = []
     for place, (expression, value) in zip(inputs, leaves, strict=True):
         names[place] = expression
         checks.append(INDENT * 2 + _check(place, expression, value))
-    lines = _Lines(names, {name.partition("=")[0] for name in arguments}, program.graph_module)
+    lines = _Lines(names, set(arguments), program.graph_module)
     kinds = {spec.kind for spec in program.graph_signature.output_specs}
     if kinds != {OutputKind.USER_OUTPUT}:
         raise _refuse(f"its graph returns {', '.join(sorted(kind.name for kind in kinds))}")
@@ -137,34 +142,18 @@ def _source(
 
 
 def _weights(
-    program: ExportedProgram,
-) -> tuple[dict[fx.Node, str], list[fx.Node], dict[str, Tensor], list[str]]:
-    """What stands for each weight, the nodes that are inputs, the tensors, and lines of facts."""
-    names: dict[fx.Node, str] = {}
-    inputs: list[fx.Node] = []
-    tensors: dict[str, Tensor] = {}
-    buffers: list[str] = []
-    frozen: list[str] = []
-    places = program.graph.find_nodes(op="placeholder")
-    for place, spec in zip(places, program.graph_signature.input_specs, strict=True):
-        if spec.kind is InputKind.USER_INPUT:
-            inputs.append(place)
-            continue
-        if spec.kind not in _VALUES:
-            raise _refuse(f"it holds {spec.target}, which is no tensor")
-        name = str(spec.target)
-        names[place] = f"w[{name!r}]"
-        if not place.users:
-            continue
-        value = program.state_dict.get(name, program.constants.get(name))
-        assert isinstance(value, Tensor)
-        if spec.kind is not InputKind.PARAMETER:
-            buffers.append(name)
-        elif not value.requires_grad:
-            frozen.append(name)
-        tensors[name] = value
+    program: ExportedProgram, specs: Sequence[InputSpec]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors that these name, and lines of facts about them."""
+    values: dict[str, Tensor] = {**program.constants, **program.state_dict}
+    kinds = {str(spec.target): spec.kind for spec in specs}
+    odd = [name for name, kind in kinds.items() if kind not in _VALUES]
+    if odd:
+        raise _refuse(f"it holds {odd[0]}, which is no tensor")
+    buffers = [name for name, kind in kinds.items() if kind is not InputKind.PARAMETER]
+    frozen = [name for name in kinds if name not in buffers and not values[name].requires_grad]
     facts = [f"BUFFERS = {buffers!r}", f"FROZEN = {frozen!r}"]
-    return names, inputs, tensors, facts
+    return {name: values[name] for name in kinds}, facts
 
 
 def _arguments(model: nn.Module, sample: Sample) -> tuple[list[str], list[tuple[str, object]]]:
