@@ -11,7 +11,7 @@ Shapes: `C` contexts, `A` arms, `K` random seeds of a case.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,6 @@ class Plans:
     oracle: tuple[Schedule, ...]  # one a context; empty: waiting is better
     constant: Schedule  # the same for all contexts
     episodes: int  # that the search played
-
-    def rows(self, chosen: Sequence[int]) -> "Plans":
-        return Plans(tuple(self.oracle[each] for each in chosen), self.constant, self.episodes)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -151,20 +148,6 @@ class Atlas:
         """How many were played for it, controls and searches included."""
         searched = 0 if self.plans is None else self.plans.episodes
         return self.control.numel() + self.gain.numel() + searched
-
-    def rows(self, chosen: Sequence[int]) -> "Atlas":
-        """These contexts only."""
-        index = torch.tensor(list(chosen))
-        return replace(
-            self,
-            contexts=tuple(self.contexts[each] for each in chosen),
-            control=self.control[index],
-            validation_control=self.validation_control[index],
-            gain=self.gain[index],
-            validation=self.validation[index],
-            exposure=self.exposure[index],
-            plans=None if self.plans is None else self.plans.rows(chosen),
-        )
 
     def summary(self, rent: float = DEFAULT_RENT, *, splits: int = SPLITS) -> dict[str, float]:
         """Oracle, best constant and random on seeds that did not choose them, as suite scores."""

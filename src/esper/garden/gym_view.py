@@ -5,10 +5,12 @@ are legal. Gymnasium itself knows no masks, so an illegal action is by default r
 environment there refuses: nothing is decided, the row waits, and `info["illegal"]` says so. With
 `illegal="raise"` it is an error, for learners that promise to obey masks.
 
-Shapes: `N` rows, `F` features, `A` composite actions.
+Shapes: `N` rows, `F` features, `A` composite actions, `H` heads.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 from typing import Any, Literal
 
 import gymnasium
@@ -21,17 +23,76 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.garden.cases import Deal, Draw
-from esper.garden.composite_actions import CompositeActions
 from esper.garden.environment import Garden, Transition
 from esper.garden.suites import find_suite
 from esper.leyline.errors import ActionError, UnknownNameError
+from esper.leyline.heads import CANONICAL_ACTION, ActionSpace
+from esper.leyline.legality import Actions, Legality
+from esper.leyline.ops import LifecycleOp
 
 Array = NDArray[Any]
 Illegal = Literal["wait", "raise"]
 WAIT = 0  # as a composite action
 
 
-class _Beds:
+@dataclass(frozen=True)
+class CompositeActions:
+    """Every composite decision of a space as one number, for learners of one discrete action.
+
+    WAIT is 0; then come GERMINATE with every slot, blueprint and blend, and the other ops with
+    every slot: each op with the heads that matter for it, as the head table says.
+    """
+
+    space: ActionSpace
+
+    @cached_property
+    def table(self) -> Tensor:
+        """[A, H]: the choice of every head, canonical where it does not matter."""
+        rows: list[tuple[int, ...]] = []
+        for op, matters in enumerate(self.space.relevance):
+            choices = [
+                range(size) if relevant else (CANONICAL_ACTION,)
+                for size, relevant in zip(self.space.sizes[1:], matters[1:], strict=True)
+            ]
+            rows += [(op, *rest) for rest in product(*choices)]
+        return torch.tensor(rows)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def decode(self, numbers: Tensor) -> Actions:
+        """Decisions [N, H] from their numbers [N]."""
+        wrong = (numbers < 0) | (numbers >= len(self))
+        if bool(wrong.any()):
+            raise ActionError(
+                f"Row {int(wrong.nonzero()[0, 0])} got a number that is no action",
+                given=int(numbers[wrong][0]),
+                valid=f"0 to {len(self) - 1}",
+            )
+        return Actions(self.space, self.table[numbers])
+
+    def masks(self, legality: Legality) -> Tensor:
+        """[N, A] bool: which are legal now, exactly."""
+        legal = torch.ones(legality.hosts, len(self), dtype=torch.bool)
+        matters = torch.tensor(self.space.relevance)[self.table[:, 0]]  # [A, H]
+        for position, name in enumerate(self.space.names):
+            if name in legality.masks:
+                earlier = [self.space.index(each) for each in self.space.given[position]]
+                rows = torch.arange(legality.hosts)[:, None]
+                places = (rows, *(self.table[:, each] for each in (*earlier, position)))
+                open_ = legality.masks[name][places]  # [N, A]
+                legal &= open_ | ~matters[:, position]
+        return legal
+
+    def describe(self, number: int) -> str:
+        """An action in words, as in `GERMINATE slot=0 blueprint=3 blend=0`."""
+        op, *rest = self.table[number].tolist()
+        named = zip(self.space.names[1:], rest, self.space.relevance[op][1:], strict=True)
+        parts = [f"{name}={value}" for name, value, relevant in named if relevant]
+        return " ".join([LifecycleOp(op).name, *parts])
+
+
+class _Rows:
     """What both views share: a garden whose rows start anew by themselves, and its spaces."""
 
     def __init__(self, deal: Deal | str, rows: int, illegal: Illegal, settings: Any) -> None:
@@ -44,6 +105,7 @@ class _Beds:
         low, high = self.garden.table.bounds()
         self.seen = spaces.Box(low.numpy(), high.numpy(), dtype=np.float32)
         self.chosen = spaces.Discrete(len(self.actions))
+        self._masks: tuple[Legality, Tensor] | None = None
 
     def reset(self, seed: int | None) -> Array:
         """The next episodes or, with a seed, the first ones of another dealing."""
@@ -53,14 +115,21 @@ class _Beds:
             return _array(self.garden.reset(deal))
         return _array(self.garden.reset())
 
+    def legal(self) -> Tensor:
+        """[N, A] bool: which actions are legal now; worked out once in every state."""
+        legality = self.garden.legal()
+        if self._masks is None or self._masks[0] is not legality:
+            self._masks = legality, self.actions.masks(legality)
+        return self._masks[1]
+
     def masks(self) -> Array:
-        """[N, A] bool"""
-        return _array(self.actions.masks(self.garden.legal()))
+        """The same as an array."""
+        return _array(self.legal())
 
     def step(self, chosen: Array) -> tuple[Transition, Array]:
         """Decide and train an epoch; also which actions were illegal [N]."""
         numbers = torch.as_tensor(np.asarray(chosen), dtype=torch.int64).reshape(-1)
-        legal = self.actions.masks(self.garden.legal())
+        legal = self.legal()
         asked = self.actions.decode(numbers)  # refuses what is no action at all
         refused = ~legal[torch.arange(len(numbers)), numbers]
         if bool(refused.any()) and self.illegal == "raise":
@@ -111,25 +180,25 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
 
         `settings` are the garden's: reward, horizon, device, config, controls.
         """
-        self._beds = _Beds(deal, num_envs, illegal, settings)
+        self._rows = _Rows(deal, num_envs, illegal, settings)
         self.num_envs = num_envs
-        self.single_observation_space = self._beds.seen
-        self.single_action_space = self._beds.chosen
-        self.observation_space = batch_space(self._beds.seen, num_envs)
-        self.action_space = batch_space(self._beds.chosen, num_envs)
+        self.single_observation_space = self._rows.seen
+        self.single_action_space = self._rows.chosen
+        self.observation_space = batch_space(self._rows.seen, num_envs)
+        self.action_space = batch_space(self._rows.chosen, num_envs)
 
     @property
     def garden(self) -> Garden:
-        return self._beds.garden
+        return self._rows.garden
 
     @property
     def actions(self) -> CompositeActions:
         """What the numbers of actions mean."""
-        return self._beds.actions
+        return self._rows.actions
 
     def action_masks(self) -> Array:
         """[N, A] bool: what is legal now."""
-        return self._beds.masks()
+        return self._rows.masks()
 
     def reset(
         self,
@@ -140,10 +209,10 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
         """All rows start together. A seed is that of the dealing: rows differ by their number."""
         first = seed[0] if isinstance(seed, list) else seed
         super().reset(seed=first, options=options)
-        return self._beds.reset(first), self._with_flags({"action_mask": self._int_masks()})
+        return self._rows.reset(first), self._with_flags({"action_mask": self._int_masks()})
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
-        step, refused = self._beds.step(actions)
+        step, refused = self._rows.step(actions)
         told = {
             "illegal": refused,
             "rolled_back": _array(step.epoch.rolled_back),
@@ -163,7 +232,7 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
         return _array(step.observations), paid, ended, _array(step.truncations), info
 
     def _int_masks(self) -> Array:
-        return self._beds.masks().astype(np.int8)
+        return self._rows.masks().astype(np.int8)
 
     def _with_flags(self, told: dict[str, Any], rows: Array | None = None) -> dict[str, Any]:
         """Beside every entry, as Gymnasium has it, which rows it is there for."""
@@ -184,23 +253,23 @@ class GardenEnv(gymnasium.Env[Array, np.int64]):
         self, deal: Deal | str = "garden_mlp", *, illegal: Illegal = "wait", **settings: Any
     ) -> None:
         """As for `GardenVectorEnv`."""
-        self._beds = _Beds(deal, 1, illegal, settings)
-        self.observation_space = self._beds.seen
-        self.action_space = self._beds.chosen
+        self._rows = _Rows(deal, 1, illegal, settings)
+        self.observation_space = self._rows.seen
+        self.action_space = self._rows.chosen
         self._started = False  # has the next episode begun already, with the end of the last?
 
     @property
     def garden(self) -> Garden:
-        return self._beds.garden
+        return self._rows.garden
 
     @property
     def actions(self) -> CompositeActions:
         """What the numbers of actions mean."""
-        return self._beds.actions
+        return self._rows.actions
 
     def action_masks(self) -> Array:
         """[A] bool: what is legal now. After an episode's end that is of the next one."""
-        masks: Array = self._beds.masks()[0]
+        masks: Array = self._rows.masks()[0]
         return masks
 
     def reset(
@@ -210,12 +279,12 @@ class GardenEnv(gymnasium.Env[Array, np.int64]):
         if self._started and seed is None:
             observations = _array(self.garden.observations())
         else:
-            observations = self._beds.reset(seed)
+            observations = self._rows.reset(seed)
         self._started = False
         return observations[0], {"action_mask": self.action_masks().astype(np.int8)}
 
     def step(self, action: np.int64 | int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        step, refused = self._beds.step(np.asarray([action]))
+        step, refused = self._rows.step(np.asarray([action]))
         assert step.final_observations is not None
         ended = self._started = bool(step.terminals[0])
         info = {
