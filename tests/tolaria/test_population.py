@@ -161,8 +161,8 @@ def test_a_population_is_a_growing_thing_for_simic() -> None:
         (lambda p: make_population("mlp", 0), "at least one environment"),
         (lambda p: make_population("mlp", 2, rate=-1.0), "'rate' is out of range; .*number from 0"),
         (
-            lambda p: make_population("mlp", 2, compiler="inductor", compile_mode="max-autotun"),
-            "did you mean 'max-autotune'",
+            lambda p: make_population("mlp", 2, compiler="inductor", compile_mode="max-autotune"),
+            "did you mean 'max-autotune-no-cudagraphs'",
         ),
         (
             lambda p: make_population("mlp", 2, compiler="aot_eager", compile_mode="default"),
@@ -232,8 +232,8 @@ def test_backend_and_mode_of_the_compiler_are_as_chosen(monkeypatch: pytest.Monk
         return form
 
     monkeypatch.setattr(torch, "compile", compile_)
-    make_population("mlp", 2, compiler="inductor", compile_mode="reduce-overhead")
-    assert chosen == {("inductor", "reduce-overhead")}
+    make_population("mlp", 2, compiler="inductor", compile_mode="max-autotune-no-cudagraphs")
+    assert chosen == {("inductor", "max-autotune-no-cudagraphs")}
 
 
 @each_host

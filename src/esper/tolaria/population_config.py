@@ -20,7 +20,8 @@ from esper.leyline.settings import NOT_NEGATIVE, WHOLE, require, require_setting
 from esper.tolaria.optimisers import AdamW, RowOptimiser
 from esper.tolaria.plan import PoolKey
 
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+# The other modes of torch.compile make CUDA graphs of their own, where the population makes one.
+COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 
 
 @dataclass(frozen=True, kw_only=True)
