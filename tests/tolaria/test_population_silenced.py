@@ -54,7 +54,7 @@ def test_silenced_hosts_train_as_reference_hosts_with_masked_gradients(host: str
     twins = Twins(population)
     assert population.live is not None
     for row, model in enumerate(twins.hosts):
-        parts = population.engine.template(HOST).views(population.live[row : row + 1])
+        parts = population.engine.templates[HOST].views(population.live[row : row + 1])
         for name, parameter in model.named_parameters():
             if name.startswith("model."):
                 live = parts[name.removeprefix("model.")][0]

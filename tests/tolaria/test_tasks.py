@@ -67,7 +67,7 @@ def test_a_preset_loads_and_its_host_learns_from_a_batch(name: str) -> None:
     splits = task.load_data(seed=0)
     torch.manual_seed(0)
     host = task.build_host()
-    order = orders(torch.tensor([1]), 0, splits.train.samples, task.samples_per_epoch)[0]
+    order = orders(torch.tensor([1]), 0, splits.train.samples, task.batch_size)[0]
     inputs, labels = splits.train.take(order[: task.batch_size])
     optimizer = torch.optim.Adam(host.parameters(), lr=task.learning_rate)
     losses = []
@@ -80,7 +80,6 @@ def test_a_preset_loads_and_its_host_learns_from_a_batch(name: str) -> None:
     assert losses[-1] < losses[0]
     assert task.episode_length == DEFAULT_EPISODE_LENGTH
     assert task.budget_params() == int(task.budget * sum(p.numel() for p in host.parameters()))
-    assert task.slot_specs() == host.slot_specs()
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -133,12 +132,12 @@ def test_tasks_are_values_that_can_be_compared_and_hashed() -> None:
     [
         ({"name": "my task"}, "must be an identifier"),
         ({"host": "conv3d"}, "did you mean 'conv"),
-        ({"batch_size": 0}, "impossible settings"),
-        ({"batches_per_epoch": 0}, "impossible settings"),
-        ({"episode_length": 0}, "impossible settings"),
-        ({"budget": -1.0}, "impossible settings"),
-        ({"budget": float("nan")}, "impossible settings"),
-        ({"learning_rate": 0.0}, "impossible settings"),
+        ({"batch_size": 0}, "is impossible: .* out of range"),
+        ({"batches_per_epoch": 0}, "is impossible: .* out of range"),
+        ({"episode_length": 0}, "is impossible: .* out of range"),
+        ({"budget": -1.0}, "is impossible: .* out of range"),
+        ({"budget": float("nan")}, "is impossible: .* out of range"),
+        ({"learning_rate": 0.0}, "is impossible: .* out of range"),
     ],
 )
 def test_an_impossible_task_is_refused(changes: dict[str, object], words: str) -> None:

@@ -9,7 +9,6 @@ deliver nothing. A new graph is captured only when a capacity grows or a pool's 
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -96,34 +95,6 @@ def _pad_slot(
     )
 
 
-def _tensors(plan: Plan | None) -> list[Tensor]:
-    """Everything in a plan that may change while its sizes stay."""
-    if plan is None:
-        return []
-    found = [] if plan.environment is None else [plan.environment]
-    for slot in plan.slots:
-        found += [group.rows for group in slot.groups]
-        found += [slot.where, slot.value, slot.gradient, slot.open_, slot.gated, slot.gate_rows]
-    return found
-
-
-def _on(device: torch.device, plan: Plan) -> Plan:
-    """A copy of a plan whose tensors live on the device, for a graph to keep."""
-    slots = tuple(
-        replace(
-            slot,
-            groups=tuple(Group(g.blueprint, g.rows.to(device)) for g in slot.groups),
-            **{
-                name: getattr(slot, name).to(device)
-                for name in ("where", "value", "gradient", "open_", "gated", "gate_rows", "forks")
-            },
-        )
-        for slot in plan.slots
-    )
-    environment = None if plan.environment is None else plan.environment.to(device)
-    return Plan(environment, slots, plan.start)
-
-
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Nothing is collected meanwhile: freeing another graph while one is captured spoils it."""
@@ -171,10 +142,10 @@ class GraphRunner:
             self._capture(training, isolated, learners, order[0])
             self._frozen = sizes
         else:
-            new = _tensors(training) + _tensors(isolated)
-            old = _tensors(self._training) + _tensors(self._isolated)
-            for static, fresh in zip(old, new, strict=True):
-                static.copy_(fresh, non_blocking=True)
+            for old, new in ((self._training, training), (self._isolated, isolated)):
+                if old is not None and new is not None:
+                    for static, fresh in zip(old.tensors(), new.tensors(), strict=True):
+                        static.copy_(fresh, non_blocking=True)
             self._set_learners(learners)
         assert self._graph is not None
         self._total.zero_()
@@ -196,8 +167,8 @@ class GraphRunner:
     ) -> None:
         device = self.feed.device
         self._graph = None  # gives the old graph's memory back first
-        self._training = _on(device, training)
-        self._isolated = None if isolated is None else _on(device, isolated)
+        self._training = training.to(device)
+        self._isolated = None if isolated is None else isolated.to(device)
         keys = [] if self._isolated is None else self._isolated.pool_keys()
         self._learners = {key: torch.zeros_like(self.pools[key].state.active) for key in keys}
         self._set_learners(learners)

@@ -4,7 +4,7 @@ Shapes: `V` rows of the pass, `B` batch, `K` seeds that act at one slot (or stat
 parameters.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -68,25 +68,24 @@ class Engine:
     def __init__(
         self,
         host: SegmentedHost,
-        templates: Mapping[PoolKey, Template],
-        host_template: Template,
+        build_host: Callable[[], SegmentedHost],
+        catalogue: BlueprintCatalogue,
         compiler: str | None = None,
         compile_mode: str | None = None,
     ) -> None:
+        compiled = partial(_compiled, backend=compiler, mode=compile_mode)
         self.specs: tuple[SlotSpec, ...] = host.slot_specs()
         self.segments: list[Form] = [
-            _compiled(stack(segment, f"segments.{index}."), compiler, compile_mode)
+            compiled(stack(segment, f"segments.{index}."))
             for index, segment in enumerate(host.segments)
         ]
+        self.templates = _templates_of(self.specs, catalogue)
         self._forms = {
-            key: _compiled(template.form, compiler, compile_mode)
-            for key, template in templates.items()
+            key: compiled(template.form)
+            for key, template in self.templates.items()
             if key[0] == "seed"
         }
-        self._templates = {HOST: host_template, **templates}
-
-    def template(self, key: PoolKey) -> Template:
-        return self._templates[key]
+        self.templates[HOST] = Template(build_host, known=_is_own(type(host)))
 
     def logits(
         self, weights: Weights, plan: Plan, inputs: Tensor, flow: list[Tensor] | None = None
@@ -98,7 +97,7 @@ class Engine:
         hosts = weights[HOST]
         if plan.environment is not None:
             hosts = hosts.index_select(0, plan.environment)
-        params = self._templates[HOST].views(hosts)
+        params = self.templates[HOST].views(hosts)
         h = inputs
         for index, segment in enumerate(self.segments):
             rows = h.shape[0]
@@ -124,7 +123,7 @@ class Engine:
         outputs = []
         for group, part in zip(slot.groups, parts, strict=True):
             key: PoolKey = ("seed", index, group.blueprint)
-            template = self._templates[key]
+            template = self.templates[key]
             params = template.views(weights[key].index_select(0, group.rows))
             outputs.append(self._forms[key](params, part))
         g = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
@@ -140,7 +139,7 @@ class Engine:
 
     def _gate(self, weights: Weights, index: int, slot: SlotPlan, x: Tensor, g: Tensor) -> Tensor:
         key = ("gate", index, NOTHING)
-        params = self._templates[key].views(weights[key].index_select(0, slot.gate_rows))
+        params = self.templates[key].views(weights[key].index_select(0, slot.gate_rows))
         axis = self.specs[index].channel_axis + 1
         seen = x.index_select(0, slot.gated).movedim(axis, -1)  # [G, B, ..., C]
         flat = seen.flatten(1, -2)  # [G, B * ..., C]
@@ -163,26 +162,23 @@ def _compiled(form: Form, backend: str | None, mode: str | None) -> Form:
     return torch.compile(form, backend=backend, mode=mode, dynamic=False)
 
 
-def gate_template(spec: SlotSpec) -> Template:
-    return Template(lambda: BlendGate(spec.channels, spec.channel_axis), known=True)
-
-
-def templates_of(
+def _templates_of(
     specs: Sequence[SlotSpec], catalogue: BlueprintCatalogue
 ) -> dict[PoolKey, Template]:
     """One template for every kind of seed that fits some slot, and for every slot's gate."""
     templates: dict[PoolKey, Template] = {}
     for slot, spec in enumerate(specs):
-        templates["gate", slot, NOTHING] = gate_template(spec)
+        build_gate = partial(BlendGate, spec.channels, spec.channel_axis)
+        templates["gate", slot, NOTHING] = Template(build_gate, known=True)
         for index, name in enumerate(catalogue.names):
             if catalogue.costs[slot][index] >= 0:
                 plan = find_blueprint(name, spec.family)
                 build = partial(plan.build, spec)
-                templates["seed", slot, index] = Template(build, known=is_own(plan.build))
+                templates["seed", slot, index] = Template(build, known=_is_own(plan.build))
     return templates
 
 
-def is_own(build: object) -> bool:
+def _is_own(build: object) -> bool:
     """Is this one of Esper's own hosts or blueprints, whose weights start in a known way?"""
     return str(getattr(build, "__module__", "")).partition(".")[0] == "esper"
 

@@ -14,9 +14,7 @@ def extract(population: Population, environment: int) -> SlottedModel:
     """The environment's host with its seeds, in the stage they are in, independent from now on."""
     if not 0 <= environment < len(population):
         raise UnknownNameError(
-            "There is no such environment",
-            given=environment,
-            valid=f"0 to {len(population) - 1}",
+            "There is no such environment", given=environment, valid=f"0 to {len(population) - 1}"
         )
     config = population.config
     host = SlottedModel(
@@ -33,7 +31,7 @@ def extract(population: Population, environment: int) -> SlottedModel:
 
     def add(key: PoolKey, row: int, prefix: str) -> None:
         rows = population.pools[key].state.theta[row : row + 1]
-        for name, value in population.engine.template(key).views(rows).items():
+        for name, value in population.engine.templates[key].views(rows).items():
             state[f"{prefix}{name}"] = value[0].clone()
 
     add(HOST, environment, "model.")

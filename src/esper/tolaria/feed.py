@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import DataError
+from esper.leyline.settings import WHOLE, require
 from esper.tolaria.data.splits import Splits
 from esper.tolaria.random_streams import orders, uniform
 
@@ -29,8 +30,7 @@ class Augmentation:
     flip: bool = False
 
     def __post_init__(self) -> None:
-        if self.shift < 0:
-            raise DataError("Images cannot move by less than nothing", given=self.shift, valid="0…")
+        require("How far images move, 'shift',", self.shift, WHOLE, error=DataError)
 
     def __call__(self, images: Tensor, seeds: Tensor, step: int | Tensor) -> Tensor:
         """Images [N, B, C, H, W], each moved and flipped by its own draw; what is new is 0.
@@ -71,11 +71,8 @@ class Feed:
         dtype: torch.dtype = torch.float32,
         augmentation: Augmentation | None = None,
     ) -> None:
-        if (
-            not datasets
-            or not assignment
-            or any(not 0 <= index < len(datasets) for index in assignment)
-        ):
+        known = range(len(datasets))
+        if not assignment or any(index not in known for index in assignment):
             raise DataError(
                 "Every environment needs a data set",
                 given=f"{len(datasets)} data sets, assignment {list(assignment)[:8]}",

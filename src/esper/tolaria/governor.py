@@ -8,7 +8,7 @@ environment is frozen.
 Shapes: `N` environments, `H` epochs remembered.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,7 +18,6 @@ from torch import Tensor
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Transitions
 from esper.leyline.stages import LIVING_STAGES, SeedStage
-from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
 from esper.tolaria.population_config import EpochRecord, Snapshot, SplitScores
 
@@ -158,15 +157,16 @@ class Governor:
         self, record: EpochRecord, scores: SplitScores | None
     ) -> dict[int, tuple[Failure, float, float]]:
         """The first cause for each failed environment, with the value seen and its limit."""
-        findings: list[tuple[Failure, Tensor, Tensor, Tensor]] = []  # cause, failed, value, limit
         nothing = torch.zeros(len(self.population), dtype=torch.float64)
-        gradients = self._beyond(("squares",))
-        states = self._beyond(self._kept_names())
-        findings.append((Failure.NON_FINITE_LOSS, ~record.loss.isfinite(), record.loss, nothing))
-        findings.append((Failure.NON_FINITE_GRADIENT, gradients > 0, gradients, nothing))
-        findings.append((Failure.NON_FINITE_STATE, states > 0, states, nothing))
-        limit = self._loss_limit()
-        findings.append((Failure.EXPLOSION, record.loss > limit, record.loss, limit))
+        loss, limit = record.loss, self._loss_limit()
+        moments = [f"moment{i}" for i in range(self.population.config.optimiser.moments)]
+        gradients, states = self._beyond(["squares"]), self._beyond(["theta", *moments])
+        findings = [  # cause, failed, value, limit
+            (Failure.NON_FINITE_LOSS, ~loss.isfinite(), loss, nothing),
+            (Failure.NON_FINITE_GRADIENT, gradients > 0, gradients, nothing),
+            (Failure.NON_FINITE_STATE, states > 0, states, nothing),
+            (Failure.EXPLOSION, loss > limit, loss, limit),
+        ]
         if scores is not None:
             chance = 100.0 / self.population.feed.classes
             samples = self.population.feed.samples("validation").double()
@@ -185,11 +185,7 @@ class Governor:
                 found.setdefault(environment, (cause, *numbers))
         return found
 
-    def _kept_names(self) -> tuple[str, ...]:
-        names: Mapping[str, Tensor] = self.population.pools[HOST].tensors()
-        return tuple(name for name in names if name.startswith("moment") or name == "theta")
-
-    def _beyond(self, names: tuple[str, ...]) -> Tensor:
+    def _beyond(self, names: Sequence[str]) -> Tensor:
         """[N]: how many numbers of an environment's rows are not finite, or as good as not."""
         counts = torch.zeros(len(self.population), dtype=torch.float64)
         for pool in self.population.pools.values():

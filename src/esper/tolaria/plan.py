@@ -7,7 +7,7 @@ some slot on start there, as a copy (`forks`), so what they share is computed on
 Shapes: `N` environments, `S` slots, `V` rows of a pass, `K` seeds that act at one slot.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -42,6 +42,15 @@ class SlotPlan:
     gate_rows: Tensor  # [G] rows of the slot's gate pool
     forks: Tensor  # rows of the pass that are copied and appended before the seeds act
 
+    def tensors(self) -> dict[str, Tensor]:
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    def to(self, device: torch.device) -> "SlotPlan":
+        groups = tuple(Group(group.blueprint, group.rows.to(device)) for group in self.groups)
+        there = {name: tensor.to(device) for name, tensor in self.tensors().items()}
+        return SlotPlan(groups=groups, isolated=self.isolated, **there)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -50,6 +59,17 @@ class Plan:
     environment: Tensor | None  # [V] in order of appearance; None: row n is environment n
     slots: tuple[SlotPlan, ...]
     start: int  # rows before any fork
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that may change while all sizes stay."""
+        found = [] if self.environment is None else [self.environment]
+        for slot in self.slots:
+            found += [*(group.rows for group in slot.groups), *slot.tensors().values()]
+        return found
+
+    def to(self, device: torch.device) -> "Plan":
+        environment = None if self.environment is None else self.environment.to(device)
+        return Plan(environment, tuple(slot.to(device) for slot in self.slots), self.start)
 
     def pool_keys(self) -> list[PoolKey]:
         """The pools of seeds and gates that take part."""
@@ -73,8 +93,8 @@ class PassRows:
     place: Tensor  # [Q] the row of each counterfactual that was asked for
 
 
-def training_rows(life: Lifecycle, straight_through: bool) -> PassRows:
-    """Every environment, with its seeds at their alphas."""
+def base_rows(life: Lifecycle, *, straight_through: bool = False) -> PassRows:
+    """Every environment, with its seeds at their alphas; `straight_through`: and TRAINING ones."""
     hosts, slots = life.shape
     isolated = torch.zeros(hosts, slots, dtype=torch.bool)
     if straight_through:
@@ -117,9 +137,7 @@ def counterfactual_rows(life: Lifecycle, environment: Tensor, off: Tensor) -> Pa
     )
 
 
-def build_plan(
-    life: Lifecycle, rows: PassRows, pool_rows: Tensor, gate_rows: Tensor, device: torch.device
-) -> Plan:
+def build_plan(life: Lifecycle, rows: PassRows, pool_rows: Tensor, gate_rows: Tensor) -> Plan:
     """Index lists for a pass. `pool_rows` and `gate_rows` [N, S] say where each seed lives."""
     planned = []
     for slot in range(life.shape[1]):
@@ -131,8 +149,7 @@ def build_plan(
         order = kinds.argsort(stable=True)
         where, environment, kinds = where[order], environment[order], kinds[order]
         groups = tuple(
-            Group(int(kind), pool_rows[environment[kinds == kind], slot].to(device))
-            for kind in kinds.unique()
+            Group(int(kind), pool_rows[environment[kinds == kind], slot]) for kind in kinds.unique()
         )
         isolated = rows.isolated[where, slot]
         value = torch.where(isolated, 0.0, rows.alpha[where, slot])
@@ -142,16 +159,15 @@ def build_plan(
         planned.append(
             SlotPlan(
                 groups=groups,
-                where=where.to(device),
-                value=value.to(device),
-                gradient=torch.where(isolated, 1.0, value).to(device),
+                where=where,
+                value=value,
+                gradient=torch.where(isolated, 1.0, value),
                 isolated=bool(isolated.any()),
-                open_=(~isolated).to(device),
-                gated=gated.to(device),
-                gate_rows=gates[gated].to(device),
-                forks=rows.environment[forking].to(device),
+                open_=~isolated,
+                gated=gated,
+                gate_rows=gates[gated],
+                forks=rows.environment[forking],
             )
         )
     start = int((rows.first < 0).sum())
-    rows_of = None if rows.whole else rows.environment.to(device)
-    return Plan(rows_of, tuple(planned), start)
+    return Plan(None if rows.whole else rows.environment, tuple(planned), start)

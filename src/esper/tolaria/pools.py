@@ -9,8 +9,8 @@ Shapes: `R` rows, `P` parameters of one row (columns), `K` rows in question, `N`
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -52,9 +52,7 @@ class Template:
         self.drawn_by_module = unknown or not known
         self.sizes = [column.shape.numel() for column in self.columns]
         self.width = sum(self.sizes)
-        self.scales = torch.cat(
-            [torch.full((column.shape.numel(),), scales[column.name]) for column in self.columns]
-        )
+        self.scales = self._by_column([scales[column.name] for column in self.columns])
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Rows [N, P] as stacked parameters [N, ...] by name."""
@@ -67,32 +65,31 @@ class Template:
     def newborn(self, seeds: Tensor) -> Tensor:
         """Fresh rows [K, P] in float32, each drawn from its own seed [K], whatever K is."""
         if self.drawn_by_module:
-            return torch.stack([self._row_of_module(int(seed)) for seed in seeds.tolist()]).to(
-                seeds.device
-            )
+            return self._rows_of_modules(seeds)
         draws = 2.0 * uniform(seeds, "weights", 0, self.width) - 1.0
-        bounds = [
-            torch.full((size,), 0.0 if column.bound is None else column.bound)
-            for column, size in zip(self.columns, self.sizes, strict=True)
-        ]
-        values = [
-            torch.full((size,), column.value)
-            for column, size in zip(self.columns, self.sizes, strict=True)
-        ]
-        return (draws * torch.cat(bounds).to(draws) + torch.cat(values).to(draws)).float()
+        bounds = self._by_column([column.bound or 0.0 for column in self.columns])
+        values = self._by_column([column.value for column in self.columns])
+        return (draws * bounds.to(draws) + values.to(draws)).float()
 
     def newborn_as_usual(self, seeds: Tensor) -> Tensor:
         """Rows [K, P] in which every layer starts as torch starts it, and scalar gates at 1."""
-        rows = [self._row_of_module(int(seed), _start_as_usual) for seed in seeds.tolist()]
+        return self._rows_of_modules(seeds, _start_as_usual)
+
+    def _rows_of_modules(
+        self, seeds: Tensor, alter: Callable[[nn.Module], None] = lambda part: None
+    ) -> Tensor:
+        rows = []
+        with torch.random.fork_rng(devices=[]):
+            for seed in seeds.tolist():
+                torch.manual_seed(seed)
+                module = self.build().apply(alter)
+                rows.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
         return torch.stack(rows).to(seeds.device)
 
-    def _row_of_module(self, seed: int, alter: Callable[[nn.Module], None] | None = None) -> Tensor:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            module = self.build()
-            if alter is not None:
-                module.apply(alter)
-        return torch.cat([p.detach().flatten() for p in module.parameters()])
+    def _by_column(self, numbers: Sequence[float]) -> Tensor:
+        """[P]: one number for all of a column."""
+        pairs = zip(self.sizes, numbers, strict=True)
+        return torch.cat([torch.full((size,), number) for size, number in pairs])
 
 
 def _start_as_usual(part: nn.Module) -> None:
@@ -145,9 +142,8 @@ class Pool:
         self, template: Template, moments: int, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.template = template
-        self.owner = torch.zeros(
-            0, dtype=torch.int64
-        )  # [R - 1] environment of each row, on the CPU
+        # [R - 1] environment of each row, on the CPU
+        self.owner = torch.zeros(0, dtype=torch.int64)
         self.state = _empty(template, moments, device, dtype)
         self.squares = torch.zeros_like(self.state.theta)  # [R, P] squared gradients of the epoch
         self.leaf = self.state.theta.detach().requires_grad_()
@@ -203,9 +199,8 @@ class Pool:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything kept by row, for growing, copying, snapshots and checkpoints."""
-        state = self.state
-        named = {f"moment{i}": moment for i, moment in enumerate(state.moments)}
-        per_row = {f.name: getattr(state, f.name) for f in fields(state) if f.name in _PER_ROW}
+        named = {f"moment{i}": moment for i, moment in enumerate(self.state.moments)}
+        per_row = {name: getattr(self.state, name) for name in _PER_ROW}
         return {**named, **per_row, "squares": self.squares}
 
     def copied(self) -> dict[str, Tensor]:

@@ -33,9 +33,7 @@ from esper.tolaria.engine import (
     TrainingStep,
     as_inputs,
     cast_weights,
-    is_own,
     losses_of,
-    templates_of,
 )
 from esper.tolaria.feed import SPLITS, Feed
 from esper.tolaria.plan import (
@@ -43,12 +41,12 @@ from esper.tolaria.plan import (
     PassRows,
     Plan,
     PoolKey,
+    base_rows,
     build_plan,
     counterfactual_rows,
     isolated_rows,
-    training_rows,
 )
-from esper.tolaria.pools import VACANT, Pool, Template
+from esper.tolaria.pools import VACANT, Pool
 from esper.tolaria.population_config import (
     EpochRecord,
     GrownPart,
@@ -99,10 +97,8 @@ class Population:
         self.frozen = torch.zeros(count, dtype=torch.bool)  # idle until they are reset
         self.pool_rows = torch.full(self.lifecycle.shape, VACANT)  # where each seed lives
         self.gate_rows = torch.full(self.lifecycle.shape, VACANT)
-        templates = templates_of(self.specs, self.catalogue)
-        host_template = Template(build_host, known=is_own(type(host)))
         compiling = self.config.compiler, self.config.compile_mode
-        self.engine = Engine(host, templates, host_template, *compiling)
+        self.engine = Engine(host, build_host, self.catalogue, *compiling)
         self.pools: dict[PoolKey, Pool] = {}
         self._newborn(HOST, torch.arange(count), fold(self.seeds, "host"))
         self.live: Tensor | None = None  # [N, P] bool; see `silence_rows`
@@ -120,7 +116,7 @@ class Population:
         """The pool of one kind of host, seed or gate, made when it is first needed."""
         if key not in self.pools:
             self.pools[key] = Pool(
-                self.engine.template(key),
+                self.engine.templates[key],
                 self.config.optimiser.moments,
                 device=self.device,
                 dtype=self.config.dtype,
@@ -197,19 +193,14 @@ class Population:
         loss_rise: Tensor | None = None,
     ) -> None:
         """Report measurements for the gates; NaN marks what was not measured."""
-        shapes = {"contribution": self.lifecycle.shape, "gradient": self.lifecycle.shape}
         given = {"contribution": contribution, "gradient": gradient, "loss_rise": loss_rise}
         for name, values in given.items():
-            expected = shapes.get(name, (len(self),))
+            expected = (len(self),) if name == "loss_rise" else self.lifecycle.shape
             if values is not None and tuple(values.shape) != expected:
                 raise AgreementError(
-                    f"{name} has the wrong shape",
-                    given=list(values.shape),
-                    valid=list(expected),
+                    f"{name} has the wrong shape", given=list(values.shape), valid=list(expected)
                 )
-        self.lifecycle = self.lifecycle.measured(
-            contribution=contribution, gradient=gradient, loss_rise=loss_rise
-        )
+        self.lifecycle = self.lifecycle.measured(**given)
 
     def _become(self, life: Lifecycle, record: Transitions) -> Transitions:
         """Adopt new arrays: seeds that came get rows, seeds that went give theirs back."""
@@ -437,18 +428,17 @@ class Population:
 
     # --- training and measuring ----------------------------------------------------------
 
-    def _plan(self, rows: PassRows, device: torch.device | None = None) -> Plan:
-        where = device or self.device
-        return build_plan(self.lifecycle, rows, self.pool_rows, self.gate_rows, where)
+    def _plan(self, rows: PassRows) -> Plan:
+        """On the CPU, where it is made."""
+        return build_plan(self.lifecycle, rows, self.pool_rows, self.gate_rows)
 
-    def _training_plans(self, device: torch.device) -> tuple[Plan, Plan | None]:
+    def _training_plans(self) -> tuple[Plan, Plan | None]:
         """The pass of all hosts, and the one of isolated seeds when there are any."""
         straight = self.config.isolation is Isolation.STRAIGHT_THROUGH
-        training = self._plan(training_rows(self.lifecycle, straight), device)
+        training = self._plan(base_rows(self.lifecycle, straight_through=straight))
         rows = isolated_rows(self.lifecycle)
-        if straight or not len(rows.environment):
-            return training, None
-        return training, self._plan(rows, device)
+        alone = not straight and len(rows.environment) > 0
+        return training, self._plan(rows) if alone else None
 
     def _make_step(
         self, training: Plan, isolated: Plan | None, learners: Mapping[PoolKey, Tensor]
@@ -467,14 +457,15 @@ class Population:
     def training_step(self) -> TrainingStep:
         """The fused step for the present structure, built once and kept until it changes."""
         if self._step is None:
-            learners = self._rows_by_pool(self.lifecycle.at(SeedStage.TRAINING))
-            self._step = self._make_step(*self._training_plans(self.device), learners)
+            training, alone = self._training_plans()
+            alone = None if alone is None else alone.to(self.device)
+            self._step = self._make_step(training.to(self.device), alone, self._learners())
         return self._step
 
-    def _rows_by_pool(self, chosen: Tensor) -> dict[PoolKey, Tensor]:
-        """For seeds in `chosen` [N, S]: their rows in each pool as masks [R, 1]."""
+    def _learners(self) -> dict[PoolKey, Tensor]:
+        """The rows of seeds that learn in isolation, in each pool as masks [R, 1]."""
         masks: dict[PoolKey, Tensor] = {}
-        for key, rows in self._places(chosen):
+        for key, rows in self._places(self.lifecycle.at(SeedStage.TRAINING)):
             mask = torch.zeros(self.pools[key].capacity + 1, 1, dtype=torch.bool)
             mask[rows] = True
             masks[key] = mask.to(self.device)
@@ -500,9 +491,7 @@ class Population:
     def _train(self, order: Tensor) -> Tensor:
         """Train on all batches; the summed losses [N]."""
         if self._graphs is not None:
-            learners = self._rows_by_pool(self.lifecycle.at(SeedStage.TRAINING))
-            plans = self._training_plans(torch.device("cpu"))
-            return self._graphs.epoch(*plans, learners, order)
+            return self._graphs.epoch(*self._training_plans(), self._learners(), order)
         step = self.training_step()
         total = torch.zeros(len(self), device=self.device, dtype=torch.float64)
         for index in order:
@@ -530,9 +519,7 @@ class Population:
         if committed:
             kept = life.at(SeedStage.FOSSILIZED)
             life = replace(life, alpha=torch.where(kept, life.alpha, 0.0))
-        nothing = torch.zeros(0, dtype=torch.int64)
-        rows = counterfactual_rows(life, nothing, torch.zeros(0, life.shape[1], dtype=torch.bool))
-        return self._score(split, rows)
+        return self._score(split, base_rows(life))
 
     @torch.no_grad()
     def counterfactual(
@@ -563,9 +550,7 @@ class Population:
     @torch.no_grad()
     def flow(self) -> Tensor:
         """[N, S, K]: statistics of what reaches each slot, on validation data."""
-        nothing = torch.zeros(0, dtype=torch.int64)
-        none = torch.zeros(0, len(self.specs), dtype=torch.bool)
-        plan = self._plan(counterfactual_rows(self.lifecycle, nothing, none))
+        plan = self._plan(base_rows(self.lifecycle)).to(self.device)
         weights = cast_weights(self.pools, self.config.compute_dtype)
         inputs = as_inputs(self.feed.first_samples("validation", FLOW_SAMPLES), weights)
         found: list[Tensor] = []
@@ -575,7 +560,7 @@ class Population:
     def _score(self, split: str, rows: PassRows) -> SplitScores:
         if split not in SPLITS:
             raise UnknownNameError.of("split", split, SPLITS)
-        plan = self._plan(rows)
+        plan = self._plan(rows).to(self.device)
         weights = cast_weights(self.pools, self.config.compute_dtype)
         count = len(rows.environment)
         loss = torch.zeros(count, device=self.device, dtype=torch.float64)

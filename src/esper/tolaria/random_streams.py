@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import DataError
+from esper.leyline.settings import COUNT, require
 from esper.leyline.streams import derive_seed
 
 # The constants and shifts of splitmix64 (Steele, Lea and Flood, 2014), as signed numbers.
@@ -51,8 +52,7 @@ def keys(
     `step` is one number for all, or one for each environment, [N]. More are drawn by a larger
     `count`, which leaves the first ones as they are.
     """
-    if count < 1:
-        raise DataError("A random stream gives at least one number", given=count)
+    require("How many numbers a random stream gives", count, COUNT, error=DataError)
     rows = fold(seeds.to(device), purpose, step)
     positions = _mix(torch.arange(count, device=rows.device) * GOLDEN)
     return _mix(rows[:, None] + positions)
@@ -88,12 +88,8 @@ def orders(
     fresh one, so a step does not repeat a sample. Where more are needed than there are samples,
     every step has fresh permutations, one after the other.
     """
-    if samples < 1 or needed < 1:
-        raise DataError(
-            "There is nothing to put in order",
-            given=f"{samples} samples, {needed} needed",
-            valid="at least 1 each",
-        )
+    require("The number of samples to put in order", samples, COUNT, error=DataError)
+    require("The number of samples needed", needed, COUNT, error=DataError)
     steps_in_one = max(1, samples // needed)
     turn, place = step // steps_in_one, step % steps_in_one
     cycles = -(-needed // samples)

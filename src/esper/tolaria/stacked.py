@@ -15,13 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Attend, Replace, Rescale, ScalarGate, Transposed
-from esper.kasmina.layers import (
-    NORM_EPSILON,
-    ChannelNorm,
-    GroupNorm,
-    SelfAttention,
-    TokenLinear,
-)
+from esper.kasmina.layers import NORM_EPSILON, ChannelNorm, GroupNorm, SelfAttention, TokenLinear
 
 Params = Mapping[str, Tensor]  # name -> [N, ...]
 Form = Callable[[Params, Tensor], Tensor]  # stacked parameters, [N, B, ...] -> [N, B, ...]

@@ -1,7 +1,7 @@
 """Tasks: what is learned from which data, by which host, at what cost and for how long."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
-from esper.leyline.slots import SlotSpec
+from esper.leyline.settings import COUNT, NOT_NEGATIVE, POSITIVE, require_settings
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.corpus import corpus_splits, read_corpus
 from esper.tolaria.data.image_sets import FASHION_MNIST, MNIST, cifar10, digits, idx_splits
@@ -74,19 +74,15 @@ class Task:
             )
         if self.host not in HOSTS:
             raise UnknownNameError.of("host", self.host, HOSTS)
-        counts = (self.batch_size, self.batches_per_epoch, self.episode_length)
-        if min(counts) < 1 or not self.budget >= 0 or not self.learning_rate > 0:
-            raise EsperError(
-                f"Task {self.name!r} has impossible settings",
-                given=f"batch_size {self.batch_size}, batches_per_epoch {self.batches_per_epoch}, "
-                f"episode_length {self.episode_length}, budget {self.budget}, "
-                f"learning_rate {self.learning_rate}",
-                valid="at least 1 sample, batch and epoch, budget >= 0, learning_rate > 0",
-            )
-
-    @property
-    def samples_per_epoch(self) -> int:
-        return self.batch_size * self.batches_per_epoch
+        require_settings(
+            self,
+            f"Task {self.name!r} is impossible:",
+            batch_size=COUNT,
+            batches_per_epoch=COUNT,
+            episode_length=COUNT,
+            budget=NOT_NEGATIVE,
+            learning_rate=POSITIVE,
+        )
 
     def build_host(self) -> SegmentedHost:
         """A new host; its weights come from torch's current random stream."""
@@ -98,10 +94,6 @@ class Task:
                 given=error,
                 fix=self._advice(),
             ) from error
-
-    def slot_specs(self) -> tuple[SlotSpec, ...]:
-        """The slots that the host offers."""
-        return self._sketch().slot_specs()
 
     def budget_params(self) -> int:
         """Parameters that may exist in seeds at most."""
@@ -228,13 +220,10 @@ STDLIB_LIMIT = 2_000_000  # bytes: more than an episode reads
 def mnist1d(seed: int, train_samples: int = MNIST1D_SAMPLES["train"]) -> Splits:
     """Generated data: another seed has other samples in all three splits."""
 
-    def split(name: str, samples: int) -> Split:
-        return Split(
-            *generate(Mnist1dConfig(samples=samples, seed=derive_seed(seed, "data", name)))
-        )
-
-    sizes = MNIST1D_SAMPLES | {"train": train_samples}
-    splits = {name: split(name, samples) for name, samples in sizes.items()}
+    splits = {}
+    for name, samples in (MNIST1D_SAMPLES | {"train": train_samples}).items():
+        config = Mnist1dConfig(samples=samples, seed=derive_seed(seed, "data", name))
+        splits[name] = Split(*generate(config))
     return Splits(**splits, classes=CLASSES, origin=f"generated MNIST-1D, seed {seed}")
 
 
@@ -243,33 +232,37 @@ def stdlib(seed: int) -> Splits:
     return corpus_splits(read_corpus(), context=STDLIB_CONTEXT, limit=STDLIB_LIMIT, seed=seed)
 
 
-register_task(
+_FASHION = Task(
+    name="fashion_mnist",
+    summary="Clothes of 28×28 points, from IDX files; a small convolutional host.",
+    load=partial(idx_splits, FASHION_MNIST),
+    host="conv2d",
+    host_sizes={"channels_in": 1, "size": 28, "widths": (8, 16, 32)},
+    batch_size=100,
+    batches_per_epoch=100,
+    learning_rate=1e-2,
+)
+for _preset in (
     Task(
         name="mnist1d",
         summary="Ten glyphs on a line, generated; a small 1-D convolutional host.",
         load=mnist1d,
         host="conv1d",
-    )
-)
-register_task(
+    ),
     Task(
         name="mnist1d_mlp",
         summary="The same glyphs; a small dense host.",
         load=mnist1d,
         host="mlp",
         budget=3.0,  # room for the largest dense seed, once
-    )
-)
-register_task(
+    ),
     Task(
         name="digits",
         summary="Handwritten digits of 8×8 points, shipped; a small convolutional host.",
         load=digits,
         host="conv2d",
         host_sizes={"channels_in": 1, "size": 8, "widths": (4, 8, 8)},
-    )
-)
-register_task(
+    ),
     Task(
         name="stdlib",
         summary="The next byte of Python's own library; a small transformer.",
@@ -279,34 +272,14 @@ register_task(
         loss=LossKind.TOKEN_CROSS_ENTROPY,
         batch_size=16,
         learning_rate=2e-3,
-    )
-)
-_GREY = {"channels_in": 1, "size": 28, "widths": (8, 16, 32)}
-register_task(
-    Task(
-        name="fashion_mnist",
-        summary="Clothes of 28×28 points, from IDX files; a small convolutional host.",
-        load=partial(idx_splits, FASHION_MNIST),
-        host="conv2d",
-        host_sizes=_GREY,
-        batch_size=100,
-        batches_per_epoch=100,
-        learning_rate=1e-2,
-    )
-)
-register_task(
-    Task(
+    ),
+    _FASHION,
+    replace(
+        _FASHION,
         name="mnist",
         summary="Handwritten digits of 28×28 points, from IDX files; a small convolutional host.",
         load=partial(idx_splits, MNIST),
-        host="conv2d",
-        host_sizes=_GREY,
-        batch_size=100,
-        batches_per_epoch=100,
-        learning_rate=1e-2,
-    )
-)
-register_task(
+    ),
     Task(
         name="cifar10",
         summary="Photographs of 32×32 points, from CIFAR-10's binary files; a convolutional host.",
@@ -316,5 +289,6 @@ register_task(
         batches_per_epoch=351,  # one pass over 45,000 images
         learning_rate=2e-3,
         augmentation=Augmentation(shift=4, flip=True),
-    )
-)
+    ),
+):
+    register_task(_preset)

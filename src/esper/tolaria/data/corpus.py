@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from esper.leyline.errors import DataError
+from esper.leyline.settings import COUNT, require
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.splits import Split, Splits
 
@@ -25,16 +26,8 @@ SHARES = {"test": 0.1, "validation": 0.1, "train": 0.8}  # of the bytes
 END_OF_FILE = b"\0"
 # Tests, other people's packages, and generated tables, many of which are nearly copies of one
 # another: in two splits they would test memory.
-SKIPPED_FOLDERS = {
-    "test",
-    "tests",
-    "idlelib",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "encodings",
-    "pydoc_data",
-}
+SKIPPED_FOLDERS = {"test", "tests", "idlelib", "encodings", "pydoc_data"}
+SKIPPED_FOLDERS |= {"site-packages", "dist-packages", "__pycache__"}
 # What a machine or a distribution writes for itself.
 SKIPPED_PREFIXES = ("config-", "_sysconfigdata", "sitecustomize", "usercustomize")
 
@@ -75,12 +68,8 @@ def corpus_splits(corpus: Corpus, *, context: int, limit: int, seed: int) -> Spl
 
     Files are taken in an order of chance. The test files do not depend on the seed.
     """
-    if context < 1 or limit < 1:
-        raise DataError(
-            "Impossible windows",
-            given=f"context {context}, limit {limit}",
-            valid="at least 1 byte each",
-        )
+    require("Impossible windows: 'context' in bytes", context, COUNT, error=DataError)
+    require("Impossible windows: 'limit' in bytes", limit, COUNT, error=DataError)
     total = min(limit, corpus.size)
     waiting = sorted(corpus.files, key=lambda file: derive_seed("test files", file[0]))
     splits = {}
@@ -96,11 +85,8 @@ def corpus_splits(corpus: Corpus, *, context: int, limit: int, seed: int) -> Spl
 def _source_files(home: Path) -> Iterator[str]:
     """Paths relative to `home`, with forward slashes."""
     for folder, inside, names in os.walk(home):
-        inside[:] = [
-            name
-            for name in inside
-            if name not in SKIPPED_FOLDERS and not name.startswith(SKIPPED_PREFIXES)
-        ]
+        wanted = [name for name in inside if not name.startswith(SKIPPED_PREFIXES)]
+        inside[:] = [name for name in wanted if name not in SKIPPED_FOLDERS]
         for name in names:
             if name.endswith(".py") and not name.startswith(SKIPPED_PREFIXES):
                 yield (Path(folder) / name).relative_to(home).as_posix()

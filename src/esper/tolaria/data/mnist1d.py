@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.leyline.errors import DataError
+from esper.leyline.settings import COUNT, NOT_NEGATIVE, POSITIVE, WHOLE, Range, require_settings
 
 CLASSES = 10
 TEMPLATES = (
@@ -50,22 +51,14 @@ class Mnist1dConfig:
     shuffle: bool = False  # permute the positions, the same way in every sample
 
     def __post_init__(self) -> None:
+        numbers = ("scale", "shear", "correlated_noise", "independent_noise")
+        ranges = {"samples": COUNT, "length": Range(2, whole=True), "max_translation": WHOLE}
+        ranges |= {"noise_width": POSITIVE, **dict.fromkeys(numbers, NOT_NEGATIVE)}
+        whose = "Impossible MNIST-1D configuration:"
+        require_settings(self, whose, error=DataError, **ranges)
         low, high = self.padding
-        sizes = (self.scale, self.shear, self.correlated_noise, self.independent_noise)
-        if (
-            self.samples < 1
-            or self.length < 2
-            or not 0 <= low <= high
-            or self.max_translation < 0
-            or self.noise_width <= 0
-            or min(sizes) < 0
-        ):
-            raise DataError(
-                "Impossible MNIST-1D configuration",
-                given=self,
-                valid="samples >= 1, length >= 2, 0 <= fewest <= most padding, noise_width > 0, "
-                "nothing negative",
-            )
+        if not 0 <= low <= high:
+            raise DataError(f"{whose} 'padding'", given=self.padding, valid="0 <= fewest <= most")
 
     @property
     def line(self) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from esper.leyline.errors import DataError
+from esper.leyline.settings import COUNT, require
 from esper.leyline.streams import derive_seed
 
 VALIDATION_SHARE = 0.15
@@ -51,12 +52,11 @@ class Splits:
     origin: str  # where the data comes from, in words, with its hash where it has one
 
     def __post_init__(self) -> None:
-        if self.classes < 1:
-            raise DataError("Data needs classes", given=self.classes, valid="at least 1")
+        require("The number of classes", self.classes, COUNT, error=DataError)
         for name, split in self.named().items():
             _check_split(name, split, self.classes)
-        for (first, a), (second, b) in combinations(self.named().items(), 2):
-            _check_pair(first, a, second, b)
+        for one, other in combinations(self.named().items(), 2):
+            _check_pair(*one, *other)
 
     @classmethod
     def from_tensors(
@@ -239,11 +239,11 @@ def _check_form(name: str, split: Split) -> None:
         valid = "at least one sample in each of train, validation and test"
         raise DataError(f"The {name} split is empty", given=list(inputs.shape), valid=valid)
     if labels.device != inputs.device:
-        given, fix = (
-            f"inputs on {inputs.device}, labels on {labels.device}",
-            "move both to one device",
+        raise DataError(
+            f"The {name} split lies on two devices",
+            given=f"inputs on {inputs.device}, labels on {labels.device}",
+            fix="move both to one device",
         )
-        raise DataError(f"The {name} split lies on two devices", given=given, fix=fix)
 
 
 def _check_split(name: str, split: Split, classes: int) -> None:
