@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.constants import STORED_LOG_PROB_TOLERANCE, STORED_LOG_PROB_TOLERANCE_TF32
-from esper.simic.agent import PPOAgent, PPOConfig, RolloutError, collect
+from esper.simic.agent import NonFiniteError, PPOAgent, PPOConfig, RolloutError, collect
 from esper.tamiyo import InvalidStateMachineError
 from tests.simic.toys import Noise
 
@@ -158,6 +158,34 @@ def test_cuda_agents_are_saved_and_go_on(tmp_path_factory: pytest.TempPathFactor
         assert torch.equal(weights(again), weights(agent))
         roll_out(again, world)
         again.update()
+
+
+def test_cuda_reports_the_peak_memory_of_the_update_alone() -> None:
+    agent, world = make("cuda", replace(CONFIG, strict=False))
+    roll_out(agent, world)
+    before = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    del before
+    assert 0 < agent.update()["peak_memory_bytes"] < 2**28
+
+
+def test_cuda_update_refuses_what_is_not_finite_and_takes_no_step_into_it() -> None:
+    agent, world = make("cuda", replace(CONFIG, strict=False))
+    roll_out(agent, world)
+    agent.update()
+    roll_out(agent, world)
+    agent.buffer["rewards"][3, 5] = torch.nan
+    agent.finish(world.reset())
+    before = weights(agent)
+    with pytest.raises(NonFiniteError, match="rewards of environment 3, step 5"):
+        agent.update()
+    assert torch.equal(weights(agent), before)
+    wild, other = make("cuda", replace(CONFIG, strict=False, learning_rate=1e30))
+    roll_out(wild, other)
+    with pytest.raises(NonFiniteError, match="optimiser step 2"):
+        wild.update()
+    assert bool(weights(wild).isfinite().all())
+    steps = {float(state["step"]) for state in wild.optimizer.state_dict()["state"].values()}
+    assert steps == {1.0}
 
 
 def test_bf16_on_cuda_stays_within_its_tolerance() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, distributed
 from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.constants import KL_STOP_FACTOR
 from esper.simic.agent import (
+    NonFiniteError,
     PPOAgent,
     PPOConfig,
     Processes,
@@ -142,6 +143,18 @@ def findings(rank: int, processes: Processes) -> dict[str, Any]:
         except (StoredLogProbError, RolloutError) as error:
             found["refusals"].append(type(error).__name__)
     found["untouched"] = torch.equal(before, wrong.network.lstm.weight_hh_l0)
+
+    broken = divided(filled(BASE), processes)
+    state = {name: tensor.clone() for name, tensor in broken.network.state_dict().items()}
+    if rank == 1:
+        broken.buffer["rewards"][0, 2] = torch.nan
+    broken.buffer.compute_advantages_and_returns(torch.zeros(broken.buffer.envs))
+    try:
+        broken.update()
+    except (NonFiniteError, ProcessesError) as error:
+        found["refusals"].append(type(error).__name__)
+    after = broken.network.state_dict()
+    found["untouched"] &= all(torch.equal(state[name], after[name]) for name in state)
     return found
 
 
@@ -233,8 +246,9 @@ def test_every_process_starts_from_the_same_weights_and_draws_its_own_numbers(
 def test_what_one_process_refuses_all_of_them_refuse_and_nothing_has_changed(
     together: list[dict[str, Any]],
 ) -> None:
-    for found in together:
-        assert found["refusals"] == [StoredLogProbError.__name__, RolloutError.__name__]
+    for found, last in zip(together, (ProcessesError, NonFiniteError), strict=True):
+        errors = (StoredLogProbError, RolloutError, last)
+        assert found["refusals"] == [error.__name__ for error in errors]
         assert found["untouched"]
 
 

@@ -12,6 +12,7 @@ from esper.leyline import AgreementError, LifecycleOp
 from esper.simic.agent.imitation import Lessons, LessonSettings, learn_lessons, resolved_masks
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_config import PPOConfig
+from esper.simic.agent.rollout_buffer import NonFiniteError
 from esper.simic.training.cohort import Cohort, CohortSettings, MemberSettings, time_only
 from esper.tamiyo.controllers import Arm, Oracle, RandomLegal, SideBySide
 from esper.tamiyo.controllers.schedules import Teacher
@@ -118,6 +119,9 @@ def test_an_apprentice_learns_what_its_teacher_does_from_what_it_sees() -> None:
     assert float((values - lessons.returns).abs().mean()) < 0.2, "the value head learns as well"
     with pytest.raises(AgreementError, match="differ in sequences or time"):
         replace(lessons, valid=valid[:5])
+    with pytest.raises(NonFiniteError, match="loss of a lesson is NaN or infinite"):
+        learn_lessons(agent, lessons, replace(settings, learning_rate=1e30))
+    assert all(bool(value.isfinite().all()) for value in agent.network.state_dict().values())
 
 
 def test_members_have_rows_of_their_own_and_blanked_ones_see_the_time_alone() -> None:
