@@ -34,6 +34,14 @@ def test_a_place_can_be_written_as_text(text: str, target: Target, name: str) ->
     assert target.slot_name == name
 
 
+def test_places_that_were_found_before_keep_their_order_among_others() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    [last] = probe(model, ["2"], torch.randn(4, 6))
+    places = probe(model, ["0", last, Target("1")], torch.randn(4, 6))
+    assert [place.module for place in places] == [model[0], model[2], model[1]]
+    assert places[1] is last
+
+
 def test_a_layout_can_be_written_as_text_and_must_exist() -> None:
     [place] = probe(vision.mlp(), [Target("1", layout="dense")], VECTORS)
     assert place.spec.layout is Layout.DENSE

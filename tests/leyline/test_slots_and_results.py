@@ -80,6 +80,16 @@ def test_a_layouts_permutations_undo_each_other_and_put_the_channels_in_place(
     assert laid_out.permute(spec.to_canonical).shape == canonical.shape
 
 
+@pytest.mark.parametrize("layout", list(Layout))
+def test_a_layout_knows_its_batch_channels_and_extent_in_the_hosts_own_axes(layout: Layout) -> None:
+    axes = {"image": 4, "image_last": 4, "dense": 2}.get(layout.value, 3)
+    shape = list(range(10, 10 + axes))
+    extent = layout.extent(shape)
+    spec = SlotSpec(name="a", layout=layout, channels=shape[layout.channel_axis], extent=extent)
+    canonical = tuple(shape[axis] for axis in spec.to_canonical)
+    assert canonical == spec.canonical_shape(batch=shape[layout.batch_axis])
+
+
 def test_the_mask_value_is_finite_in_half_precision() -> None:
     assert torch.isfinite(torch.tensor(MASK_VALUE, dtype=torch.float16))
 
