@@ -11,7 +11,7 @@ from typing import Any, Union
 
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import EsperError
-from esper.leyline.settings import COUNT, POSITIVE, WHOLE, require_settings
+from esper.leyline.settings import Count, Positive, Whole, require_settings
 
 AUTO = "auto"  # slots, metric: whatever fits
 OPTIMIZER = "AdamW"
@@ -39,11 +39,11 @@ class Budget:
     """
 
     params: str | int | None = None
-    epochs: int | None = None
+    epochs: Count | None = None
 
     def __post_init__(self) -> None:
         self.allowed(0)
-        require_settings(self, "The budget's", error=BudgetError, epochs=COUNT.or_none)
+        require_settings(self, "The budget's", error=BudgetError)
 
     @classmethod
     def of(cls, value: "BudgetLike", epochs: int | None = None) -> "Budget":
@@ -85,16 +85,16 @@ class GrowSettings:
     """As JSON holds them. A loss, metric or optimiser that is code is None: code is not stored."""
 
     budget: str | int | None
-    epochs: int = DEFAULT_EPISODE_LENGTH
+    epochs: Count = DEFAULT_EPISODE_LENGTH
     slots: tuple[Mapping[str, Any], ...] = ()  # places as notes; empty until they are chosen
     blueprints: tuple[str, ...] | None = None  # None: all
     loss: str | None
     metric: str | None = AUTO
     optimizer: str | None = OPTIMIZER
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     scheduled: bool = False  # is there a scheduler?
-    batch_size: int = 64
-    seed: int = 0
+    batch_size: Count = 64
+    seed: Whole = 0
     controller: str = "heuristic"  # by its name
     leader: str | None = None  # the controller as it was asked for; None: an object
     fingerprint: str | None = None  # of what a trained controller has learned
@@ -102,8 +102,7 @@ class GrowSettings:
     origin: Mapping[str, Any] | None = None  # where model and data come from
 
     def __post_init__(self) -> None:
-        ranges = {"epochs": COUNT, "lr": POSITIVE, "batch_size": COUNT, "seed": WHOLE}
-        require_settings(self, "The setting", error=GrowError, **ranges)
+        require_settings(self, "The setting", error=GrowError)
         try:
             json.dumps(self.origin)
         except (TypeError, ValueError) as error:

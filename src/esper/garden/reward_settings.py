@@ -3,15 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from esper.leyline.constants import (
-    DEFAULT_GAMMA,
-    DEFAULT_INTERVENTION_COST,
-    DEFAULT_RENT,
-    DEFAULT_ROLLBACK_PENALTY,
-    DEFAULT_SHAPING_WEIGHT,
-)
+from esper.leyline import constants
 from esper.leyline.errors import AgreementError, UnknownNameError
-from esper.leyline.settings import NOT_NEGATIVE, POSITIVE, SHARE, require_settings
+from esper.leyline.settings import NotNegative, Positive, Share, require_settings
 
 MODES: Mapping[str, tuple[str, ...]] = {
     "shaped": ("objective", "rent", "interventions", "shaping", "rollback"),
@@ -26,25 +20,20 @@ class RewardConfig:
     """What is paid for; saved with every checkpoint."""
 
     mode: str = "shaped"
-    rent: float = DEFAULT_RENT  # points for 100 % of the host's parameters over an episode
-    intervention_cost: float = DEFAULT_INTERVENTION_COST  # points
-    shaping_weight: float = DEFAULT_SHAPING_WEIGHT
-    gamma: float = DEFAULT_GAMMA  # the learner's: with another one shaping does not cancel
-    rollback_penalty: float = DEFAULT_ROLLBACK_PENALTY  # points
+    rent: NotNegative = (
+        constants.DEFAULT_RENT
+    )  # points for 100 % of the host's parameters over an episode
+    intervention_cost: NotNegative = constants.DEFAULT_INTERVENTION_COST  # points
+    shaping_weight: NotNegative = constants.DEFAULT_SHAPING_WEIGHT
+    gamma: Share = (
+        constants.DEFAULT_GAMMA
+    )  # the learner's: with another one shaping does not cancel
+    rollback_penalty: Positive = constants.DEFAULT_ROLLBACK_PENALTY  # points
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UnknownNameError.of("reward mode", self.mode, MODES)
-        require_settings(
-            self,
-            "The reward's setting",
-            error=AgreementError,
-            rent=NOT_NEGATIVE,
-            intervention_cost=NOT_NEGATIVE,
-            shaping_weight=NOT_NEGATIVE,
-            gamma=SHARE,
-            rollback_penalty=POSITIVE,
-        )
+        require_settings(self, "The reward's setting", error=AgreementError)
 
     def check_budget(self, largest_share: float) -> None:
         """Refuse seeds so large, as a share of the host, that a rollback could save rent."""

@@ -15,28 +15,18 @@ from torch import Tensor
 
 from esper.garden.episodes import Ledger
 from esper.garden.reward_settings import MODES, RewardConfig
-from esper.leyline.constants import (
-    BLENDING_POTENTIAL,
-    DEFAULT_SHAPING_WEIGHT,
-    FOSSILIZED_POTENTIAL,
-    GERMINATED_POTENTIAL,
-    HOLDING_POTENTIAL,
-    MIN_REWARD_SCALE,
-    SCORED_EPOCHS,
-    SHAPING_SHARE,
-    TRAINING_POTENTIAL,
-)
+from esper.leyline import constants
 from esper.leyline.errors import AgreementError
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.stages import SeedStage
 
 _STAGE_POTENTIAL = torch.zeros(len(SeedStage), dtype=torch.float64)
 for _stage, _points in (
-    (SeedStage.GERMINATED, GERMINATED_POTENTIAL),
-    (SeedStage.TRAINING, TRAINING_POTENTIAL),
-    (SeedStage.BLENDING, BLENDING_POTENTIAL),
-    (SeedStage.HOLDING, HOLDING_POTENTIAL),
-    (SeedStage.FOSSILIZED, FOSSILIZED_POTENTIAL),
+    (SeedStage.GERMINATED, constants.GERMINATED_POTENTIAL),
+    (SeedStage.TRAINING, constants.TRAINING_POTENTIAL),
+    (SeedStage.BLENDING, constants.BLENDING_POTENTIAL),
+    (SeedStage.HOLDING, constants.HOLDING_POTENTIAL),
+    (SeedStage.FOSSILIZED, constants.FOSSILIZED_POTENTIAL),
 ):
     _STAGE_POTENTIAL[_stage] = _points
 
@@ -58,7 +48,7 @@ class RewardState:
         hosts = self.lifecycle.shape[0]
         for field in fields(self):
             value = getattr(self, field.name)
-            shape = (hosts, SCORED_EPOCHS) if field.name == "committed_gain" else (hosts,)
+            shape = (hosts, constants.SCORED_EPOCHS) if field.name == "committed_gain" else (hosts,)
             if isinstance(value, Tensor) and tuple(value.shape) != shape:
                 raise AgreementError(
                     f"{field.name!r} of a reward state has the wrong shape",
@@ -75,7 +65,7 @@ class RewardState:
         """
         lived = ledger.lived.clone()
         scored = lived - ledger.rolled_back.long()
-        places = scored[:, None] + torch.arange(-SCORED_EPOCHS, 0)  # [N, K]
+        places = scored[:, None] + torch.arange(-constants.SCORED_EPOCHS, 0)  # [N, K]
         gains = (ledger.committed - control).gather(1, places.clamp(min=0))
         current = ledger.at(ledger.current - control, scored - 1)
         return cls(
@@ -154,7 +144,7 @@ def rewards(
     )
 
 
-def potential(state: RewardState, weight: float = DEFAULT_SHAPING_WEIGHT) -> Tensor:
+def potential(state: RewardState, weight: float = constants.DEFAULT_SHAPING_WEIGHT) -> Tensor:
     """[N] points: how far along a state is; 0 where an episode begins and where it is over.
 
     A share of what the score would still rise to if the network stayed as it is, which is not
@@ -163,13 +153,13 @@ def potential(state: RewardState, weight: float = DEFAULT_SHAPING_WEIGHT) -> Ten
     promise = (state.current_gain - state.objective).clamp(min=0.0)
     # Whole numbers are counted first, so that the order of the slots does not change a bit.
     stages = torch.nn.functional.one_hot(state.lifecycle.stage, len(SeedStage)).sum(1).double()
-    points = SHAPING_SHARE * promise + stages @ _STAGE_POTENTIAL
+    points = constants.SHAPING_SHARE * promise + stages @ _STAGE_POTENTIAL
     return (weight * points).masked_fill((state.epoch == 0) | state.ended, 0.0)
 
 
 def reward_scale(best_net_gain: Tensor) -> Tensor:
     """What rewards of a family are divided by, from the net gain of its best known arm."""
-    return best_net_gain.double().clamp(min=MIN_REWARD_SCALE)
+    return best_net_gain.double().clamp(min=constants.MIN_REWARD_SCALE)
 
 
 def _check(before: RewardState, after: RewardState, scale: Tensor) -> None:

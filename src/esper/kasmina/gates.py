@@ -10,23 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.leyline import constants
 from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.constants import (
-    DEFAULT_BLEND_TEMPO,
-    DEFAULT_EMBARGO,
-    DEFAULT_MAX_LOSS_RISE,
-    DEFAULT_MIN_CONTRIBUTION,
-    DEFAULT_MIN_GRADIENT,
-    DEFAULT_MIN_HOLDING_EPOCHS,
-    DEFAULT_MIN_TRAINING_EPOCHS,
-    DEFAULT_PRUNE_TEMPO,
-)
 from esper.leyline.errors import AgreementError, GateRefusedError, UnknownNameError
 from esper.leyline.heads import HEADS, ActionSpace
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.ops import Blend, LifecycleOp
-from esper.leyline.settings import COUNT, WHOLE, require_settings
+from esper.leyline.settings import Count, Whole, require_settings
 from esper.leyline.slots import require_agreement
 from esper.leyline.stages import LIVING_STAGES, SeedStage
 
@@ -39,27 +30,18 @@ UNLIMITED = torch.iinfo(torch.int64).max
 class GateRules:
     """How strict the gates are. None turns a measured condition off."""
 
-    blend_tempo: int = DEFAULT_BLEND_TEMPO
-    prune_tempo: int = DEFAULT_PRUNE_TEMPO
-    embargo: int = DEFAULT_EMBARGO
-    min_host_epochs: int = 0  # that a host trains alone before anything is planted
-    min_training_epochs: int = DEFAULT_MIN_TRAINING_EPOCHS
-    min_holding_epochs: int = DEFAULT_MIN_HOLDING_EPOCHS
-    min_gradient: float | None = DEFAULT_MIN_GRADIENT
-    min_contribution: float | None = DEFAULT_MIN_CONTRIBUTION
-    max_loss_rise: float | None = DEFAULT_MAX_LOSS_RISE
+    blend_tempo: Count = constants.DEFAULT_BLEND_TEMPO
+    prune_tempo: Count = constants.DEFAULT_PRUNE_TEMPO
+    embargo: Whole = constants.DEFAULT_EMBARGO
+    min_host_epochs: Whole = 0  # that a host trains alone before anything is planted
+    min_training_epochs: Whole = constants.DEFAULT_MIN_TRAINING_EPOCHS
+    min_holding_epochs: Whole = constants.DEFAULT_MIN_HOLDING_EPOCHS
+    min_gradient: float | None = constants.DEFAULT_MIN_GRADIENT
+    min_contribution: float | None = constants.DEFAULT_MIN_CONTRIBUTION
+    max_loss_rise: float | None = constants.DEFAULT_MAX_LOSS_RISE
 
     def __post_init__(self) -> None:
-        require_settings(
-            self,
-            "gate rule",
-            blend_tempo=COUNT,
-            prune_tempo=COUNT,
-            embargo=WHOLE,
-            min_host_epochs=WHOLE,
-            min_training_epochs=WHOLE,
-            min_holding_epochs=WHOLE,
-        )
+        require_settings(self, "The gates' rule")
 
     @classmethod
     def unmeasured(cls) -> "GateRules":

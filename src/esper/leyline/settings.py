@@ -3,7 +3,8 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from functools import lru_cache
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 
@@ -49,6 +50,14 @@ POSITIVE = Range(least=0, open_=True)
 NOT_NEGATIVE = Range(least=0)
 SHARE = Range(least=0, most=1)
 
+# Types of fields that `require_settings` checks.
+Finite = Annotated[float, Range()]
+Count = Annotated[int, COUNT]
+Whole = Annotated[int, WHOLE]
+Positive = Annotated[float, POSITIVE]
+NotNegative = Annotated[float, NOT_NEGATIVE]
+Share = Annotated[float, SHARE]
+
 
 def require(
     what: str, value: object, range_: Range, *, error: type[EsperError] = EsperError
@@ -61,9 +70,23 @@ def require(
 def require_settings(
     owner: object, whose: str, *, error: type[EsperError] = EsperError, **ranges: Range
 ) -> None:
-    """Refuse an object whose fields are outside their ranges: for `__post_init__`."""
-    for name, range_ in ranges.items():
+    """Refuse an object whose fields are outside the ranges of their types, or outside those given
+    here by name: for `__post_init__`."""
+    for name, range_ in (_annotated_ranges(type(owner)) | ranges).items():  # type: ignore[arg-type]
         require(f"{whose} {name!r}", getattr(owner, name), range_, error=error)
+
+
+@lru_cache
+def _annotated_ranges(kind: type) -> dict[str, Range]:
+    """The ranges in a class's annotations: those of `Count`, `Share | None` and the like."""
+    found = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        optional = type(None) in get_args(hint)
+        for option in get_args(hint) if optional else (hint,):
+            for mark in getattr(option, "__metadata__", ()):
+                if isinstance(mark, Range):
+                    found[name] = mark.or_none if optional else mark
+    return found
 
 
 def filled(base: T, given: Mapping[str, Any], what: str) -> T:

@@ -12,13 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from esper.leyline.constants import (
-    DEFAULT_LSTM_HIDDEN_DIM,
-    DEFAULT_LSTM_LAYERS,
-    MASK_VALUE,
-    MIN_RETURN_SCALE,
-    RETURN_SCALE_DECAY,
-)
+from esper.leyline import constants
 from esper.leyline.errors import AgreementError
 from esper.leyline.heads import ActionSpace
 from esper.leyline.legality import Legality
@@ -82,8 +76,8 @@ class FactoredRecurrentActorCritic(nn.Module):
         self,
         space: ActionSpace,
         state_dim: int,
-        lstm_hidden_dim: int = DEFAULT_LSTM_HIDDEN_DIM,
-        lstm_layers: int = DEFAULT_LSTM_LAYERS,
+        lstm_hidden_dim: int = constants.DEFAULT_LSTM_HIDDEN_DIM,
+        lstm_layers: int = constants.DEFAULT_LSTM_LAYERS,
     ) -> None:
         super().__init__()
         if min(state_dim, lstm_layers) < 1 or lstm_hidden_dim < 2:
@@ -163,7 +157,7 @@ class FactoredRecurrentActorCritic(nn.Module):
             memory = run_sequences(self.lstm, features, hidden, starts)
         memory = self.memory_norm(memory)
         logits = [
-            pad(head(memory), (0, max(self.space.sizes) - size), value=MASK_VALUE)
+            pad(head(memory), (0, max(self.space.sizes) - size), value=constants.MASK_VALUE)
             for head, size in zip(self.heads, self.space.sizes, strict=True)
         ]
         values = self.value_head(memory)[..., 0].float() * self.return_scale
@@ -233,9 +227,13 @@ class FactoredRecurrentActorCritic(nn.Module):
         squares = returns.double().masked_fill(~valid, 0.0).square().sum()
         total = summed(torch.stack((squares, valid.sum().double())))
         square = total[0] / total[1].clamp(min=1)
-        self.return_weight.lerp_(torch.ones_like(self.return_weight), 1 - RETURN_SCALE_DECAY)
-        self.return_moment.lerp_(square, 1 - RETURN_SCALE_DECAY)
-        scale = (self.return_moment / self.return_weight).sqrt().clamp(min=MIN_RETURN_SCALE)
+        self.return_weight.lerp_(
+            torch.ones_like(self.return_weight), 1 - constants.RETURN_SCALE_DECAY
+        )
+        self.return_moment.lerp_(square, 1 - constants.RETURN_SCALE_DECAY)
+        scale = (
+            (self.return_moment / self.return_weight).sqrt().clamp(min=constants.MIN_RETURN_SCALE)
+        )
         ratio = self.return_scale / scale.to(self.return_scale)
         last = self.value_head[-1]
         assert isinstance(last, nn.Linear)

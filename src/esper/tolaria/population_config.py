@@ -16,7 +16,7 @@ from esper.kasmina.isolation import Isolation
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.ops import Blend
-from esper.leyline.settings import NOT_NEGATIVE, WHOLE, require, require_settings
+from esper.leyline.settings import NotNegative, Whole, require_settings
 from esper.tolaria.optimisers import AdamW, RowOptimiser
 from esper.tolaria.plan import PoolKey
 
@@ -28,12 +28,12 @@ COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 class PopulationConfig:
     """How a population trains. Each environment may be given rates of its own later."""
 
-    rate: float = 3e-3
-    decay: float = 0.0
+    rate: NotNegative = 3e-3
+    decay: NotNegative = 0.0
     optimiser: RowOptimiser = field(default_factory=AdamW)
     isolation: Isolation = Isolation.DUAL_PASS
     rules: GateRules = field(default_factory=GateRules)
-    budget: int | None = None
+    budget: Whole | None = None  # parameters
     blueprints: tuple[str, ...] | None = None
     dtype: torch.dtype = torch.float32
     compute_dtype: torch.dtype | None = None  # bfloat16: weights are cast once per pass
@@ -44,8 +44,7 @@ class PopulationConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "isolation", Isolation.named(self.isolation))
-        require_settings(self, "A population's", rate=NOT_NEGATIVE, decay=NOT_NEGATIVE)
-        require("A budget of parameters", self.budget, WHOLE.or_none)
+        require_settings(self, "A population's")
         if self.compile_mode is not None:
             if self.compiler != "inductor":
                 raise EsperError(

@@ -14,11 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.archive import ArchiveError, read_archive, write_archive
-from esper.leyline.constants import (
-    DEFAULT_EPISODE_LENGTH,
-    DEFAULT_LSTM_HIDDEN_DIM,
-    DEFAULT_LSTM_LAYERS,
-)
+from esper.leyline import constants
 from esper.leyline.errors import AgreementError, EsperError
 from esper.leyline.heads import ActionSpace
 from esper.leyline.legality import Legality
@@ -84,11 +80,11 @@ class PPOAgent:
         space: ActionSpace,
         state_dim: int,
         envs: int,
-        steps: int = DEFAULT_EPISODE_LENGTH,
+        steps: int = constants.DEFAULT_EPISODE_LENGTH,
         config: PPOConfig | None = None,
         *,
-        lstm_hidden_dim: int = DEFAULT_LSTM_HIDDEN_DIM,
-        lstm_layers: int = DEFAULT_LSTM_LAYERS,
+        lstm_hidden_dim: int = constants.DEFAULT_LSTM_HIDDEN_DIM,
+        lstm_layers: int = constants.DEFAULT_LSTM_LAYERS,
         seed: int = 0,
         device: torch.device | str = "cpu",
         processes: Processes = ALONE,

@@ -4,28 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from esper.leyline.constants import (
-    DEFAULT_ADAM_EPS,
-    DEFAULT_CLIP_RATIO,
-    DEFAULT_ENTROPY_COEF,
-    DEFAULT_GAE_LAMBDA,
-    DEFAULT_GAMMA,
-    DEFAULT_LEARNING_RATE,
-    DEFAULT_MAX_GRAD_NORM,
-    DEFAULT_MINIBATCHES,
-    DEFAULT_PPO_EPOCHS,
-    DEFAULT_TARGET_KL,
-    DEFAULT_VALUE_CLIP,
-    DEFAULT_VALUE_COEF,
-    DEFAULT_VALUE_WEIGHT_DECAY,
-)
+from esper.leyline import constants
 from esper.leyline.errors import AgreementError, UnknownNameError
 from esper.leyline.settings import (
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
     SHARE,
-    Range,
+    Count,
+    Finite,
+    NotNegative,
+    Positive,
+    Share,
     require,
     require_settings,
 )
@@ -38,20 +25,20 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 class PPOConfig:
     """Settings of the learner; saved with every checkpoint."""
 
-    gamma: float = DEFAULT_GAMMA
-    gae_lambda: float = DEFAULT_GAE_LAMBDA
-    clip_ratio: float = DEFAULT_CLIP_RATIO
-    value_clip: float = DEFAULT_VALUE_CLIP  # in units of the running return scale
-    value_coef: float = DEFAULT_VALUE_COEF
-    value_weight_decay: float = DEFAULT_VALUE_WEIGHT_DECAY
-    entropy_coef: float = DEFAULT_ENTROPY_COEF  # divided among the heads
+    gamma: Share = constants.DEFAULT_GAMMA
+    gae_lambda: Share = constants.DEFAULT_GAE_LAMBDA
+    clip_ratio: Positive = constants.DEFAULT_CLIP_RATIO
+    value_clip: Positive = constants.DEFAULT_VALUE_CLIP  # in units of the running return scale
+    value_coef: NotNegative = constants.DEFAULT_VALUE_COEF
+    value_weight_decay: NotNegative = constants.DEFAULT_VALUE_WEIGHT_DECAY
+    entropy_coef: Finite = constants.DEFAULT_ENTROPY_COEF  # divided among the heads
     entropy_targets: Mapping[str, float] = field(default_factory=dict)  # by head, 0 to 1
-    learning_rate: float = DEFAULT_LEARNING_RATE
-    adam_eps: float = DEFAULT_ADAM_EPS
-    max_grad_norm: float = DEFAULT_MAX_GRAD_NORM
-    target_kl: float | None = DEFAULT_TARGET_KL
-    epochs: int = DEFAULT_PPO_EPOCHS
-    minibatches: int = DEFAULT_MINIBATCHES  # per epoch, each of whole sequences
+    learning_rate: Positive = constants.DEFAULT_LEARNING_RATE
+    adam_eps: Positive = constants.DEFAULT_ADAM_EPS
+    max_grad_norm: Positive = constants.DEFAULT_MAX_GRAD_NORM
+    target_kl: Positive | None = constants.DEFAULT_TARGET_KL
+    epochs: Count = constants.DEFAULT_PPO_EPOCHS
+    minibatches: Count = constants.DEFAULT_MINIBATCHES  # per epoch, each of whole sequences
     head_average: HeadAverage = "relevant"  # steps a head's loss is averaged over
     normalize_observations: bool = True
     bf16: bool = False  # autocast
@@ -60,24 +47,7 @@ class PPOConfig:
     strict: bool = False  # raise if stored and recomputed log-probs differ; else it is a metric
 
     def __post_init__(self) -> None:
-        require_settings(
-            self,
-            "The learner's setting",
-            error=AgreementError,
-            gamma=SHARE,
-            gae_lambda=SHARE,
-            clip_ratio=POSITIVE,
-            value_clip=POSITIVE,
-            value_coef=NOT_NEGATIVE,
-            value_weight_decay=NOT_NEGATIVE,
-            entropy_coef=Range(),
-            learning_rate=POSITIVE,
-            adam_eps=POSITIVE,
-            max_grad_norm=POSITIVE,
-            target_kl=POSITIVE.or_none,
-            epochs=COUNT,
-            minibatches=COUNT,
-        )
+        require_settings(self, "The learner's setting", error=AgreementError)
         for head, target in self.entropy_targets.items():
             require(f"The entropy target of {head!r}", target, SHARE, error=AgreementError)
         for what, name, known in (

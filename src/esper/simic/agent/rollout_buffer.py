@@ -9,13 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from esper.leyline.constants import (
-    DEFAULT_EPISODE_LENGTH,
-    DEFAULT_GAE_LAMBDA,
-    DEFAULT_GAMMA,
-    DEFAULT_LSTM_HIDDEN_DIM,
-    DEFAULT_LSTM_LAYERS,
-)
+from esper.leyline import constants
 from esper.leyline.errors import EsperError
 from esper.leyline.heads import CANONICAL_ACTION, ActionSpace
 from esper.simic.agent.advantages import generalised_advantages, mattered, normalised
@@ -60,9 +54,9 @@ class TamiyoRolloutBuffer:
         space: ActionSpace,
         state_dim: int,
         envs: int,
-        steps: int = DEFAULT_EPISODE_LENGTH,
-        lstm_hidden_dim: int = DEFAULT_LSTM_HIDDEN_DIM,
-        lstm_layers: int = DEFAULT_LSTM_LAYERS,
+        steps: int = constants.DEFAULT_EPISODE_LENGTH,
+        lstm_hidden_dim: int = constants.DEFAULT_LSTM_HIDDEN_DIM,
+        lstm_layers: int = constants.DEFAULT_LSTM_LAYERS,
         device: torch.device | str = "cpu",
     ) -> None:
         if min(envs, steps) < 1:
@@ -226,8 +220,8 @@ class TamiyoRolloutBuffer:
     def compute_advantages_and_returns(
         self,
         last_values: Tensor,
-        gamma: float = DEFAULT_GAMMA,
-        gae_lambda: float = DEFAULT_GAE_LAMBDA,
+        gamma: float = constants.DEFAULT_GAMMA,
+        gae_lambda: float = constants.DEFAULT_GAE_LAMBDA,
     ) -> None:
         """Estimate advantages; `last_values` [E] is what follows each environment's last step."""
         self._check_one("last_values", last_values, (self.envs,), torch.float32)

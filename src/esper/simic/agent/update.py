@@ -14,15 +14,7 @@ from typing import NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from esper.leyline.constants import (
-    DEFAULT_ENTROPY_TARGET,
-    HEAD_COUNT_FLOOR,
-    KL_STOP_FACTOR,
-    LOG_RATIO_CLAMP,
-    STORED_LOG_PROB_TOLERANCE,
-    STORED_LOG_PROB_TOLERANCE_BF16,
-    STORED_LOG_PROB_TOLERANCE_TF32,
-)
+from esper.leyline import constants
 from esper.leyline.errors import EsperError
 from esper.leyline.heads import ActionSpace
 from esper.leyline.results import HeadGradientNorms, HeadUpdateMetrics, PerHead, PPOUpdateMetrics
@@ -85,7 +77,7 @@ def step_counts(batch: SequenceBatch) -> Tensor:
 def shares(step_counts: Tensor, config: PPOConfig) -> Shares:
     """Weights from the counts [H + 1] of a batch; a floor lets a lone step weigh little."""
     counts, steps = step_counts[:-1], step_counts[-1].clamp(min=1)
-    floored = counts.clamp(min=1).maximum(steps * HEAD_COUNT_FLOOR)
+    floored = counts.clamp(min=1).maximum(steps * constants.HEAD_COUNT_FLOOR)
     per_head = floored if config.head_average == "relevant" else steps.expand_as(counts)
     return Shares(1.0 / per_head, 1.0 / steps)
 
@@ -105,7 +97,9 @@ def entropy_coefficients(
     kept = torch.stack((entropies.masked_fill(~matters, 0.0), matters.to(entropies)))
     total = processes.sum_(kept.sum((1, 2)))  # [2, H]
     mean = total[0] / total[1].clamp(min=1)
-    targets = [config.entropy_targets.get(name, DEFAULT_ENTROPY_TARGET) for name in space.names]
+    targets = [
+        config.entropy_targets.get(name, constants.DEFAULT_ENTROPY_TARGET) for name in space.names
+    ]
     below = mean < torch.tensor(targets).to(mean.device, non_blocking=True)
     return below * (config.entropy_coef / len(space))
 
@@ -124,7 +118,7 @@ def ppo_terms(
     """
     closed = ~batch.matters
     log_ratio = (evaluation.log_probs - batch.log_probs).masked_fill(closed, 0.0)
-    log_ratio = log_ratio.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+    log_ratio = log_ratio.clamp(-constants.LOG_RATIO_CLAMP, constants.LOG_RATIO_CLAMP)
     ratio = log_ratio.exp()
     near = ratio.clamp(1 - config.clip_ratio, 1 + config.clip_ratio)
     advantages = credited(batch.advantages, batch.actions[..., 0], space)
@@ -198,11 +192,11 @@ def precision(config: PPOConfig, device: torch.device) -> AbstractContextManager
 def tolerance(config: PPOConfig, device: torch.device) -> float:
     """How far stored and recomputed log-probs may be apart in the precision that is in use."""
     if config.bf16:
-        return STORED_LOG_PROB_TOLERANCE_BF16
+        return constants.STORED_LOG_PROB_TOLERANCE_BF16
     backends = torch.backends
     if device.type == "cuda" and (backends.cudnn.allow_tf32 or backends.cuda.matmul.allow_tf32):
-        return STORED_LOG_PROB_TOLERANCE_TF32
-    return STORED_LOG_PROB_TOLERANCE
+        return constants.STORED_LOG_PROB_TOLERANCE_TF32
+    return constants.STORED_LOG_PROB_TOLERANCE
 
 
 def fetched(tensor: Tensor) -> list[float]:
@@ -362,7 +356,7 @@ class Update:
         if limit is None:
             return False
         (kl,) = fetched(self.processes.sum_(terms.kl.sum()[None]))
-        return kl > KL_STOP_FACTOR * limit
+        return kl > constants.KL_STOP_FACTOR * limit
 
     def _clip_gradients(self) -> Tensor:
         """[H + 2]: the gradients' norms before clipping, of every head, the value head and all."""

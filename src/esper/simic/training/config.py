@@ -7,13 +7,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from esper.archive.files import as_toml, read_toml
 from esper.garden.reward_settings import RewardConfig
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
-from esper.leyline.settings import COUNT, NOT_NEGATIVE, WHOLE, Range, filled, require_settings
+from esper.leyline.settings import (
+    Count,
+    Finite,
+    NotNegative,
+    Range,
+    Whole,
+    filled,
+    require_settings,
+)
 from esper.simic.agent.ppo_config import PPOConfig
 
 DEVICES = ("cpu", "cuda")
@@ -26,15 +34,15 @@ MOST_CASES = 100_000  # far below the seeds of atlases, selection and evaluation
 class EvaluationConfig:
     """How a controller is judged while it learns: greedily, on cases it never trains on."""
 
-    every: int = 5
+    every: Count = 5
     """rounds between evaluations"""
-    seeds: int = 2
+    seeds: Count = 2
     """cases of every context"""
     baselines: tuple[str, ...] = ("random", "heuristic")
     """controllers that are played once on the same cases, for comparison"""
 
     def __post_init__(self) -> None:
-        require_settings(self, "The evaluation's setting", every=COUNT, seeds=COUNT)
+        require_settings(self, "The evaluation's setting")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,56 +51,42 @@ class TrainConfig:
 
     suite: str = "garden"
     """garden, garden_mlp, or the path of a suite in TOML"""
-    rounds: int = 200
+    rounds: Count = 200
     """in each round every environment plays one episode, then the controller learns"""
-    envs: int = 64
+    envs: Count = 64
     """environments, over all processes"""
     seed: int = 0
     """every random number follows from it"""
-    cases: int = 8
+    cases: Annotated[int, Range(least=1, most=MOST_CASES, whole=True)] = 8
     """different cases of every context that training draws from"""
-    horizon: int = DEFAULT_EPISODE_LENGTH
+    horizon: Count = DEFAULT_EPISODE_LENGTH
     """epochs of an episode"""
     device: str = "cpu"
     """cpu or cuda"""
     deterministic: bool = False
     """on cuda, the same run twice is the same to the bit, but slower; on a cpu it always is"""
-    processes: int = 1
+    processes: Count = 1
     """processes that learn together, one for each core; only on the CPU"""
-    lstm: int = DEFAULT_LSTM_HIDDEN_DIM
+    lstm: Count = DEFAULT_LSTM_HIDDEN_DIM
     """size of the controller's memory"""
-    patience: float = DEFAULT_PATIENCE
+    patience: Finite = DEFAULT_PATIENCE
     """how reluctant an untrained controller is to prune, as a logarithm of odds"""
-    final_entropy: float = 0.005
+    final_entropy: NotNegative = 0.005
     """the entropy bonus falls from that of `ppo` to this over the run"""
-    final_rate: float = DEFAULT_FINAL_RATE
+    final_rate: Annotated[float, Range(least=0, most=1, open_=True)] = DEFAULT_FINAL_RATE
     """the learning rate falls to this share of that of `ppo` over the run"""
-    checkpoint_every: int = 5
+    checkpoint_every: Count = 5
     """rounds between checkpoints"""
     tensorboard: bool = False
     """write curves for TensorBoard too, into RUN/tensorboard; needs the extra of that name"""
-    watched: int = 16
+    watched: Whole = 16
     """environments whose observations are kept in the telemetry"""
     reward: RewardConfig = field(default_factory=RewardConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
-        require_settings(
-            self,
-            "The run's setting",
-            rounds=COUNT,
-            envs=COUNT,
-            horizon=COUNT,
-            processes=COUNT,
-            lstm=COUNT,
-            cases=Range(least=1, most=MOST_CASES, whole=True),
-            checkpoint_every=COUNT,
-            watched=WHOLE,
-            patience=Range(),
-            final_entropy=NOT_NEGATIVE,
-            final_rate=Range(least=0, most=1, open_=True),
-        )
+        require_settings(self, "The run's setting")
         self._check_processes()
         if self.reward.gamma != self.ppo.gamma:
             raise EsperError(

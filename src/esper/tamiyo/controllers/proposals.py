@@ -10,12 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.leyline.constants import (
-    DEFAULT_BLEND_TEMPO,
-    DEFAULT_MIN_HOLDING_EPOCHS,
-    DEFAULT_MIN_TRAINING_EPOCHS,
-    SCORED_EPOCHS,
-)
+from esper.leyline import constants
 from esper.leyline.heads import CANONICAL_ACTION
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.ops import Blend, LifecycleOp
@@ -95,22 +90,22 @@ def first_plant(where: Tensor, wanted: Tensor, places: Tensor, blend: Blend) -> 
     return Proposal(where & wanted.any(1), LifecycleOp.GERMINATE, slot, blueprint, int(blend))
 
 
-def epochs_to_permanence(blend: Blend, train: int = DEFAULT_MIN_TRAINING_EPOCHS) -> int:
+def epochs_to_permanence(blend: Blend, train: int = constants.DEFAULT_MIN_TRAINING_EPOCHS) -> int:
     """Epochs from planting to the first decision at which a seed can be made permanent."""
     if blend is Blend.IMMEDIATE:
-        return DEFAULT_MIN_HOLDING_EPOCHS
+        return constants.DEFAULT_MIN_HOLDING_EPOCHS
     # The first epoch of blending already moves alpha, hence one less than the tempo.
-    return train + DEFAULT_BLEND_TEMPO - 1 + DEFAULT_MIN_HOLDING_EPOCHS
+    return train + constants.DEFAULT_BLEND_TEMPO - 1 + constants.DEFAULT_MIN_HOLDING_EPOCHS
 
 
 def in_time(signals: Signals, epochs: Tensor | int) -> Tensor:
     """[N] bool: could something that takes `epochs` still be permanent for the scored epochs?"""
-    return signals.lifecycle.epoch + epochs <= signals.horizon - SCORED_EPOCHS
+    return signals.lifecycle.epoch + epochs <= signals.horizon - constants.SCORED_EPOCHS
 
 
 def closing(signals: Signals) -> Tensor:
     """[N] bool: are only the scored epochs left? What is not permanent now counts for less."""
-    return signals.horizon - signals.lifecycle.epoch <= SCORED_EPOCHS
+    return signals.horizon - signals.lifecycle.epoch <= constants.SCORED_EPOCHS
 
 
 def youngest(signals: Signals) -> Tensor:

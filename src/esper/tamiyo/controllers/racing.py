@@ -15,7 +15,7 @@ from esper.leyline.constants import DEFAULT_RENT, SCORED_EPOCHS
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.ops import Blend, LifecycleOp
-from esper.leyline.settings import COUNT, WHOLE, require_settings
+from esper.leyline.settings import Count, Whole, require_settings
 from esper.leyline.signals import Signals
 from esper.leyline.stages import LIVING_STAGES, SeedStage
 from esper.tamiyo.controllers.proposals import (
@@ -43,26 +43,19 @@ _RESTING = (SeedStage.PRUNED, SeedStage.EMBARGOED, SeedStage.RESETTING)
 class RaceConfig:
     places: tuple[str, ...] = EVERYWHERE  # the candidates; unless in turns, the first in each slot
     turns: bool = False  # one after the other: the first above the threshold wins
-    first: int = 1  # epoch of the first planting
-    spacing: int = 1  # epochs between two plantings; of no meaning in turns
-    epochs: int = 7  # over which a candidate is measured
+    first: Whole = 1  # epoch of the first planting
+    spacing: Count = 1  # epochs between two plantings; of no meaning in turns
+    epochs: Count = 7  # over which a candidate is measured
     measure: str = "contribution"  # by leaving it out; or the gain in accuracy since its planting
     threshold: float = 1.0  # points a winner must be worth, after rent
     rent: float = DEFAULT_RENT  # points per 100 % of the host's parameters
-    keep: int = 1  # how many may win
+    keep: Count = 1  # how many may win
 
     def __post_init__(self) -> None:
         require_places(self.places)
         if self.measure not in MEASURES:
             raise UnknownNameError.of("measure of controller 'race'", self.measure, MEASURES)
-        require_settings(
-            self,
-            "In controller 'race' setting",
-            first=WHOLE,
-            spacing=COUNT,
-            epochs=COUNT,
-            keep=COUNT,
-        )
+        require_settings(self, "In controller 'race' setting")
 
 
 @dataclass

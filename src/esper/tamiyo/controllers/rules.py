@@ -10,8 +10,8 @@ head.
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from esper.leyline.constants import DEFAULT_MIN_TRAINING_EPOCHS, DEFAULT_RENT
 from esper.leyline.errors import EsperError
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.ops import Blend, LifecycleOp
-from esper.leyline.settings import COUNT, SHARE, WHOLE, Range, require_settings
+from esper.leyline.settings import Count, Range, Share, Whole, require_settings
 from esper.leyline.signals import SIGNAL_WINDOW, Signals
 from esper.leyline.stages import LIVING_STAGES, SeedStage
 from esper.tamiyo.controllers.proposals import (
@@ -63,10 +63,7 @@ class RandomLegal(OwnSettings):
     """Any legal action: first the op, then each other head among what is open to it."""
 
     kind: ClassVar[str] = "random"
-    rate: float | None = None  # chance of not waiting; None: every legal op is equally likely
-
-    def __post_init__(self) -> None:
-        require_settings(self, "In controller 'random' setting", rate=SHARE.or_none)
+    rate: Share | None = None  # chance of not waiting; None: every legal op is equally likely
 
     def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
         space = legality.space
@@ -106,7 +103,8 @@ def relative_losses(signals: Signals) -> tuple[Tensor, Tensor]:
     return train / guessing, (validation - train) / guessing
 
 
-MOST_PATIENCE = SIGNAL_WINDOW - 1  # epochs that signals remember
+_REMEMBERED = Range(0, SIGNAL_WINDOW - 1, whole=True)  # epochs of accuracy that signals hold
+Patience = Annotated[int, _REMEMBERED]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,19 +113,13 @@ class _Trigger(OwnSettings):
 
     places: tuple[str, ...] = EVERYWHERE  # slot/blueprint in order; * for any
     blend: Blend = Blend.IMMEDIATE
-    train: int = DEFAULT_MIN_TRAINING_EPOCHS  # epochs in isolation, unless immediate
-    first: int = 3  # no planting before this epoch
-    seeds: int | None = None  # at most so many in an episode; None: one in every slot
+    train: Count = DEFAULT_MIN_TRAINING_EPOCHS  # epochs in isolation, unless immediate
+    first: Whole = 3  # no planting before this epoch
+    seeds: Count | None = None  # at most so many in an episode; None: one in every slot
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_places(self.places)
-        require_settings(
-            self,
-            f"In controller {self.kind!r} setting",
-            train=COUNT,
-            first=WHOLE,
-            seeds=COUNT.or_none,
-        )
 
     def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
         find_places(self.places, catalogue)
@@ -167,11 +159,7 @@ class Periodic(_Trigger):
     """Plants the next of its places every so many epochs."""
 
     kind: ClassVar[str] = "periodic"
-    every: int = 6
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_settings(self, f"In controller {self.kind!r} setting", every=COUNT)
+    every: Count = 6
 
     def _ready(self, signals: Signals) -> Tensor:
         return youngest(signals) >= self.every
@@ -182,13 +170,8 @@ class Plateau(_Trigger):
     """Plants when validation accuracy has stopped rising."""
 
     kind: ClassVar[str] = "plateau"
-    patience: int = 3  # epochs without a rise, and between two plantings
+    patience: Annotated[int, replace(_REMEMBERED, least=1)] = 3  # epochs without a rise, and apart
     delta: float = 1.0  # points that count as a rise
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        patience = Range(least=1, most=MOST_PATIENCE, whole=True)
-        require_settings(self, f"In controller {self.kind!r} setting", patience=patience)
 
     def _ready(self, signals: Signals) -> Tensor:
         still = plateaued(signals.validation_accuracy, self.patience, self.delta)
@@ -205,11 +188,7 @@ class Gap(_Trigger):
     kind: ClassVar[str] = "gap"
     most_gap: float = 0.1  # validation minus training loss, in units of guessing
     least_loss: float = 0.3  # training loss, in units of guessing
-    spacing: int = 4  # epochs between two plantings
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_settings(self, f"In controller {self.kind!r} setting", spacing=COUNT)
+    spacing: Count = 4  # epochs between two plantings
 
     def _ready(self, signals: Signals) -> Tensor:
         train, gap = relative_losses(signals)
@@ -224,34 +203,24 @@ class HeuristicConfig:
     # Where and how to plant
     places: tuple[str, ...] = EVERYWHERE  # slot/blueprint in order of preference; * for any
     blend: Blend = Blend.IMMEDIATE
-    train: int = DEFAULT_MIN_TRAINING_EPOCHS  # epochs in isolation, unless immediate
+    train: Count = DEFAULT_MIN_TRAINING_EPOCHS  # epochs in isolation, unless immediate
     # When to plant
-    first: int = 2  # no planting before this epoch
-    spacing: int = 2  # epochs between two plantings
-    patience: int = 2  # epochs without a rise of accuracy; 0: plant without a plateau
+    first: Whole = 2  # no planting before this epoch
+    spacing: Count = 2  # epochs between two plantings
+    patience: Patience = 2  # epochs without a rise of accuracy; 0: plant without a plateau
     delta: float = 2.0  # points that count as a rise
     most_gap: float | None = None  # no planting above this gap of losses, in units of guessing
-    together: int = 1  # seeds on trial at once
-    seeds: int | None = None  # at most so many kept and on trial; None: one in every slot
+    together: Count = 1  # seeds on trial at once
+    seeds: Count | None = None  # at most so many kept and on trial; None: one in every slot
     # What to keep
-    probation: int = 3  # epochs in HOLDING before a seed may be kept
+    probation: Count = 3  # epochs in HOLDING before a seed may be kept
     trial: int = 6  # epochs in HOLDING after which a seed that is not worth it is pruned
     margin: float = 0.5  # points of contribution that a seed must be worth
     rent: float = DEFAULT_RENT  # and as many more per 100 % of the host's parameters
 
     def __post_init__(self) -> None:
         require_places(self.places)
-        require_settings(
-            self,
-            "In controller 'heuristic' setting",
-            patience=Range(least=0, most=MOST_PATIENCE, whole=True),
-            train=COUNT,
-            first=WHOLE,
-            spacing=COUNT,
-            together=COUNT,
-            probation=COUNT,
-            seeds=COUNT.or_none,
-        )
+        require_settings(self, "In controller 'heuristic' setting")
         if self.trial < self.probation:
             raise EsperError(
                 "The trial of controller 'heuristic' ends before its probation",

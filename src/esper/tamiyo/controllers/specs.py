@@ -26,7 +26,7 @@ from esper.leyline.constants import DEFAULT_MIN_TRAINING_EPOCHS
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.ops import Blend
-from esper.leyline.settings import COUNT, WHOLE, require_settings
+from esper.leyline.settings import Count, Whole, require_settings
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.proposals import epochs_to_permanence
 
@@ -122,6 +122,9 @@ class OwnSettings(ABC):
     kind: ClassVar[str]
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
+    def __post_init__(self) -> None:
+        require_settings(self, f"In controller {self.kind!r} setting")
+
     @property
     def name(self) -> str:
         return spec_of(self.kind, self)
@@ -143,13 +146,12 @@ class Arm:
     slot: str
     blueprint: str
     blend: str = DEFAULT_ARM_BLEND
-    epoch: int = DEFAULT_ARM_EPOCH  # planted at the decision after that many epochs
-    train: int = DEFAULT_MIN_TRAINING_EPOCHS  # in isolation, unless the blend is immediate
+    epoch: Whole = DEFAULT_ARM_EPOCH  # planted at the decision after that many epochs
+    train: Count = DEFAULT_MIN_TRAINING_EPOCHS  # in isolation, unless the blend is immediate
 
     def __post_init__(self) -> None:
         Blend.named(self.blend)
-        whose = f"Arm {self.slot}/{self.blueprint}'s"
-        require_settings(self, whose, epoch=WHOLE, train=COUNT)
+        require_settings(self, f"Arm {self.slot}/{self.blueprint}'s")
 
     def __str__(self) -> str:
         return f"{self.slot}/{self.blueprint}/{self.blend}@{self.epoch}"
