@@ -184,7 +184,7 @@ class GrowingModel(SlottedModel):
                 given=type(optimizer).__name__,
                 fix="pass the optimiser itself, before a scheduler is made",
             )
-        if optimizer not in self._optimizers:  # `optimizer` tracks what it makes
+        if optimizer not in self.optimizers:  # `optimizer` tracks what it makes
             super().track(optimizer)
             self.watch.follow(optimizer)
 

@@ -115,11 +115,13 @@ class StageChange:
     before: str
     after: str
     cause: str
+    reason: str = ""  # why its gate was open
 
     @classmethod
     def by(cls, record: TransitionRecord, catalogue: BlueprintCatalogue) -> "StageChange":
         slot = catalogue.slots.names[record.slot]
-        return cls(slot, record.before.name, record.after.name, str(record.cause))
+        stages = record.before.name, record.after.name
+        return cls(slot, *stages, record.cause, record.reason)
 
     @classmethod
     def of(cls, note: "Mapping[str, Any] | str") -> "StageChange":
