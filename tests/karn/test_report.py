@@ -325,9 +325,9 @@ def test_many_rounds_are_averaged_in_bins() -> None:
 
 
 def test_below_and_between_are_said_as_they_are() -> None:
-    learned = [Score(1, 0.0, -0.1, 0.1, 12)]
+    learned = [Score(1, 0.0, (-0.1, 0.1))]
     facts = Facts(
-        path=Path("run"), learned=learned, baselines={"heuristic": Score(0, 0.5, 0.4, 0.6, 12)}
+        path=Path("run"), learned=learned, baselines={"heuristic": Score(0, 0.5, (0.4, 0.6))}
     )
     assert "clearly below the heuristic" in headline(facts)
     assert "not distinguishable from never growing" in headline(facts)

@@ -3,7 +3,6 @@
 Shapes: `N` environments, `H` heads, `A` actions of the largest head, `F` features.
 """
 
-import sys
 import time
 from pathlib import Path
 
@@ -134,7 +133,3 @@ def write_until_killed(path: Path) -> None:
                 time.sleep(0.0002)
             assert hub.commit(number)
             print(number, flush=True)
-
-
-if __name__ == "__main__":
-    write_until_killed(Path(sys.argv[1]))

@@ -2,26 +2,27 @@
 
 import random
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from esper.nissa import RunReader, RunStore
-from tests.nissa import runs
+from tests import programs
 from tests.nissa.runs import ENVS, LAYOUT, STEPS, a_round
 
 KILLS = 20
+WRITER = """
+import sys
+from pathlib import Path
+from tests.nissa.runs import write_until_killed
+write_until_killed(Path(sys.argv[1]))
+"""
 
 
 def killed_after(path: Path, seconds: float) -> int:
     """Start a writer, kill it after it was ready for `seconds`; the last round it told of."""
-    writer = subprocess.Popen(
-        [sys.executable, runs.__file__, str(path)], stdout=subprocess.PIPE, text=True
-    )
-    assert writer.stdout is not None
+    writer = programs.start(WRITER, path)
     assert writer.stdout.readline() == "ready\n"
     time.sleep(seconds)
     writer.kill()

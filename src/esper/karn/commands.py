@@ -26,6 +26,22 @@ Data = Annotated[str, tyro.conf.arg(metavar="DATA")]
 Amount = Annotated[str, tyro.conf.arg(metavar="+15%|5000|none")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfRun:
+    """What commands about a run have in common."""
+
+    path: Run
+    """the directory of the run"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfSuite:
+    """What commands of the garden have in common."""
+
+    suite: Name = "garden"
+    """garden, garden_mlp, or the path of a suite in TOML"""
+
+
 # --- training a controller ------------------------------------------------------------------------
 
 
@@ -112,12 +128,10 @@ class Demo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resume:
+class Resume(OfRun):
     """Go on with a run of esper train or esper grow that was stopped or killed, or of esper train
     that was given more rounds."""
 
-    path: Run
-    """the directory of the run"""
     quiet: bool = False
     """say nothing but errors and how it ended"""
     json: Path | None = None
@@ -262,11 +276,8 @@ class Runs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show:
+class Show(OfRun):
     """Show what a run has come to: evaluations, the last update, anomalies; or what grew."""
-
-    path: Run
-    """the directory of the run"""
 
     def run(self) -> None:
         from esper.karn.grow_commands import is_growth, show_growth
@@ -279,11 +290,9 @@ class Show:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Events:
+class Events(OfRun):
     """Ask a run's telemetry anything, read-only, also while it is written; or export it."""
 
-    path: Run
-    """the directory of the run"""
     sql: str | None = None
     """a query, for example: select kind, count(*) from events group by kind"""
     export: Path | None = None
@@ -296,11 +305,9 @@ class Events:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteReport:
+class WriteReport(OfRun):
     """Write pictures of a run and one self-contained page; of esper grow, the report in words."""
 
-    path: Run
-    """the directory of the run"""
     out: Path | None = None
     """where to; by default RUN/report"""
 
@@ -320,11 +327,8 @@ class WriteReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tasks:
+class Tasks(OfSuite):
     """List the contexts of a suite, with the score of never growing and the best known gain."""
-
-    suite: Name = "garden"
-    """garden, garden_mlp, or the path of a suite in TOML"""
 
     def run(self) -> None:
         from esper.karn.garden_commands import show_tasks
@@ -333,13 +337,11 @@ class Tasks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureAtlas:
+class MeasureAtlas(OfSuite):
     """Measure what every single seed gains in every context of a suite, or show what is known.
 
     An arm is a slot, a blueprint, a blend and an epoch; all arms are played on several seeds."""
 
-    suite: Name = "garden"
-    """garden, garden_mlp, or the path of a suite in TOML"""
     show: bool = False
     """print the stored atlas; measure nothing"""
     out: Path | None = None
@@ -364,7 +366,7 @@ class MeasureAtlas:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(OfSuite):
     """Play controllers on the same cases and compare them on test data.
 
     Interrupt it at any time: with the same --out it goes on where it was."""
@@ -377,13 +379,12 @@ class Evaluate:
     """never, random, heuristic, periodic, plateau, gap, race, best_constant, oracle,
     fixed:slot=early,blueprint=conv,..., or the directory of a run"""
     suite: Name = "garden_mlp"
-    """garden, garden_mlp, or the path of a suite in TOML"""
     group: Name = "training"
     """training, or a group of held-out contexts: task, host, lesion"""
     seeds: int = 4
     """cases of every context"""
     rent: float = DEFAULT_RENT
-    """points for 100 %% of the host's parameters over a whole episode"""
+    """points for 100 % of the host's parameters over a whole episode"""
     out: Path | None = None
     """file for every episode's result, one line of JSON each"""
     rows: int = 64

@@ -25,12 +25,8 @@ from esper.simic.training import (
 )
 from esper.tolaria.tasks import find_task, task_names
 
-PACKAGES = {
-    "torch": "",
-    "numpy": "",
-    "safetensors": "",
-    "tyro": "",
-    "rich": "",
+NEEDED = ("torch", "numpy", "safetensors", "tyro", "rich")
+EXTRAS = {
     "gymnasium": "gym",
     "matplotlib": "report",
     "tensorboard": "tensorboard",
@@ -44,10 +40,11 @@ def examine() -> None:
     table = Table(box=None, show_header=False)
     table.add_row("esper", __version__)
     table.add_row("python", f"{platform.python_version()} on {platform.platform()}")
-    for name, extra in PACKAGES.items():
+    for name in (*NEEDED, *EXTRAS):
         try:
             table.add_row(name, version(name))
         except PackageNotFoundError:
+            extra = EXTRAS.get(name)
             fix = f"pip install 'esper-ml[{extra}]'" if extra else "missing: install esper anew"
             table.add_row(name, escape(f"not installed ({fix})"))
     threads = os.environ.get("OMP_NUM_THREADS")

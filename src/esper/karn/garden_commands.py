@@ -16,7 +16,7 @@ from esper.garden.atlas import shipped_atlas
 from esper.garden.controller_choice import controller_of
 from esper.garden.evaluation import Standing
 from esper.karn import commands
-from esper.karn.terminal import progress, table_of, wide_console, write_flat
+from esper.karn.terminal import flat_estimate, progress, table_of, wide_console, write_flat
 from esper.kasmina.blueprints import build_catalogue, find_blueprint
 from esper.kasmina.hosts import build_host
 from esper.leyline.catalogue import NOT_APPLICABLE
@@ -179,11 +179,8 @@ def run_evaluation(options: commands.Evaluate) -> None:
 def standing_figures(lines: list[Standing]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for line in lines:
-        for name in ("score", "gain"):
-            estimate = getattr(line, name)
-            figures[f"{line.controller}.{name}"] = estimate.value
-            figures[f"{line.controller}.{name}_lo"] = estimate.low
-            figures[f"{line.controller}.{name}_hi"] = estimate.high
+        figures |= flat_estimate(f"{line.controller}.score", line.score)
+        figures |= flat_estimate(f"{line.controller}.gain", line.gain)
         for name in ("harmful", "added", "interventions", "rollbacks", "episodes"):
             figures[f"{line.controller}.{name}"] = getattr(line, name)
     return figures

@@ -50,7 +50,7 @@ def start_growing(command: Grow) -> None:
     )
     origin = {
         "model": absolute(command.model),
-        "data": absolute(command.data) if ":" in command.data else _data_origin(command.data),
+        "data": absolute(command.data),
         "flat": command.flat,
         "samples": command.samples,
         "seed": command.seed,
@@ -251,11 +251,6 @@ def _device(name: str) -> torch.device:
             valid="cpu" + (", cuda" if torch.cuda.is_available() else ""),
         ) from error
     return device
-
-
-def _data_origin(text: str) -> str:
-    """A file's whole path; a name stays a name."""
-    return str(Path(text).resolve()) if Path(text).is_file() else text
 
 
 def _watched(

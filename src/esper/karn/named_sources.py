@@ -37,9 +37,11 @@ class CodeError(EsperError):
 
 
 def absolute(text: str) -> str:
-    """`file.py:name` with the whole path, so that it means the same from anywhere."""
+    """`file.py:name` or a file with its whole path, so that it means the same from anywhere."""
     file, colon, name = text.rpartition(":")
-    return f"{Path(file).resolve()}:{name}" if colon else text
+    if colon:
+        return f"{Path(file).resolve()}:{name}"
+    return str(Path(text).resolve()) if Path(text).is_file() else text
 
 
 def load_named(text: str, what: str) -> object:

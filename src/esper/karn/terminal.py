@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from esper.garden.statistics import Estimate
 from esper.leyline.errors import DataError
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -88,6 +89,11 @@ def require_writable(file: Path | None) -> None:
     """Say at once that a file cannot be written, not after hours."""
     if file is not None and (file.is_dir() or not file.parent.is_dir()):
         raise DataError(f"{file} cannot be written", valid="a file in a directory that exists")
+
+
+def flat_estimate(name: str, estimate: Estimate) -> dict[str, float]:
+    """A number and its interval, under names of their own."""
+    return {name: estimate.value, f"{name}_lo": estimate.low, f"{name}_hi": estimate.high}
 
 
 def write_flat(path: Path | None, figures: Mapping[str, float]) -> None:

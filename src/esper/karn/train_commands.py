@@ -24,7 +24,7 @@ from esper.garden.statistics import Estimate
 from esper.karn.commands import RUNS, Demo
 from esper.karn.garden_commands import print_standings, standing_figures
 from esper.karn.report import write_report
-from esper.karn.terminal import progress, require_writable, write_flat
+from esper.karn.terminal import flat_estimate, progress, require_writable, write_flat
 from esper.leyline.stages import SeedStage
 from esper.nissa import RunReader
 from esper.simic.training import (
@@ -172,11 +172,8 @@ def figures_of(path: Path) -> dict[str, float]:
     figures: dict[str, float] = {}
     with RunReader(path) as reader:
         for name, line in latest_evaluations(reader).items():
-            figures[f"{name}.round"] = line.round
-            figures[f"{name}.score"] = line.score.value
-            figures[f"{name}.score_lo"] = line.score.low
-            figures[f"{name}.score_hi"] = line.score.high
-            figures[f"{name}.episodes"] = line.episodes
+            figures |= flat_estimate(f"{name}.score", line.score)
+            figures |= {f"{name}.round": line.round, f"{name}.episodes": line.episodes}
         figures["rounds"] = len([each for each in reader.rounds() if each.round > 0])
     return figures
 

@@ -103,7 +103,11 @@ def _tiles(facts: Facts) -> list[dict[str, str]]:
     best, planned = facts.best, facts.setting("rounds")
     scores = {} if best is None else {"best evaluation": best}
     tiles = [
-        {"what": name, "value": signed(score.value), "more": _interval(score)}
+        {
+            "what": name,
+            "value": signed(score.value),
+            "more": f"95 %: {score.spoken_interval}" if score.interval else "no interval",
+        }
         for name, score in (scores | dict(facts.baselines)).items()
     ]
     rounds = f"{facts.last_round:,}" + (f" of {planned:,}" if planned else "")
@@ -113,12 +117,6 @@ def _tiles(facts: Facts) -> list[dict[str, str]]:
         {"what": "rounds", "value": rounds, "more": f"{facts.played:,} episodes"},
         {"what": "training time", "value": time, "more": "with evaluations"},
     ]
-
-
-def _interval(score: Score) -> str:
-    if score.low is None or score.high is None:
-        return "no interval"
-    return f"95 %: [{signed(score.low)}, {signed(score.high)}]"
 
 
 def _section(number: int, section: Section) -> Markup:
@@ -193,7 +191,7 @@ def headline(facts: Facts) -> str:
         f"{_relation(best, score)} {_article(name)} ({score})"
         for name, score in facts.baselines.items()
     ]
-    compared.append(f"{_relation(best, Score(0, 0.0, 0.0, 0.0, None))} never growing (0)")
+    compared.append(f"{_relation(best, Score(0, 0.0, (0.0, 0.0)))} never growing (0)")
     return f"{done} Tamiyo scores {best} at its best, in round {best.round}: {_listed(compared)}."
 
 
@@ -209,7 +207,7 @@ def cautions(facts: Facts) -> list[str]:
                 f"{len(facts.learned)} by the very figure that is shown, which flatters it a "
                 f"little; the latest is {last} (round {last.round})."
             )
-        if best.low is None:
+        if best.interval is None:
             found.append(
                 "There are no intervals: with one case of each context nothing is known about the "
                 "spread. Set evaluation.seeds to 2 or more."
@@ -261,13 +259,11 @@ def _done(facts: Facts) -> str:
 
 def _relation(best: Score, other: Score) -> str:
     """What the intervals allow to say."""
-    if best.low is None or best.high is None or other.low is None or other.high is None:
+    if best.interval is None or other.interval is None:
         return "more than" if best.value > other.value else "not more than"
-    if best.low > other.high:
+    if best.interval[0] > other.interval[1]:
         return "clearly above"
-    if best.high < other.low:
-        return "clearly below"
-    return "not distinguishable from"
+    return "clearly below" if best.interval[1] < other.interval[0] else "not distinguishable from"
 
 
 def _article(name: str) -> str:

@@ -9,7 +9,7 @@ Shapes: `T` steps of an episode.
 import json
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,14 +51,14 @@ class Score(NamedTuple):
 
     round: int
     value: float
-    low: float | None  # None: without an interval, as from one case of each context
-    high: float | None
-    episodes: int | None
+    interval: tuple[float, float] | None = None  # None, as from one case of each context
 
     def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            return signed(self.value)
-        return f"{signed(self.value)} [{signed(self.low)}, {signed(self.high)}]"
+        return signed(self.value) + (f" {self.spoken_interval}" if self.interval else "")
+
+    @property
+    def spoken_interval(self) -> str:
+        return "" if self.interval is None else f"[{', '.join(map(signed, self.interval))}]"
 
 
 class Series(NamedTuple):
@@ -101,8 +101,7 @@ class Facts:
     baselines: Mapping[str, Score] = field(default_factory=dict)
     updates: Mapping[str, Series] = field(default_factory=dict)
     seconds: Mapping[str, Series] = field(default_factory=dict)  # by phase
-    shares: Mapping[str, Shares] = field(default_factory=dict)  # by head
-    planted_in: Shares = field(default_factory=list)  # slots of plantings
+    shares: Mapping[str, Shares] = field(default_factory=dict)  # by head; slots: of plantings
     anomalies: Sequence[Row] = ()
     notes: Sequence[tuple[int, str]] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -166,8 +165,7 @@ class Facts:
 def read_facts(run: Path) -> Facts:
     """Everything; a run that has not begun to tell anything has its settings."""
     folder = run if run.is_dir() else run.parent
-    config = _settings(folder / CONFIG)
-    about = _json(folder / ABOUT)
+    config, about = _read(folder / CONFIG, tomllib.loads), _read(folder / ABOUT, json.loads)
     if config and not file_of(folder).is_file():
         return Facts(path=folder, config=config, about=about)
     with RunReader(run) as reader:
@@ -190,10 +188,7 @@ def read_facts(run: Path) -> Facts:
                 "SELECT substr(name, 9), round, sum(value) FROM samples "
                 "WHERE name LIKE 'seconds\\_%' ESCAPE '\\' GROUP BY round, name ORDER BY round",
             ),
-            shares={
-                head: _whole(reader.action_shares(head), rounds) for head in reader.layout.heads
-            },
-            planted_in=_whole(_planted_in(reader), rounds),
+            shares={head: _shares(reader, head, rounds) for head in reader.layout.heads},
             anomalies=[row for row in reader.anomalies() if row["raised"]],
             notes=reader.notes(),
             dropped=reader.dropped(),
@@ -205,16 +200,10 @@ def read_facts(run: Path) -> Facts:
         )
 
 
-def _settings(path: Path) -> Row:
+def _read(file: Path, parse: Callable[[str], Any]) -> Row:
+    """A file's table; nothing where it is absent or damaged."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _json(path: Path) -> Row:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -253,15 +242,8 @@ def _scores(reader: RunReader) -> tuple[list[Score], dict[str, Score]]:
         if row["context"] == SUMMARY and row["score"] is not None:
             low, high = row["low"], row["high"]
             known = low is not None and high is not None and high > low
-            found[row["controller"]].append(
-                Score(
-                    row["round"],
-                    row["score"],
-                    low if known else None,
-                    high if known else None,
-                    row["episodes"],
-                )
-            )
+            score = Score(row["round"], row["score"], (low, high) if known else None)
+            found[row["controller"]].append(score)
     learned = [name for name, scores in found.items() if scores[-1].round > 0]
     baselines = {name: scores[-1] for name, scores in found.items() if name not in learned}
     return found[learned[0]] if learned else [], baselines
@@ -275,9 +257,10 @@ def _series(reader: RunReader, sql: str) -> dict[str, Series]:
     return dict(found)
 
 
-def _whole(shares: Shares, rounds: Sequence[RoundSummary]) -> Shares:
+def _shares(reader: RunReader, head: str, rounds: Sequence[RoundSummary]) -> Shares:
     """Without the round that is being played: its first steps are not like the others."""
     played = {each.round for each in rounds if each.episodes}
+    shares = _planted_in(reader) if head == "slot" else reader.action_shares(head)
     return [(number, found) for number, found in shares if number in played]
 
 

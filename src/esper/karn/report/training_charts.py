@@ -1,7 +1,7 @@
 """Pictures of training over rounds: the learning curve, decisions, health, and where time goes."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,21 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
-from esper.karn.palette import (
-    BASELINE_COLOURS,
-    BLUE,
-    GREEN,
-    GREY,
-    HEAD_COLOURS,
-    LEARNED_COLOUR,
-    MANY,
-    OP_COLOURS,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VALUE_COLOUR,
-    VERMILION,
-)
+from esper.karn import palette
 from esper.karn.report.run_facts import PHASES, Facts, Series, Shares
 from esper.karn.report.theme import (
     AbsentError,
@@ -47,12 +33,12 @@ _OF_PLANTINGS = ("slot", "blueprint", "blend")
 HEALTH_PANEL = 2.3  # inches
 INSIDE_PLAY = ("step", "decide", "tell")
 PHASE_LOOKS = {  # words and colour
-    "step": ("train hosts", BLUE),
-    "decide": ("decide", SKY),
-    "tell": ("telemetry", PURPLE),
-    "play": ("other play", GREY),  # what is left of it
-    "learn": ("learn", ORANGE),
-    "judge": ("evaluate", GREEN),
+    "step": ("train hosts", palette.BLUE),
+    "decide": ("decide", palette.SKY),
+    "tell": ("telemetry", palette.PURPLE),
+    "play": ("other play", palette.GREY),  # what is left of it
+    "learn": ("learn", palette.ORANGE),
+    "judge": ("evaluate", palette.GREEN),
 }
 
 # Which panel an anomaly belongs to; those that are not here are marked in all of them.
@@ -97,37 +83,33 @@ def _learned(axes: Axes, facts: Facts, theme: Theme) -> None:
     scores, best = facts.learned, facts.best
     if best is None:
         return
-    intervals = [
-        (score.round, score.low, score.high)
-        for score in scores
-        if score.low is not None and score.high is not None
-    ]
+    intervals = [(score.round, *score.interval) for score in scores if score.interval]
     if intervals:
         at, low, high = zip(*intervals, strict=True)
-        axes.fill_between(at, low, high, color=LEARNED_COLOUR, alpha=0.18, lw=0)
+        axes.fill_between(at, low, high, color=palette.LEARNED_COLOUR, alpha=0.18, lw=0)
     if len(intervals) == 1:  # a band of no width is not seen
-        axes.vlines(*intervals[0], color=LEARNED_COLOUR, alpha=0.5)
+        axes.vlines(*intervals[0], color=palette.LEARNED_COLOUR, alpha=0.5)
     rounds, values = [score.round for score in scores], [score.value for score in scores]
     label = "Tamiyo, evaluated" + (" (band: 95 % interval)" if intervals else "")
-    axes.plot(rounds, values, color=LEARNED_COLOUR, marker="o", ms=4.5, lw=2.2, label=label)
+    axes.plot(rounds, values, color=palette.LEARNED_COLOUR, marker="o", ms=4.5, lw=2.2, label=label)
     star: Look = {"marker": "*", "ms": 17, "mec": theme.paper, "mew": 1.4, "zorder": 5}
-    axes.plot(best.round, best.value, color=LEARNED_COLOUR, **star)
+    axes.plot(best.round, best.value, color=palette.LEARNED_COLOUR, **star)
 
 
 def _baselines(axes: Axes, facts: Facts, theme: Theme) -> None:
     """Lines across, their names to the right of the axes, none upon another."""
     lines: list[tuple[float, str, str]] = []
     for (name, score), colour in zip(
-        facts.baselines.items(), BASELINE_COLOURS * len(facts.baselines), strict=False
+        facts.baselines.items(), palette.BASELINE_COLOURS * len(facts.baselines), strict=False
     ):
-        if score.low is not None and score.high is not None:
-            axes.axhspan(score.low, score.high, color=colour, alpha=0.10, lw=0)
+        if score.interval:
+            axes.axhspan(*score.interval, color=colour, alpha=0.10, lw=0)
         axes.axhline(score.value, color=colour, lw=1.6, ls=(0, (5, 2)))
         lines.append((score.value, colour, f"{name} {score}"))
     axes.axhline(0.0, color=theme.ink, lw=1.1, alpha=0.7)
     lines.append((0.0, theme.ink, "never grow 0"))
     if facts.best is not None:
-        lines.append((facts.best.value, LEARNED_COLOUR, f"Tamiyo's best {facts.best}"))
+        lines.append((facts.best.value, palette.LEARNED_COLOUR, f"Tamiyo's best {facts.best}"))
     low, high = axes.get_ylim()
     heights = apart([value for value, _, _ in lines], 0.06 * (high - low))
     for (value, colour, text), height in zip(lines, heights, strict=True):
@@ -140,9 +122,8 @@ def _baselines(axes: Axes, facts: Facts, theme: Theme) -> None:
 
 def _limits(facts: Facts) -> tuple[float, float]:
     """All scores, and of the returns what is not far from them: those stay in the background."""
-    found = [0.0]
-    for score in (*facts.learned, *facts.baselines.values()):
-        found += [each for each in (score.value, score.low, score.high) if each is not None]
+    scores = (*facts.learned, *facts.baselines.values())
+    found = [0.0, *(end for score in scores for end in (score.value, *(score.interval or ())))]
     low, high = min(found), max(found)
     returns = [each.mean_return for each in facts.rounds if each.mean_return is not None]
     if returns:
@@ -158,48 +139,34 @@ def _limits(facts: Facts) -> tuple[float, float]:
 
 def action_shares(facts: Facts, theme: Theme) -> Figure:
     """Areas, stacked: the op over all decisions, what was planted over plantings."""
-    panels = [(head, _shares(facts, head)) for head in facts.shares]
-    panels = [(head, shares) for head, shares in panels if shares]
+    panels: dict[str, Shares] = {}
+    for head, shares in facts.shares.items():
+        some = [(number, found) for number, found in shares if sum(found.values()) > 0]
+        if some:
+            panels[head] = some
     if not panels:
         raise AbsentError("No decision has been recorded yet")
     figure = new_figure(SHARES_PANEL * len(panels) + 0.4)
     rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    for place, (axes, (head, shares)) in enumerate(zip(rows, panels, strict=True)):
+    first, last = (next(iter(panels.values()))[place][0] for place in (0, -1))
+    for axes, (head, shares) in zip(rows, panels.items(), strict=True):
         _stack(axes, shares, _colours(head, shares), theme)
-        axes.set_title(_title(head, first=place == 0))
-        over_rounds(axes, panels[0][1][0][0], panels[0][1][-1][0], label=axes is rows[-1])
-        axes.set_xlim(panels[0][1][0][0] - 0.5, panels[0][1][-1][0] + 0.5)
+        of_what = "plantings" if head in _OF_PLANTINGS else "where it mattered"
+        axes.set_title(f"{head}: share of {'all decisions' if axes is rows[0] else of_what}")
+        over_rounds(axes, first, last, label=axes is rows[-1])
+        axes.set_xlim(first - 0.5, last + 0.5)
     return figure
-
-
-def _shares(facts: Facts, head: str) -> Shares:
-    shares = facts.planted_in if head == "slot" else facts.shares[head]
-    return [(number, found) for number, found in shares if sum(found.values()) > 0]
-
-
-def _title(head: str, *, first: bool) -> str:
-    if first:
-        return f"{head}: share of all decisions"
-    return f"{head}: share of " + ("plantings" if head in _OF_PLANTINGS else "where it mattered")
 
 
 def _stack(axes: Axes, shares: Shares, colours: Mapping[str, str], theme: Theme) -> None:
     """Steps rather than slopes: a round is one number, and may be missing."""
     edges, heights = binned(shares)  # [bins, 2], [actions, bins]
-    names = list(shares[0][1])
     top = np.zeros(len(edges))
-    for name, height in zip(names, heights, strict=True):
+    for name, height in zip(shares[0][1], heights, strict=True):
         bottom, top = top, top + height
-        axes.fill_between(
-            edges.reshape(-1),
-            np.repeat(bottom, 2),
-            np.repeat(top, 2),
-            where=np.repeat(height >= 0, 2),
-            color=colours[name],
-            edgecolor=theme.paper,
-            lw=0.4,
-            label=name,
-        )
+        area = (edges.reshape(-1), np.repeat(bottom, 2), np.repeat(top, 2))
+        look: Look = {"color": colours[name], "edgecolor": theme.paper, "lw": 0.4, "label": name}
+        axes.fill_between(*area, where=np.repeat(height >= 0, 2), **look)
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_yticks([0, 0.5, 1])
@@ -228,19 +195,14 @@ def binned(shares: Shares) -> tuple[np.ndarray, np.ndarray]:
 
 def _colours(head: str, shares: Shares) -> dict[str, str]:
     names = list(shares[0][1])
-    if all(name in OP_COLOURS for name in names):
-        return {name: OP_COLOURS[name] for name in names}
-    if head == "slot":  # slots have an order
-        return dict(zip(names, ordered_colours(len(names)), strict=True))
+    if all(name in palette.OP_COLOURS for name in names):
+        return {name: palette.OP_COLOURS[name] for name in names}
+    if head == "slot":  # slots have an order, from early to late
+        places = np.linspace(0.15, 0.9, len(names)) if len(names) > 1 else np.array([0.5])
+        return dict(zip(names, map(to_hex, colormaps["cividis"](places)), strict=True))
     if head == "blend":
-        return {name: MANY[-2 - place % 6] for place, name in enumerate(names)}
-    return {name: MANY[place % len(MANY)] for place, name in enumerate(names)}
-
-
-def ordered_colours(count: int) -> Sequence[str]:
-    """From early to late."""
-    places = np.linspace(0.15, 0.9, count) if count > 1 else np.array([0.5])
-    return [to_hex(colour) for colour in colormaps["cividis"](places)]
+        return {name: palette.MANY[-2 - place % 6] for place, name in enumerate(names)}
+    return {name: palette.MANY[place % len(palette.MANY)] for place, name in enumerate(names)}
 
 
 # --- health: metrics of updates, findings marked --------------------------------------------------
@@ -276,7 +238,7 @@ def _line(axes: Axes, series: Series | None, **look: Any) -> None:
 
 
 def _kl(axes: Axes, facts: Facts, theme: Theme) -> None:
-    _line(axes, facts.updates.get("kl"), color=BLUE)
+    _line(axes, facts.updates.get("kl"), color=palette.BLUE)
     axes.set_title("KL of an update, nats")
     axes.set_ylim(bottom=0)
     target = facts.setting("ppo", "target_kl")
@@ -289,7 +251,7 @@ def _kl(axes: Axes, facts: Facts, theme: Theme) -> None:
 
 def _variance(axes: Axes, facts: Facts, theme: Theme) -> None:
     series = facts.updates.get("explained_variance")
-    _line(axes, series, color=BLUE)
+    _line(axes, series, color=palette.BLUE)
     axes.axhline(0.0, color=theme.faint, lw=1.0)
     axes.set_title("variance of returns explained by the value (1 is all)")
     lowest = min((value for value in series.values if value == value), default=0) if series else 0
@@ -311,7 +273,8 @@ def _clip(axes: Axes, facts: Facts, theme: Theme) -> None:
 
 def _gradient(axes: Axes, facts: Facts, theme: Theme) -> None:
     _heads(axes, facts, "gradient_norms.heads.{}")
-    _line(axes, facts.updates.get("gradient_norms.value"), color=VALUE_COLOUR, label="value")
+    value = facts.updates.get("gradient_norms.value")
+    _line(axes, value, color=palette.VALUE_COLOUR, label="value")
     axes.set_title("gradient norm by head, before clipping")
     shown = [value for line in axes.get_lines() for value in np.ravel(line.get_ydata())]
     if any(value > 0 for value in shown):
@@ -325,7 +288,7 @@ def _gradient(axes: Axes, facts: Facts, theme: Theme) -> None:
 def _rollbacks(axes: Axes, facts: Facts, theme: Theme) -> None:
     played = [each for each in facts.rounds if each.episodes]
     shares = [each.rolled_back / each.episodes for each in played]
-    axes.bar([each.round for each in played], shares, width=0.9, color=VERMILION)
+    axes.bar([each.round for each in played], shares, width=0.9, color=palette.VERMILION)
     axes.set_title("episodes that were rolled back")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylim(0, max(0.05, 1.1 * max(shares, default=0.0)))
@@ -337,7 +300,7 @@ def _rollbacks(axes: Axes, facts: Facts, theme: Theme) -> None:
 def _heads(axes: Axes, facts: Facts, pattern: str) -> None:
     heads = facts.layout.heads if facts.layout else ()
     for place, head in enumerate(heads):
-        colour = HEAD_COLOURS[place % len(HEAD_COLOURS)]
+        colour = palette.HEAD_COLOURS[place % len(palette.HEAD_COLOURS)]
         _line(axes, facts.updates.get(pattern.format(head)), color=colour, label=head)
     _legend(axes)
 
@@ -352,8 +315,8 @@ def _findings(axes: Axes, panel: str, facts: Facts) -> None:
     on_top: Look = {"transform": axes.get_xaxis_transform(), "clip_on": False}
     for row in facts.anomalies:
         if PANEL_OF_ANOMALY.get(row["name"], panel) == panel:
-            axes.axvline(row["round"], color=VERMILION, lw=1.2, ls=(0, (2, 2)))
-            axes.plot(row["round"], 0.97, marker="v", ms=6, color=VERMILION, **on_top)
+            axes.axvline(row["round"], color=palette.VERMILION, lw=1.2, ls=(0, (2, 2)))
+            axes.plot(row["round"], 0.97, marker="v", ms=6, color=palette.VERMILION, **on_top)
 
 
 # --- time -----------------------------------------------------------------------------------------
