@@ -57,6 +57,13 @@ def test_every_shape_and_setting_comes_back(saved: Path) -> None:
     assert agent.optimizer.state_dict()["state"]
 
 
+def test_settings_that_a_saved_agent_does_not_know_are_the_defaults(saved: Path) -> None:
+    config = dict(read_archive(saved, kind=KIND, version=VERSION).notes["config"])
+    for name in ("compile_mode", "strict"):
+        del config[name]
+    assert PPOAgent.load(rewritten(saved, config=config)).config == PPOConfig(target_kl=None)
+
+
 def test_an_agent_that_never_learned_can_be_saved(tmp_path: Path) -> None:
     fresh = PPOAgent.build(esper_space(), 5, ENVS, STEPS, lstm_hidden_dim=HIDDEN)
     again = PPOAgent.load(fresh.save(tmp_path / "agent"))

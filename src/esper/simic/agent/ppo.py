@@ -35,8 +35,9 @@ from esper.tamiyo.network import FactoredRecurrentActorCritic, reset_hidden, unw
 
 KIND, VERSION = "ppo-agent", 2
 
-# What a saved agent notes of its sizes.
-_SIZES = ("state_dim", "lstm_hidden_dim", "lstm_layers", "envs", "steps", "seed")
+# What a saved agent notes as numbers: the buffer's sizes, which are the network's too, and a seed.
+_SIZES = ("state_dim", "lstm_hidden_dim", "lstm_layers", "envs", "steps")
+_NUMBERS = (*_SIZES, "seed")
 _MOST = {"steps": 2**24}  # of a rollout, which no tensor tells
 
 
@@ -257,17 +258,8 @@ class PPOAgent:
                 valid="an empty buffer",
                 fix="save after update",
             )
-        network, buffer = self.network, self.buffer
-        notes = {
-            "config": asdict(self.config),
-            "space": asdict(self.space),
-            "state_dim": network.state_dim,
-            "lstm_hidden_dim": network.lstm_hidden_dim,
-            "lstm_layers": network.lstm_layers,
-            "envs": buffer.envs,
-            "steps": buffer.steps,
-            "seed": self.seed,
-        }
+        notes = {name: getattr(self.buffer, name) for name in _SIZES}
+        notes |= {"config": asdict(self.config), "space": asdict(self.space), "seed": self.seed}
         return write_archive(path, kind=KIND, version=VERSION, tensors=self._tensors(), notes=notes)
 
     @classmethod
@@ -356,14 +348,14 @@ class PPOAgent:
 
 def _described(notes: Mapping[str, Any]) -> tuple[ActionSpace, PPOConfig, dict[str, int]]:
     """Action space, settings and sizes of a saved agent, each of its own type."""
-    known = {"space", "config", *_SIZES}
+    known = {"space", "config", *_NUMBERS}
     if notes.keys() != known:
         raise LookupError(f"unknown or missing: {', '.join(sorted(notes.keys() ^ known))}")
-    for name in _SIZES:
+    for name in _NUMBERS:
         require(name, notes[name], Range(least=0, most=_MOST.get(name, 2**63 - 1), whole=True))
     settings = {name: NONE if v is None else v for name, v in notes["config"].items()}
     config = filled(PPOConfig(), settings, "setting of the learner")
-    return ActionSpace.from_dict(notes["space"]), config, {name: notes[name] for name in _SIZES}
+    return ActionSpace.from_dict(notes["space"]), config, {name: notes[name] for name in _NUMBERS}
 
 
 def _require_sizes(
