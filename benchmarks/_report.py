@@ -1,14 +1,20 @@
-"""Where benchmarks leave their results: flat JSON, and their table in docs/performance.md."""
+"""Where benchmarks leave their results: flat JSON, and their table in docs/performance.md.
+
+Importing it also lets a benchmark import what lies beside the package: studies and tests.
+"""
 
 import json
 import platform
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "performance.md"
+sys.path.insert(0, str(ROOT))
 
 
 def machine(device: str) -> str:

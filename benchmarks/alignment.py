@@ -9,7 +9,6 @@ reward, on the split that rewards are made of.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
@@ -18,10 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.garden import find_suite
-from esper.garden.statistics import rank_agreement, spearman
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the scripted controllers are the tests'
 from tests.garden.aligning import EXPLOITS, Aligned, align, scripts
+from tests.garden.rank_agreement import rank_agreement, spearman
 
 
 def figures_of(found: Aligned) -> dict[str, float]:

@@ -31,9 +31,10 @@ from wrapping import LIMIT, MODELS, measure
 
 import esper
 from esper.api import GrownRun
-from esper.garden.statistics import Estimate, mean, mean_interval, paired_difference
+from esper.garden.statistics import Estimate, mean, mean_interval
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import derive_seed
+from studies.comparisons import paired_difference
 
 BUDGET = "+15%"
 WAYS = ("never", "default", "grown", "scratch")

@@ -25,6 +25,8 @@ from esper.garden.contexts import Context
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.ops import Blend
 from esper.tolaria.tasks import GARDEN_BATCH, GARDEN_BATCHES
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # where the studies are
 from studies.growth_pays import RATES, TUNING_SEED, growth_of
 
 GROMO = "gromo==0.1.0"

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from esper.garden.evaluation import Result
-from esper.garden.statistics import Estimate, mean, mean_interval, paired_difference
+from esper.garden.statistics import Estimate, mean, mean_interval
 from esper.leyline.errors import DataError
+from studies.comparisons import paired_difference
 from studies.cubes import Array, Results, read_results
 from studies.folders import RESULTS, read_description
 from studies.growth_pays import (

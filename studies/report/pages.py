@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 
 from esper.garden.evaluation import HARM
-from esper.garden.statistics import Estimate, mean, mean_interval, paired_difference
+from esper.garden.statistics import Estimate, mean, mean_interval
 from esper.leyline.constants import DEFAULT_RENT, RENT_LEVELS, SCORED_EPOCHS
+from studies.comparisons import paired_difference
 from studies.growth_pays import CONSTANT as CONSTANT_GROWTH
 from studies.growth_pays import (
     GROWN,

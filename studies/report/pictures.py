@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from esper.garden.statistics import mean, paired_difference, performance_profile
+from esper.garden.statistics import mean
 from esper.karn.palette import (
     BLUE,
     GREEN,
@@ -18,6 +18,7 @@ from esper.karn.palette import (
     VERMILION,
 )
 from esper.karn.report.theme import AbsentError, Theme, legend_beside, new_figure
+from studies.comparisons import paired_difference, performance_profile
 from studies.growth_pays import (
     CONSTANT as CONSTANT_GROWTH,
 )

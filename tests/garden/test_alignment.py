@@ -3,8 +3,8 @@
 import pytest
 
 from esper.garden import find_suite
-from esper.garden.statistics import rank_agreement, spearman
 from tests.garden.aligning import EXPLOITS, Aligned, align, scripts
+from tests.garden.rank_agreement import rank_agreement, spearman
 
 # Glyphs, gain, labels that are noise, nothing to gain, a lesion and a change of task.
 CONTEXTS = ("mnist1d-1000", "gain-2.0", "noise-80", "fixed-0.25", "fixed-narrow-1",

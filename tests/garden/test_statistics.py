@@ -16,14 +16,15 @@ from esper.garden.statistics import (
     interquartile_mean_interval,
     interval,
     mean_interval,
+)
+from esper.leyline import AgreementError
+from studies.comparisons import (
     paired_difference,
     performance_profile,
     probability_of_improvement,
-    rank_agreement,
     share_of_gap,
-    spearman,
 )
-from esper.leyline import AgreementError
+from tests.garden.rank_agreement import rank_agreement, spearman
 
 Array = NDArray[np.float64]
 

@@ -9,11 +9,10 @@ Intervals are percentile bootstraps: trainings are drawn anew with replacement, 
 context (the stratum) its episodes. One draw of episodes serves all trainings and both controllers
 of a comparison. The same seed gives the same interval.
 
-Shapes: `R`, `C`, `E` as above, `B` resamples, `P` controllers.
+Shapes: `R`, `C`, `E` as above, `B` resamples.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
@@ -25,7 +24,6 @@ Array = NDArray[np.float64]
 
 DEFAULT_RESAMPLES = 2000
 DEFAULT_LEVEL = 0.95
-NO_GAP = 1e-9
 
 
 class Estimate(NamedTuple):
@@ -53,16 +51,6 @@ class Resampling(TypedDict, total=False):
     resamples: int  # 2000 unless given
     level: float  # of the interval; 0.95 unless given
     seed: int
-
-
-@dataclass(frozen=True)
-class Profile:
-    """For each threshold the share of episodes with a score above it."""
-
-    thresholds: Array  # [K]
-    share: Array  # [K]
-    low: Array  # [K]
-    high: Array  # [K]
 
 
 def interquartile_mean(values: ArrayLike, axis: int = -1) -> Array:
@@ -98,89 +86,10 @@ def mean_interval(scores: ArrayLike, **how: Unpack[Resampling]) -> Estimate:
 
 def interval(scores: ArrayLike, *, statistic: Statistic, **how: Unpack[Resampling]) -> Estimate:
     """A statistic of the cells [B, R x C], one number for each row, with its interval."""
-    runs = _runs(scores, "scores")
-    draws = _Draws(runs.shape[1:], **how)
+    runs = as_runs(scores, "scores")
+    draws = Draws(runs.shape[1:], **how)
     value = statistic(runs.mean(-1).reshape(1, -1))[0]
     return draws.estimate(value, statistic(draws.cells(runs)))
-
-
-def paired_difference(
-    scores: ArrayLike,
-    baseline: ArrayLike,
-    *,
-    statistic: Statistic = interquartile_mean,
-    **how: Unpack[Resampling],
-) -> Estimate:
-    """A statistic of one controller less that of another on the same episodes.
-
-    Contexts and episodes must be the same, trainings need not: those of each are drawn apart.
-    """
-    ours, theirs = _pair(scores, baseline)
-    draws = _Draws(ours.shape[1:], **how)
-    value = statistic(ours.mean(-1).reshape(1, -1)) - statistic(theirs.mean(-1).reshape(1, -1))
-    return draws.estimate(value[0], statistic(draws.cells(ours)) - statistic(draws.cells(theirs)))
-
-
-def share_of_gap(
-    scores: ArrayLike, baseline: ArrayLike, ceiling: ArrayLike, **how: Unpack[Resampling]
-) -> Estimate:
-    """How much of the way from a baseline's mean to a ceiling's is covered, on the same episodes.
-
-    0 is the baseline, 1 the ceiling, which must be higher. A resample in which it is not counts
-    as far more than all or far less than nothing.
-    """
-    ours, theirs = _pair(scores, baseline)
-    _, best = _pair(scores, ceiling)
-    draws = _Draws(ours.shape[1:], **how)
-    gap = float(best.mean() - theirs.mean())
-    if gap <= 0:
-        raise AgreementError(
-            "There is no gap to close",
-            given=f"the ceiling's mean is {best.mean():.3g}, the baseline's {theirs.mean():.3g}",
-            valid="a ceiling above the baseline",
-        )
-    low = mean(draws.cells(theirs))
-    gained, whole = mean(draws.cells(ours)) - low, mean(draws.cells(best)) - low
-    drawn = gained / np.maximum(whole, NO_GAP)
-    return draws.estimate((ours.mean() - theirs.mean()) / gap, drawn)
-
-
-def probability_of_improvement(
-    scores: ArrayLike, baseline: ArrayLike, **how: Unpack[Resampling]
-) -> Estimate:
-    """How often one training beats another on the same episode, a tie counting half.
-
-    The mean over contexts, so each weighs the same; over all pairs of trainings.
-    """
-    ours, theirs = _pair(scores, baseline)
-    gap = ours[:, None] - theirs[None]  # [R, R', C, E]
-    wins = np.where(gap > 0, 1.0, np.where(gap == 0, 0.5, 0.0))
-    draws = _Draws(ours.shape[1:], **how)
-    contexts = ours.shape[1]
-    between = np.einsum("ijce,bce->bij", wins, draws.episodes) / contexts  # [B, R, R']
-    first, second = draws.trainings(len(ours)), draws.trainings(len(theirs))
-    drawn = np.einsum("bij,bi,bj->b", between, first, second)
-    return draws.estimate(wins.mean(), drawn)
-
-
-def performance_profile(
-    scores: ArrayLike, thresholds: ArrayLike, **how: Unpack[Resampling]
-) -> Profile:
-    """The share of episodes that score above each threshold, each context weighing the same.
-
-    Above 0 of net gains it is one minus the rate of growth that did not pay.
-    """
-    runs = _runs(scores, "scores")
-    limits = np.atleast_1d(np.asarray(thresholds, dtype=np.float64))
-    draws = _Draws(runs.shape[1:], **how)
-    trainings = draws.trainings(len(runs))
-    share, low, high = (np.empty(len(limits)) for _ in range(3))
-    for index, limit in enumerate(limits):
-        above = (runs > limit).astype(np.float64)
-        by_run = np.einsum("rce,bce->br", above, draws.episodes) / runs.shape[1]
-        drawn = np.einsum("br,br->b", by_run, trainings)
-        share[index], low[index], high[index] = draws.estimate(above.mean(), drawn)
-    return Profile(limits, share, low, high)
 
 
 def fair_draws(count: int) -> int:
@@ -191,7 +100,7 @@ def fair_draws(count: int) -> int:
     return max(1, count - 1)
 
 
-class _Draws:
+class Draws:
     """Which trainings and episodes each resample holds, as weights that sum to 1."""
 
     def __init__(self, shape: tuple[int, ...], **how: Unpack[Resampling]) -> None:
@@ -229,7 +138,7 @@ class _Draws:
         return Estimate(float(value), float(low), float(high))
 
 
-def _runs(scores: ArrayLike, name: str) -> Array:
+def as_runs(scores: ArrayLike, name: str) -> Array:
     """As [R, C, E]."""
     runs = np.asarray(scores, dtype=np.float64)
     if runs.ndim == 2:
@@ -242,97 +151,3 @@ def _runs(scores: ArrayLike, name: str) -> Array:
             "all finite",
         )
     return runs
-
-
-def _pair(scores: ArrayLike, baseline: ArrayLike) -> tuple[Array, Array]:
-    ours, theirs = _runs(scores, "scores"), _runs(baseline, "baseline")
-    if ours.shape[1:] != theirs.shape[1:]:
-        raise AgreementError(
-            "Controllers are compared on the same contexts and episodes",
-            given=f"{list(ours.shape[1:])} and {list(theirs.shape[1:])}",
-        )
-    return ours, theirs
-
-
-# --- ranks ------------------------------------------------------------------------------------
-
-
-def spearman(x: ArrayLike, y: ArrayLike) -> float:
-    """Rank correlation; equal values share their mean rank. NaN where one of them is constant."""
-    return _correlation(*(_signs(values).sum(1) for values in _columns(x, y)))
-
-
-@dataclass(frozen=True)
-class RankAgreement:
-    """Do two measures put controllers in the same order, ties within a standard error aside?"""
-
-    spearman: float
-    kendall: float
-    counted: int  # pairs that both measures tell apart
-    disagreements: tuple[tuple[int, int], ...]  # pairs that they put in opposite order
-
-
-def rank_agreement(x: ArrayLike, y: ArrayLike) -> RankAgreement:
-    """Compare measures [P, C, E] or [P, E] of P controllers on the same episodes.
-
-    A pair whose means differ by less than one standard error of the (paired, by context)
-    difference is a tie. A pair tied by either measure counts in neither. Without ties the
-    correlations are Spearman's and Kendall's; with no disagreement they are 1.
-    """
-    one, other = (_by_context(values) for values in (x, y))
-    if one.shape[0] != other.shape[0]:
-        raise AgreementError(
-            "Both measures must be of the same controllers",
-            given=f"{one.shape[0]} and {other.shape[0]}",
-        )
-    first, second = _clear_signs(one), _clear_signs(other)
-    both = (first != 0) & (second != 0)
-    first, second = first * both, second * both
-    upper = np.triu(both, 1)
-    counted = int(upper.sum())
-    pairs = zip(*np.nonzero(upper & (first != second)), strict=True)
-    tau = float((first * second)[upper].mean()) if counted else float("nan")
-    rho = _correlation(first.sum(1), second.sum(1))
-    return RankAgreement(rho, tau, counted, tuple((int(i), int(j)) for i, j in pairs))
-
-
-def _signs(values: Array) -> Array:
-    """[P, P]: 1 where the row's value is larger, -1 where it is smaller.
-
-    A row's sum is twice its rank less a constant, with ties at their mean rank.
-    """
-    return np.asarray(np.sign(values[:, None] - values[None]))
-
-
-def _clear_signs(values: Array) -> Array:
-    """[P, P] from [P, C, E]: the same of means, 0 where they differ by less than an error."""
-    _, contexts, episodes = values.shape
-    gaps = values[:, None] - values[None]  # [P, P, C, E]
-    squared = gaps.var(-1) / max(episodes - 1, 1)  # [P, P, C] of each context's mean
-    standard_error = np.sqrt(squared.sum(-1)) / contexts
-    gap = gaps.mean((-1, -2))
-    return np.asarray(np.where(np.abs(gap) < standard_error, 0.0, np.sign(gap)))
-
-
-def _correlation(x: Array, y: Array) -> float:
-    x, y = x - x.mean(), y - y.mean()
-    scale = np.sqrt((x @ x) * (y @ y))
-    return float(x @ y / scale) if scale else float("nan")
-
-
-def _columns(x: ArrayLike, y: ArrayLike) -> Sequence[Array]:
-    columns = [np.asarray(values, dtype=np.float64) for values in (x, y)]
-    if columns[0].ndim != 1 or columns[0].shape != columns[1].shape or not len(columns[0]):
-        raise AgreementError(
-            "A rank correlation is between two lists of one length",
-            given=" and ".join(str(list(values.shape)) for values in columns),
-        )
-    return columns
-
-
-def _by_context(values: ArrayLike) -> Array:
-    """As [P, C, E]."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim == 2:
-        array = array[:, None]
-    return _runs(array, "measures")
