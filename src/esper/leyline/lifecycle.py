@@ -6,7 +6,7 @@ They are small and live on the CPU; the engine copies alphas to its device once 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,14 @@ from esper.leyline.stages import (
 # N hosts, S slots, M changes
 
 NOTHING = -1  # blueprint or blend index of an empty slot
+_EMPTY = {"stage": SeedStage.DORMANT, "blueprint": NOTHING, "blend": NOTHING}
+
+SlotIntegers = Annotated[Tensor, 2, torch.int64]  # [N, S]
+SlotReals = Annotated[Tensor, 2, torch.float64]  # [N, S]
+SlotFlags = Annotated[Tensor, 2, torch.bool]  # [N, S]
+HostIntegers = Annotated[Tensor, 1, torch.int64]  # [N]
+HostReals = Annotated[Tensor, 1, torch.float64]  # [N]
+HostFlags = Annotated[Tensor, 1, torch.bool]  # [N]
 
 _ALLOWED = torch.zeros(len(SeedStage), len(SeedStage), dtype=torch.bool)
 for _before, _afters in TRANSITIONS.items():
@@ -36,49 +44,31 @@ _OCCUPIED = torch.tensor([stage in OCCUPIED_STAGES for stage in SeedStage])
 class Lifecycle:
     """Everything that gates, masks, features and rewards know of the slots."""
 
-    stage: Tensor  # [N, S] int64
-    blueprint: Tensor  # [N, S] int64 index in the catalogue, NOTHING when empty
-    blend: Tensor  # [N, S] int64
-    alpha: Tensor  # [N, S] float64
-    age: Tensor  # [N, S] int64 epochs since planting
-    epochs_in_stage: Tensor  # [N, S] int64
-    embargo: Tensor  # [N, S] int64 epochs of rest left
-    params: Tensor  # [N, S] int64 parameters of the seed that exists here
-    contribution: Tensor  # [N, S] float64 score with the seed minus without it
-    contribution_known: Tensor  # [N, S] bool
-    gradient: Tensor  # [N, S] float64 gradient norm of the seed over the last epoch
-    gradient_known: Tensor  # [N, S] bool
-    loss_rise: Tensor  # [N] float64 relative change of the training loss over the last epoch
-    loss_rise_known: Tensor  # [N] bool
-    epoch: Tensor  # [N] int64 epochs lived
-    interventions: Tensor  # [N] int64 decisions other than WAIT
+    stage: SlotIntegers
+    blueprint: SlotIntegers  # index in the catalogue, NOTHING when empty
+    blend: SlotIntegers
+    alpha: SlotReals
+    age: SlotIntegers  # epochs since planting
+    epochs_in_stage: SlotIntegers
+    embargo: SlotIntegers  # epochs of rest left
+    params: SlotIntegers  # parameters of the seed that exists here
+    contribution: SlotReals  # score with the seed minus without it
+    contribution_known: SlotFlags
+    gradient: SlotReals  # gradient norm of the seed over the last epoch
+    gradient_known: SlotFlags
+    loss_rise: HostReals  # relative change of the training loss over the last epoch
+    loss_rise_known: HostFlags
+    epoch: HostIntegers  # epochs lived
+    interventions: HostIntegers  # decisions other than WAIT
 
     @classmethod
     def dormant(cls, hosts: int, slots: int) -> "Lifecycle":
-        def per_slot(dtype: torch.dtype, fill: int = 0) -> Tensor:
-            return torch.full((hosts, slots), fill, dtype=dtype)
-
-        def per_host(dtype: torch.dtype) -> Tensor:
-            return torch.zeros(hosts, dtype=dtype)
-
-        return cls(
-            stage=per_slot(torch.int64, SeedStage.DORMANT),
-            blueprint=per_slot(torch.int64, NOTHING),
-            blend=per_slot(torch.int64, NOTHING),
-            alpha=per_slot(torch.float64),
-            age=per_slot(torch.int64),
-            epochs_in_stage=per_slot(torch.int64),
-            embargo=per_slot(torch.int64),
-            params=per_slot(torch.int64),
-            contribution=per_slot(torch.float64),
-            contribution_known=per_slot(torch.bool),
-            gradient=per_slot(torch.float64),
-            gradient_known=per_slot(torch.bool),
-            loss_rise=per_host(torch.float64),
-            loss_rise_known=per_host(torch.bool),
-            epoch=per_host(torch.int64),
-            interventions=per_host(torch.int64),
-        )
+        arrays = {}
+        for field in fields(cls):
+            axes, dtype = field.type.__metadata__  # type: ignore[union-attr]
+            filling = _EMPTY.get(field.name, 0)
+            arrays[field.name] = torch.full((hosts, slots)[:axes], filling, dtype=dtype)
+        return cls(**arrays)
 
     @property
     def shape(self) -> tuple[int, int]:
