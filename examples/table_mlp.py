@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.api import Decision, GrownRun
+from esper.api import GrownRun, GrowthDecision
 
 
 def make_table(rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ def main(epochs: int = 24, rows: int = 4000) -> GrownRun:
         lr=3e-3,
         on_epoch=lambda record: print(
             f"epoch {record['epoch']:2d}  accuracy {record['score']:5.1f}",
-            Decision.of(record["decision"]),
+            GrowthDecision.of(record["decision"]),
         ),
     )
     print(run.report())

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import esper
-from esper.api import Decision, StageChange
+from esper.api import GrowthDecision, StageChange
 from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
 from tests.api.tables import CLASSES, FEATURES, INPUTS, TRAIN, VAL, Script, draw, mlp, require_same
@@ -50,7 +50,7 @@ def test_a_history_in_words_is_reported_like_one_by_names() -> None:
     assert "decisions:" in told
     run.history = [
         record
-        | {"decision": str(Decision.of(record["decision"]))}
+        | {"decision": str(GrowthDecision.of(record["decision"]))}
         | {"events": [str(StageChange.of(event)) for event in record["events"]]}
         for record in run.history
     ]

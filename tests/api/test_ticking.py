@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import esper
 from esper.api import ForgottenTickWarning, FractionWarning, GrowingModel, score_of_loss, wrap
 from esper.api.growing_model import UNTICKED_RETURNS, UNTICKED_STEPS
-from esper.api.ticking import Decision, StageChange, measuring, slot_flow
+from esper.api.ticking import GrowthDecision, StageChange, measuring, slot_flow
 from esper.kasmina.flow_statistics import flow_statistics
 from esper.kasmina.gates import GateRules
 from esper.leyline.errors import EsperError, OptimizerMismatchError
@@ -304,20 +304,20 @@ def test_losses_become_scores() -> None:
 @pytest.mark.parametrize(
     ("decision", "words"),
     [
-        (Decision("WAIT"), "wait"),
-        (Decision("END"), "end"),
-        (Decision("GERMINATE", "a.b", "mlp", "RAMP"), "plant mlp at a.b (ramp)"),
-        (Decision("ADVANCE", "rnn@0", "norm"), "blend in norm at rnn@0"),
-        (Decision("FOSSILIZE", "2", "mlp"), "keep mlp at 2"),
-        (Decision("PRUNE", "2", "mlp"), "prune mlp at 2"),
+        (GrowthDecision("WAIT"), "wait"),
+        (GrowthDecision("END"), "end"),
+        (GrowthDecision("GERMINATE", "a.b", "mlp", "RAMP"), "plant mlp at a.b (ramp)"),
+        (GrowthDecision("ADVANCE", "rnn@0", "norm"), "blend in norm at rnn@0"),
+        (GrowthDecision("FOSSILIZE", "2", "mlp"), "keep mlp at 2"),
+        (GrowthDecision("PRUNE", "2", "mlp"), "prune mlp at 2"),
     ],
 )
 def test_decisions_are_kept_by_names_and_read_from_words_too(
-    decision: Decision, words: str
+    decision: GrowthDecision, words: str
 ) -> None:
     assert str(decision) == words
-    assert Decision.of(json.loads(json.dumps(asdict(decision)))) == decision
-    assert Decision.of(words) == decision
+    assert GrowthDecision.of(json.loads(json.dumps(asdict(decision)))) == decision
+    assert GrowthDecision.of(words) == decision
 
 
 def test_stage_changes_are_kept_by_names_and_read_from_words_too() -> None:

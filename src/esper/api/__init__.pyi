@@ -13,7 +13,7 @@ from .grown_runs import read_origin as read_origin
 from .inspection import Inspection as Inspection
 from .inspection import inspect as inspect
 from .scoring import score_of_loss as score_of_loss
-from .ticking import Decision as Decision
 from .ticking import FractionWarning as FractionWarning
+from .ticking import GrowthDecision as GrowthDecision
 from .ticking import StageChange as StageChange
 from .ticking import Tick as Tick

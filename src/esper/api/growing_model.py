@@ -19,13 +19,13 @@ from esper.api.host_state import KIND, VERSION, pack, unpack
 from esper.api.inspection import Slots, chosen_places, require_module
 from esper.api.ticking import (
     END,
-    Decision,
     Evaluate,
+    GrowthDecision,
     GrowthMemory,
-    Measured,
     StageChange,
     Tick,
     TickError,
+    TickScores,
     agreed,
     measure,
     measuring,
@@ -255,12 +255,12 @@ class GrowingModel(SlottedModel):
         transitions = self.pass_time()
         epoch = int(self.lifecycle.epoch)
         if self.horizon is not None and epoch >= self.horizon:
-            decision = Decision(END)
+            decision = GrowthDecision(END)
             transitions = transitions + self.finish()
             self.memory.end()
         else:
             actions = self._decide(chosen)
-            decision = Decision.by(actions, self)
+            decision = GrowthDecision.by(actions, self)
             transitions = transitions + self.apply(actions)
         self.watch.start_epoch()
         after = list(self.slots.parameters())
@@ -313,7 +313,7 @@ class GrowingModel(SlottedModel):
                 "with isolation='straight_through'",
             )
 
-    def _report(self, loss: float, held_out: float, found: Measured) -> None:
+    def _report(self, loss: float, held_out: float, found: TickScores) -> None:
         """Tell the gates and the memory what all processes agree on."""
         gradients, whole = self.watch.gradients()
         present = [name for name, _ in self.seeds()]

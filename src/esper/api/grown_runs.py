@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from esper.api.grow_settings import GrowError, GrowSettings
 from esper.api.growing_model import GrowingModel
 from esper.api.host_state import pack, unpack
-from esper.api.ticking import Decision, StageChange
+from esper.api.ticking import GrowthDecision, StageChange
 from esper.archive import Archive, KeptFolder, RunKind, read_archive, write_archive
 from esper.kasmina.probe import Sample
 from esper.leyline.stages import SeedStage
@@ -124,7 +124,7 @@ class GrownRun:
             decisions=tuple(
                 (record["epoch"], str(decision))
                 for record in self.history
-                if (decision := Decision.of(record["decision"])).changes_something
+                if (decision := GrowthDecision.of(record["decision"])).changes_something
             ),
             metric=self.settings.metric or "score",
             before=dict(self.before),

@@ -62,7 +62,7 @@ _CHANGE = re.compile(r"(.+): (\w+) -> (\w+) \((\w+)\)")
 
 
 @dataclass(frozen=True)
-class Decision:
+class GrowthDecision:
     """What was decided, by names as JSON holds them; prints as words."""
 
     op: str
@@ -71,7 +71,7 @@ class Decision:
     blend: str | None = None  # of a seed that is planted
 
     @classmethod
-    def by(cls, actions: Actions, host: "GrowingModel") -> "Decision":
+    def by(cls, actions: Actions, host: "GrowingModel") -> "GrowthDecision":
         """The decision that these actions are, before they are carried out."""
         op = LifecycleOp(int(actions["op"]))
         if op is LifecycleOp.WAIT:
@@ -85,7 +85,7 @@ class Decision:
         return cls(op.name, slot, seed.blueprint)
 
     @classmethod
-    def of(cls, note: "Mapping[str, Any] | str") -> "Decision":
+    def of(cls, note: "Mapping[str, Any] | str") -> "GrowthDecision":
         """From a run's history; some checkpoints hold the words."""
         if not isinstance(note, str):
             return cls(**note)
@@ -141,7 +141,7 @@ class Tick:
     """What one tick saw and did."""
 
     epoch: int  # epochs lived, this one included
-    decision: Decision
+    decision: GrowthDecision
     events: tuple[StageChange, ...]
     score: float  # percent
     committed: float | None  # with only permanent seeds on; None: not measured
@@ -154,20 +154,20 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TickScores:
     score: float
     committed: float | None
     contributions: Mapping[str, float]
 
 
-def measure(host: "GrowingModel", score: float | None, evaluate: Evaluate | None) -> Measured:
+def measure(host: "GrowingModel", score: float | None, evaluate: Evaluate | None) -> TickScores:
     """Score the host as it is, as committed and without each of its seeds."""
     if evaluate is None:
         if score is None:
             raise TickError(
                 "A tick needs a score", given="neither val_score= nor evaluate=", fix="pass one"
             )
-        return Measured(percent("val_score", score), None, {})
+        return TickScores(percent("val_score", score), None, {})
     seeds = {name: slot.seed for name, slot in host.seed_slots.items()}
     shown = {name: seed for name, seed in seeds.items() if seed is not None and seed.alpha > 0.0}
     loose = [name for name, seed in shown.items() if seed.stage is not SeedStage.FOSSILIZED]
@@ -185,7 +185,7 @@ def measure(host: "GrowingModel", score: float | None, evaluate: Evaluate | None
         scores[frozenset()] = percent("val_score", score)
     whole = without()
     contributions = {name: whole - without(name) for name in shown}
-    return Measured(whole, without(*loose), contributions)
+    return TickScores(whole, without(*loose), contributions)
 
 
 @contextmanager

@@ -301,7 +301,7 @@ def _line(record: dict[str, Any], epochs: int) -> str:
         f"score {record['score']:.2f}",
         f"{record['added']:,} parameters in seeds",
     ]
-    decision = api.Decision.of(record["decision"])
+    decision = api.GrowthDecision.of(record["decision"])
     if decision.changes_something:
         facts.append(str(decision))
     else:  # stages that passed with time, the last of each slot
