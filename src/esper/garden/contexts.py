@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from esper.garden.families import FAMILIES, LENGTH, noisy_labels
+from esper.garden.families import FAMILIES, LENGTH, PARAMETERS, noisy_labels
 from esper.kasmina.blueprints import build_catalogue
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
 from esper.leyline.catalogue import BlueprintCatalogue
@@ -116,9 +116,6 @@ class Source:
     @classmethod
     def from_dict(cls, given: object) -> Self:
         return cls(**table_of(cls, "source", given))
-
-
-PARAMETERS = ("translation", "noise", "amplitude", "gain", "order")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.leyline.errors import DataError, DuplicateNameError, UnknownNameError
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.mnist1d import CLASSES, Mnist1dConfig, generate
 
 LENGTH = 40
 HALF, QUARTER = LENGTH // 2, LENGTH // 4
 XOR_CLASSES = 4
+PARAMETERS = ("translation", "noise", "amplitude", "gain", "order")  # that a family may have
 
 Parameters = Mapping[str, float]
 Generate = Callable[[int, int, Parameters], tuple[Tensor, Tensor]]
@@ -127,3 +129,26 @@ FAMILIES: dict[str, Family] = {
         defaults={**_GLYPHS, "translation": 0},
     ),
 }
+
+
+def register_family(name: str, family: Family) -> Family:
+    """Make a family of yours known by its name, so that sources can be of it."""
+    if name in FAMILIES:
+        raise DuplicateNameError(
+            f"Family {name!r} is already registered",
+            valid="a name not among " + ", ".join(FAMILIES),
+            fix="choose another name",
+        )
+    for parameter in family.defaults:
+        if parameter not in PARAMETERS:
+            raise UnknownNameError.of("parameter of a family", parameter, PARAMETERS)
+    inputs, labels = family.generate(2, 0, family.defaults)
+    if inputs.shape != (2, LENGTH) or labels.shape != (2,) or family.classes > CLASSES:
+        raise DataError(
+            f"Family {name!r} does not fit the garden's hosts",
+            given=f"inputs {list(inputs.shape)}, labels {list(labels.shape)} of two samples, "
+            f"{family.classes} classes",
+            valid=f"[2, {LENGTH}] and [2], at most {CLASSES} classes",
+        )
+    FAMILIES[name] = family
+    return family

@@ -1,7 +1,8 @@
 """Suites: named lists of contexts to learn in, and of others to be judged in.
 
 A suite's file has a `name`, a table `[[training]]` for each context, and a table
-`[[heldout.GROUP]]` for each context of a held-out group. docs/garden.md shows one. Two are shipped:
+`[[heldout.GROUP]]` for each context of a held-out group; `code` names Python files that register
+families of yours. docs/garden.md shows one. Two are shipped:
 `garden` on the 1-D convolutional host, `garden_mlp` on the dense one. Waiting is right in about a
 quarter of their contexts: with labels that are mostly noise, with few samples and noisy labels,
 and with glyphs that never move there is nothing to gain.
@@ -16,8 +17,10 @@ from typing import Any, Self
 from esper.archive.files import as_toml, read_toml, write_whole
 from esper.garden.contexts import Context, Lesion, Source, check_label, table_of
 from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
+from esper.leyline.own_code import CodeError, run_file
 
 TRAINING = "training"
+CODE = "a list of Python files, beside the suite's or with their whole path"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,7 @@ class Suite:
     name: str
     training: tuple[Context, ...]
     heldout: Mapping[str, tuple[Context, ...]] = field(default_factory=dict, hash=False)
+    code: tuple[str, ...] = ()  # Python files that are run first: they register families
 
     def __post_init__(self) -> None:
         check_label("name of a suite", self.name)
@@ -80,6 +84,8 @@ class Suite:
             "name": self.name,
             TRAINING: [context.to_dict() for context in self.training],
         }
+        if self.code:
+            record["code"] = list(self.code)
         if self.heldout:
             record["heldout"] = {
                 name: [context.to_dict() for context in contexts]
@@ -90,6 +96,13 @@ class Suite:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         given = table_of(cls, "suite", given)
+        code = given.get("code", [])
+        if not isinstance(code, list) or not all(isinstance(file, str) for file in code):
+            raise DataError("Wrong type of code in a suite", given=repr(code), valid=CODE)
+        for file in code:
+            if not Path(file).is_file():
+                raise CodeError("There is no Python file for the suite", given=file, valid=CODE)
+            run_file(Path(file))
         heldout = given.get("heldout", {})
         if not isinstance(heldout, Mapping):
             raise DataError(
@@ -99,7 +112,10 @@ class Suite:
             )
         groups = {name: _contexts(f"heldout.{name}", group) for name, group in heldout.items()}
         return cls(
-            name=given["name"], training=_contexts(TRAINING, given[TRAINING]), heldout=groups
+            name=given["name"],
+            training=_contexts(TRAINING, given[TRAINING]),
+            heldout=groups,
+            code=tuple(code),
         )
 
     def _refuse_twins(self) -> None:
@@ -153,6 +169,9 @@ def _elsewhere(place: str, error: EsperError) -> EsperError:
 def load_suite(path: Path | str) -> Suite:
     """The suite in a TOML file."""
     given = read_toml(Path(path), "suite file")
+    if isinstance(given.get("code"), list):
+        home = Path(path).resolve().parent
+        given["code"] = [str(home / file) for file in map(str, given["code"])]
     try:
         return Suite.from_dict(given)
     except EsperError as error:

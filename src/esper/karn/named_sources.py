@@ -6,14 +6,10 @@ Shapes: `M` samples.
 """
 
 import ast
-import importlib.util
 import inspect
-import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,19 +17,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from esper.garden import FAMILIES, Family, Source
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
-from esper.tolaria import find_task, task_names
-from esper.tolaria.data.splits import Split, partition
+from esper.leyline.own_code import CodeError, run_file, spoken
+from esper.tolaria import Task, find_task, task_names
+from esper.tolaria.data.splits import Split, Splits, partition
 
 HELD_OUT = 0.2  # of a file without splits of its own
 SUFFIXES = (".npz", ".safetensors")
 OTHERWISE = (
-    "or a file of arrays (.npz, .safetensors), or FILE.py:FUNCTION that returns (train, val)"
+    "or a file of arrays (.npz, .safetensors), or FILE.py:NAME of a function that returns "
+    "(train, val), or of a task or family of yours"
 )
-
-
-class CodeError(EsperError):
-    """A file of yours that is missing, fails, or does not hold what was named."""
 
 
 def absolute(text: str) -> str:
@@ -63,7 +58,7 @@ def load_named(text: str, what: str) -> object:
             given=text,
             valid=", ".join(f"{file}:{each}" for each in _defined(file)) or "FILE.py:NAME",
         )
-    module = _run(file)
+    module = run_file(file)
     if not hasattr(module, name):
         raise UnknownNameError.of(f"name in {file}", name, _defined(file))
     return getattr(module, name)
@@ -117,39 +112,6 @@ def call_named(thing: object, text: str, purpose: str) -> object:
         raise CodeError(f"{text} fails", given=spoken(error, text.rpartition(":")[0])) from error
 
 
-def _run(file: Path) -> ModuleType:
-    folder, known = str(file.resolve().parent), sys.modules.get(file.stem)
-    home = getattr(known, "__file__", None)
-    if known is not None and home is not None and Path(home).resolve() == file.resolve():
-        return known
-    # A file may be called like a package that is imported already.
-    name = file.stem if known is None and file.stem.isidentifier() else f"own_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # it may import what lies beside it, now or later
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a program that reads its own options ends itself
-        del sys.modules[name]
-        if isinstance(error, EsperError):
-            raise
-        raise CodeError(f"{file} cannot be imported", given=spoken(error, str(file))) from error
-    return module
-
-
-def spoken(error: BaseException, file: str) -> str:
-    """The error in one line, with the line of the file where it happened."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename).name == Path(file).name]
-    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    text = (error.msg if isinstance(error, SyntaxError) else str(error)).partition("\n")[0]
-    return f"{type(error).__name__}: {text}" + (f" (line {line})" if line else "")
-
-
 def _similar(file: Path) -> str | None:
     if not file.parent.is_dir():
         return f"there is no folder {file.parent}"
@@ -186,7 +148,7 @@ def load_data(
     if Path(text).suffix in SUFFIXES:
         data = _from_file(Path(text), seed)
     elif ":" in text or text.endswith(".py"):
-        data = _from_code(text)
+        data = _from_code(text, seed)
     else:
         data = _from_task(text, seed)
     if samples is not None and samples < 1:
@@ -216,12 +178,22 @@ def _from_task(text: str, seed: int) -> NamedData:
     known = [each for each in task_names() if not each.endswith("_mlp")]  # the same data again
     if name not in task_names():
         raise UnknownNameError.of("data", text, known, fix=OTHERWISE)
-    splits = find_task(name).load(seed)
+    return _named(find_task(name).load(seed))
+
+
+def _named(splits: Splits) -> NamedData:
     return NamedData(tuple(splits.train), tuple(splits.validation), tuple(splits.test))
 
 
-def _from_code(text: str) -> NamedData:
+def _from_code(text: str, seed: int) -> NamedData:
     found = load_named(text, "data")
+    if isinstance(found, Task):
+        return _named(found.load(seed))
+    if isinstance(found, Family):
+        for name, family in FAMILIES.items():
+            if family is found:
+                return _named(Source(family=name, seed=seed).load())
+        raise CodeError(f"{text} is not registered", fix="register_family(NAME, it) in its file")
     if callable(found):
         found = call_named(found, text, "returns (train, val)")
     if not isinstance(found, (tuple, list)) or len(found) not in (2, 3):
