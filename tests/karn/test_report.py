@@ -27,8 +27,8 @@ from esper.karn.report.training_charts import binned, seconds_by_phase
 from esper.leyline.errors import EsperError
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import SeedStage
-from esper.nissa import StoreError
-from tests.karn.report_runs import STEPS, Run, whole_run
+from esper.nissa import Attributed, StoreError
+from tests.karn.report_runs import BLUEPRINTS, STEPS, Run, whole_run
 
 PICTURES = {
     "learning-curve", "contexts", "timeline-best", "timeline-typical", "timeline-worst",
@@ -90,6 +90,30 @@ def test_the_page_shows_settings_anomalies_and_failures(reported: Path) -> None:
     assert "1 of 12 episodes failed and were rolled back" in text
     assert "Rolled back in epoch 10: loss is NaN" in text
     assert "The versions of this run were not recorded" in text
+
+
+def test_the_page_shows_what_the_best_episodes_seeds_are_worth(tmp_path: Path) -> None:
+    with Run(tmp_path) as run:
+        run.play(1)
+        for number, score in ((1, 0.7), (2, 0.3)):
+            run.hub.emit(
+                Attributed(
+                    round=number,
+                    controller="tamiyo",
+                    context="gain",
+                    seed=5,
+                    score=score,
+                    slot=[0, 2],
+                    blueprint=[0, 1],
+                    shapley=[2 * score, -1.0],
+                    left_out=[1.0, 0.5],
+                )
+            )
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "score +0.70, is case 5 of gain in round 1" in text
+    first, second = BLUEPRINTS[:2]
+    assert f"<td>early</td><td>{first}</td><td>+1.40</td><td>+1.00</td>" in text
+    assert f"<td>late</td><td>{second}</td><td>−1.00</td><td>+0.50</td>" in text
 
 
 def test_a_picture_is_the_same_every_time(tmp_path: Path) -> None:

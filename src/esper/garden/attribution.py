@@ -24,9 +24,18 @@ class AttributionError(EsperError):
     """A question about seeds that cannot be answered as it was put."""
 
 
-def leave_one_out(population: Population, split: str = "validation") -> Tensor:
-    """[N, S]: points of accuracy with the seed minus without it; NaN where no seed is on."""
+def leave_one_out(
+    population: Population,
+    split: str = "validation",
+    environments: Tensor | Sequence[int] | None = None,
+) -> Tensor:
+    """[N, S]: points of accuracy with the seed minus without it.
+
+    NaN where no seed is on or nothing was asked.
+    """
     on = population.lifecycle.alpha > 0
+    if environments is not None:
+        on &= torch.isin(torch.arange(len(on)), _rows(environments, on))[:, None]
     contribution = torch.full(on.shape, torch.nan, dtype=torch.float64)
     rows, slot = on.nonzero(as_tuple=True)
     if not len(rows):

@@ -2,6 +2,7 @@ from .anomalies import AnomalyDetector as AnomalyDetector
 from .anomalies import Thresholds as Thresholds
 from .events import DEFAULT_WATCHED as DEFAULT_WATCHED
 from .events import AnomalyFound as AnomalyFound
+from .events import Attributed as Attributed
 from .events import Decisions as Decisions
 from .events import Dropped as Dropped
 from .events import EpisodeEnded as EpisodeEnded

@@ -195,6 +195,20 @@ class Evaluated(Event, kind="evaluation", table="evaluations"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attributed(Event, kind="attribution", table="attributions"):
+    """What each seed of an evaluation's best episode is worth, in points of validation accuracy."""
+
+    controller: str
+    context: str
+    seed: int  # of the case
+    score: float  # of the episode
+    slot: Slots  # [M]
+    blueprint: Blueprints  # [M]
+    shapley: Reals  # [M] sum: the network with all its seeds less the one with none
+    left_out: Reals  # [M] the network with all its seeds less the one without this
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnomalyFound(Event, kind="anomaly", table="anomalies"):
     """Something is wrong with the learning, or no longer is."""
 

@@ -46,8 +46,8 @@ class Scores:
         self.left = list(scores)
         alone = Judge.judge
 
-        def judge(judge: Judge, controller: Any) -> Any:
-            judged = alone(judge, controller)
+        def judge(judge: Judge, controller: Any, **how: Any) -> Any:
+            judged = alone(judge, controller, **how)
             if controller.name != "tamiyo":
                 return judged
             return replace(judged, scores=torch.full_like(judged.scores, self.left.pop(0)))

@@ -37,7 +37,10 @@ TINY = TrainConfig(
 )
 FACTS = {"suite": SUITE.to_dict()}
 
-TOLD = ("decisions", "steps", "lifecycle", "episodes", "rollbacks", "updates", "evaluations")
+TOLD = (
+    "decisions", "steps", "lifecycle", "episodes", "rollbacks", "updates", "evaluations",
+    "attributions",
+)  # fmt: skip
 
 
 def tiny_run(path: Path, **changes: Any) -> RunFolder:

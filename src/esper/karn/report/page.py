@@ -88,6 +88,7 @@ def page(facts: Facts, sections: Sequence[Section]) -> str:
             "link", ({"number": n, "title": each.title} for n, each in enumerate(sections))
         ),
         sections=Markup("".join(_section(n, each) for n, each in enumerate(sections))),
+        attribution=_attribution(facts.attribution),
         anomalies=fill("anomalies", rows=anomalies) if anomalies else "",
         absent=_each_text("absent", absent),
         settings=settings,
@@ -142,6 +143,30 @@ def _picture(picture: Picture) -> Markup:
 
 def _embedded(png: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+
+
+def _attribution(seeds: Sequence[Row]) -> Markup | str:
+    """What each seed of the best episode was worth; nothing if that was not found out."""
+    if not seeds:
+        return ""
+    episode = seeds[0]
+    what = (
+        f"The best episode of all evaluations, with score {signed(episode['score'])}, is case "
+        f"{episode['seed']} of {episode['context']} in round {episode['round']}. Points of "
+        "validation accuracy: a seed's Shapley value is its mean contribution over all orders in "
+        "which the seeds could have joined, and they sum to what all of them gain together; left "
+        "out is what the network loses without this seed alone."
+    )
+    rows = (
+        {
+            "slot": row["slot"],
+            "blueprint": row["blueprint"],
+            "shapley": signed(row["shapley"]),
+            "left_out": signed(row["left_out"]),
+        }
+        for row in seeds
+    )
+    return fill("attribution", what=what, rows=fill_each("attributed", rows))
 
 
 def _settings(facts: Facts) -> tuple[list[str], Markup]:

@@ -102,6 +102,7 @@ class Facts:
     updates: Mapping[str, Series] = field(default_factory=dict)
     seconds: Mapping[str, Series] = field(default_factory=dict)  # by phase
     shares: Mapping[str, Shares] = field(default_factory=dict)  # by head; slots: of plantings
+    attribution: Sequence[Row] = ()  # of the best episode of all evaluations, seed by seed
     anomalies: Sequence[Row] = ()
     notes: Sequence[tuple[int, str]] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -189,6 +190,7 @@ def read_facts(run: Path) -> Facts:
                 "WHERE name LIKE 'seconds\\_%' ESCAPE '\\' GROUP BY round, name ORDER BY round",
             ),
             shares={head: _shares(reader, head, rounds) for head in reader.layout.heads},
+            attribution=_best_attribution(reader),
             anomalies=[row for row in reader.anomalies() if row["raised"]],
             notes=reader.notes(),
             dropped=reader.dropped(),
@@ -233,6 +235,12 @@ def _of_rounds(reader: RunReader, table: str, condition: str, rounds: Sequence[i
             (rounds[0], rounds[-1]),
         )
     )
+
+
+def _best_attribution(reader: RunReader) -> list[Row]:
+    rows = list(reader.each("attributions"))
+    best = max(rows, key=lambda row: float(row["score"]), default={})
+    return [row for row in rows if all(row[key] == best[key] for key in ("round", "event"))]
 
 
 def _scores(reader: RunReader) -> tuple[list[Score], dict[str, Score]]:

@@ -2,7 +2,7 @@
 
 Test data is not touched: it is for reports of finished controllers.
 
-Shapes: `C` contexts, `E` cases of each, `T` epochs of an episode.
+Shapes: `C` contexts, `E` cases of each, `M` seeds of an episode.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,42 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.garden.attribution import leave_one_out, shapley
 from esper.garden.cases import SELECTION_SEED, Case
 from esper.garden.contexts import Context
 from esper.garden.playing import Controls, Job, Playground
 from esper.garden.reward_settings import RewardConfig
 from esper.garden.statistics import Estimate, mean_interval
-from esper.nissa import Evaluated
+from esper.nissa import Attributed, Evaluated
 from esper.simic.agent.processes import Processes
 from esper.tamiyo.controllers import Controller
+from esper.tolaria.population import Population
+
+ORDERS = 64  # in which seeds join, where they are too many for all subsets
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What the seeds of one episode are worth, in points of validation accuracy."""
+
+    case: Case
+    score: float  # of the episode
+    slot: Tensor  # [M]
+    blueprint: Tensor  # [M]
+    shapley: Tensor  # [M]
+    left_out: Tensor  # [M]
+
+    @classmethod
+    def of(cls, population: Population, row: int, case: Case, score: float) -> "Attribution":
+        (slots,) = (population.lifecycle.alpha[row] > 0).nonzero(as_tuple=True)
+        return cls(
+            case,
+            score,
+            slots,
+            population.lifecycle.blueprint[row, slots],
+            shapley(population, [row], samples=ORDERS)[row, slots],
+            leave_one_out(population, environments=[row])[row, slots],
+        )
 
 
 @dataclass(frozen=True)
@@ -28,6 +56,7 @@ class Judgement:
     controller: str
     contexts: tuple[str, ...]
     scores: Tensor  # [C, E] net gain over the paired control / scale, on validation data
+    best: Attribution | None = None  # of the best episode, where this process played it
 
     @property
     def mean(self) -> Estimate:
@@ -49,6 +78,22 @@ class Judgement:
             low=[overall.low, *(low for low, _ in spread)],
             high=[overall.high, *(high for _, high in spread)],
             episodes=[self.scores.numel(), *[episodes] * len(each)],
+        )
+
+    def attributed(self, round_: int) -> Attributed | None:
+        """What the best episode's seeds are worth, if that is known here."""
+        if self.best is None:
+            return None
+        return Attributed(
+            round=round_,
+            controller=self.controller,
+            context=self.best.case.context.name,
+            seed=self.best.case.seed,
+            score=self.best.score,
+            slot=self.best.slot,
+            blueprint=self.best.blueprint,
+            shapley=self.best.shapley,
+            left_out=self.best.left_out,
         )
 
 
@@ -79,13 +124,32 @@ class Judge:
             rows, horizon=controls.horizon, device=device, config=controls.config, test=False
         )
 
-    def judge(self, controller: Controller) -> Judgement:
-        """The controller's scores, the same in every process."""
+    def judge(self, controller: Controller, *, attribute: bool = False) -> Judgement:
+        """The controller's scores, the same in every process.
+
+        With `attribute`, the process that played the best episode with a fossilized seed also
+        finds out what its seeds are worth.
+        """
         scores = torch.zeros(len(self.cases), dtype=torch.float64)
-        cases = [self.cases[number] for number in self.own]
-        if cases:
-            played = self._ground.play_all([Job(controller, case) for case in cases])
-            scores[torch.tensor(self.own)] = self.controls.scores(cases, played, self.rent)
+        grown = torch.zeros_like(scores)  # 1 where a seed was fossilized
+        best: Attribution | None = None
+        jobs = [Job(controller, self.cases[number]) for number in self.own]
+        for places, played in self._ground.play(jobs):
+            numbers = torch.tensor(self.own)[places]
+            cases = [jobs[place].case for place in places]
+            found = self.controls.scores(cases, played, self.rent)
+            scores[numbers], grown[numbers] = found, (played.seeds > 0).double()
+            score, row = found.masked_fill(played.seeds == 0, -torch.inf).max(0)
+            if attribute and float(score) > (-torch.inf if best is None else best.score):
+                population = self._ground.episodes([cases[0].context], len(cases)).population
+                best = Attribution.of(population, int(row), cases[int(row)], float(score))
         self.processes.sum_(scores)
+        self.processes.sum_(grown)
+        winner = int(scores.masked_fill(grown == 0, -torch.inf).argmax())
         names = tuple(context.name for context in self.contexts)
-        return Judgement(controller.name, names, scores.view(len(names), self.seeds))
+        return Judgement(
+            controller.name,
+            names,
+            scores.view(len(names), self.seeds),
+            best if winner % self.processes.size == self.processes.rank else None,
+        )

@@ -354,7 +354,7 @@ class Trainer:
         )
 
     def _judge(self, number: int) -> Judgement:
-        judged = self.judge.judge(LearnedController(self.agent.network))
+        judged = self.judge.judge(LearnedController(self.agent.network), attribute=True)
         score = judged.mean.value
         if self.best is None or score > self.best:
             self.best = score
@@ -362,6 +362,9 @@ class Trainer:
                 self.agent.save(self.run.best)
         if self.processes.rank == 0:
             self.hub.emit(judged.event(number))
+        attributed = judged.attributed(number)
+        if attributed is not None:
+            self.hub.emit(attributed)
         return judged
 
     # --- lasting -------------------------------------------------------------------------
