@@ -8,7 +8,7 @@ import torch
 
 from esper.tolaria.cuda_graphs import Capacities, pad_plan, uncollected
 from esper.tolaria.feed import Augmentation
-from esper.tolaria.plan import HOST
+from esper.tolaria.plan import HOST, StepPlan
 from tests.tolaria.test_population import own_draws
 from tests.tolaria.twins import EVERY_HOST, HOSTS, draw_actions, make_population
 
@@ -23,15 +23,14 @@ def test_padding_a_plan_changes_no_gradient_and_teaches_no_spare_row(
     for epoch in range(6):
         population.apply(draw_actions(population.legal(), own_draws(population, epoch)))
         exact = population.training_step()
-        padded_training = pad_plan(exact.training, population.pools, capacities, "training", 4)
-        padded_isolated = None
-        learners = dict(exact.learners)
-        if exact.isolated is not None:
-            padded_isolated = pad_plan(exact.isolated, population.pools, capacities, "isolated", 4)
-            for key in padded_isolated.pool_keys():
-                empty = torch.zeros_like(population.pools[key].state.active)
-                learners.setdefault(key, empty)
-        padded = population._make_step(padded_training, padded_isolated, learners)
+        wider = {
+            name: pad_plan(plan, population.pools, capacities, name, 4)
+            for name, plan in exact.plan.passes().items()
+        }
+        learners = dict(exact.plan.learners)
+        for key in wider["isolated"].pool_keys() if "isolated" in wider else []:
+            learners.setdefault(key, torch.zeros_like(population.pools[key].state.active))
+        padded = population._make_step(StepPlan(learners=learners, **wider))
         batch = population.feed.fetch(
             population.feed.epoch(population.seeds, population.lifecycle.epoch)[0]
         )
@@ -55,9 +54,8 @@ def test_a_sick_environment_does_not_reach_others_through_padding() -> None:
         population.pass_time()
     exact = population.training_step()
     capacities: Capacities = {}
-    padded = population._make_step(
-        pad_plan(exact.training, population.pools, capacities, "training", 4), None, {}
-    )
+    wider = pad_plan(exact.plan.training, population.pools, capacities, "training", 4)
+    padded = population._make_step(StepPlan(wider, {}))
     batch = population.feed.fetch(
         population.feed.epoch(population.seeds, population.lifecycle.epoch)[0]
     )

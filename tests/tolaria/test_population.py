@@ -353,7 +353,7 @@ def test_at_alpha_0_what_leaves_a_slot_is_what_came_to_it_bit_for_bit(
         )
     training = population.lifecycle.at(SeedStage.TRAINING)
     assert bool(training.any(dim=0).all()), "seeds learn unseen at every slot"
-    plan = population.training_step().training
+    plan = population.training_step().plan.training
     if padded:  # as in a CUDA graph, where unused places point at the first environment
         plan = pad_plan(plan, population.pools, {}, "training", 4)
     came: list[torch.Tensor] = []

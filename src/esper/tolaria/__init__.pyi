@@ -2,6 +2,7 @@ from .data.splits import Split as Split
 from .data.splits import Splits as Splits
 from .data.splits import splits_from as splits_from
 from .extraction import extract as extract
+from .feed import Augmentation as Augmentation
 from .feed import Feed as Feed
 from .governor import Governor as Governor
 from .governor import GovernorRules as GovernorRules
@@ -14,8 +15,10 @@ from .population_config import EpochRecord as EpochRecord
 from .population_config import PopulationConfig as PopulationConfig
 from .population_config import Snapshot as Snapshot
 from .population_config import SplitScores as SplitScores
+from .tasks import LossKind as LossKind
 from .tasks import Task as Task
 from .tasks import find_task as find_task
 from .tasks import population_of as population_of
 from .tasks import register_task as register_task
 from .tasks import task_names as task_names
+from .tasks import unregister_task as unregister_task

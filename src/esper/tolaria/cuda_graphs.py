@@ -9,6 +9,7 @@ deliver nothing. A new graph is captured only when a capacity grows or a pool's 
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from esper.leyline.lifecycle import NOTHING
 from esper.tolaria.engine import TrainingStep
 from esper.tolaria.feed import Feed
-from esper.tolaria.plan import Group, Plan, PoolKey, SlotPlan
+from esper.tolaria.plan import Group, Plan, PoolKey, SlotPlan, StepPlan
 from esper.tolaria.pools import Pool
 
 Capacities = dict[tuple[str, int, int], int]  # pass name, slot, blueprint (or a code below) -> size
@@ -114,39 +115,29 @@ class GraphRunner:
         self,
         feed: Feed,
         pools: Mapping[PoolKey, Pool],
-        make_step: Callable[[Plan, Plan | None, Mapping[PoolKey, Tensor]], TrainingStep],
+        make_step: Callable[[StepPlan], TrainingStep],
     ) -> None:
         self.feed, self.pools, self.make_step = feed, pools, make_step
         self.grain = max(4, feed.environments // 64)
         self.capacities: Capacities = {}
         self._graph: torch.cuda.CUDAGraph | None = None
         self._frozen: object = None  # the sizes the graph was captured with
-        self._training: Plan
-        self._isolated: Plan | None
-        self._learners: dict[PoolKey, Tensor]
+        self._plan: StepPlan
 
-    def epoch(
-        self,
-        training: Plan,
-        isolated: Plan | None,
-        learners: Mapping[PoolKey, Tensor],
-        order: Tensor,
-    ) -> Tensor:
+    def epoch(self, plan: StepPlan, order: Tensor) -> Tensor:
         """Train on the batches of `order` [T, N, B]; returns the summed losses [N]."""
-        training = pad_plan(training, self.pools, self.capacities, "training", self.grain)
-        if isolated is not None:
-            isolated = pad_plan(isolated, self.pools, self.capacities, "isolated", self.grain)
+        padded = {
+            name: pad_plan(each, self.pools, self.capacities, name, self.grain)
+            for name, each in plan.passes().items()
+        }
+        plan = StepPlan(learners=plan.learners, **padded)
         versions = tuple((key, pool.version) for key, pool in self.pools.items())
-        sizes = (tuple(sorted(self.capacities.items())), versions, isolated is None)
+        sizes = (tuple(sorted(self.capacities.items())), versions, plan.isolated is None)
         if sizes != self._frozen:
-            self._capture(training, isolated, learners, order[0])
+            self._capture(plan, order[0])
             self._frozen = sizes
         else:
-            for old, new in ((self._training, training), (self._isolated, isolated)):
-                if old is not None and new is not None:
-                    for static, fresh in zip(old.tensors(), new.tensors(), strict=True):
-                        static.copy_(fresh, non_blocking=True)
-            self._set_learners(learners)
+            self._refill(plan)
         assert self._graph is not None
         self._total.zero_()
         for index in order:
@@ -154,27 +145,25 @@ class GraphRunner:
             self._graph.replay()
         return self._total.clone()
 
-    def _set_learners(self, learners: Mapping[PoolKey, Tensor]) -> None:
-        for key, mask in self._learners.items():
-            mask.copy_(learners[key]) if key in learners else mask.zero_()
+    def _refill(self, plan: StepPlan) -> None:
+        """Let the graph's own plan say what `plan` says, which has the same sizes."""
+        kept = self._plan.passes()
+        for name, each in plan.passes().items():
+            for static, fresh in zip(kept[name].tensors(), each.tensors(), strict=True):
+                static.copy_(fresh, non_blocking=True)
+        for key, mask in self._plan.learners.items():
+            mask.copy_(plan.learners[key]) if key in plan.learners else mask.zero_()
 
-    def _capture(
-        self,
-        training: Plan,
-        isolated: Plan | None,
-        learners: Mapping[PoolKey, Tensor],
-        index: Tensor,
-    ) -> None:
+    def _capture(self, plan: StepPlan, index: Tensor) -> None:
         device = self.feed.device
         self._graph = None  # gives the old graph's memory back first
-        self._training = training.to(device)
-        self._isolated = None if isolated is None else isolated.to(device)
-        keys = [] if self._isolated is None else self._isolated.pool_keys()
-        self._learners = {key: torch.zeros_like(self.pools[key].state.active) for key in keys}
-        self._set_learners(learners)
+        keys = [] if plan.isolated is None else plan.isolated.pool_keys()
+        masks = {key: torch.zeros_like(self.pools[key].state.active) for key in keys}
+        self._plan = replace(plan.to(device), learners=masks)
+        self._refill(plan)
         self._index = index.clone()
         self._total = torch.zeros(self.feed.environments, device=device, dtype=torch.float64)
-        step = self.make_step(self._training, self._isolated, self._learners)
+        step = self.make_step(self._plan)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries set themselves up; no parameter is changed

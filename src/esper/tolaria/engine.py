@@ -18,9 +18,9 @@ from esper.kasmina.slot import BlendGate
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.lifecycle import NOTHING
 from esper.leyline.slots import SlotSpec
-from esper.tolaria.optimisers import RowOptimiser
-from esper.tolaria.plan import HOST, Plan, PoolKey, SlotPlan
+from esper.tolaria.plan import HOST, Plan, PoolKey, SlotPlan, StepPlan
 from esper.tolaria.pools import Pool, Template
+from esper.tolaria.population_config import PopulationConfig
 from esper.tolaria.stacked import Form, stack
 
 Weights = Mapping[PoolKey, Tensor]  # rows [R, P] of every pool
@@ -218,21 +218,16 @@ class TrainingStep:
         self,
         engine: Engine,
         pools: Mapping[PoolKey, Pool],
-        optimiser: RowOptimiser,
-        training: Plan,
-        isolated: Plan | None,
-        learners: Mapping[PoolKey, Tensor],
-        compute_dtype: torch.dtype | None,
+        config: PopulationConfig,
+        plan: StepPlan,
         live: Tensor | None = None,
     ) -> None:
         """`live` [N, P]: weights of hosts that exist, where not all do."""
-        self.engine, self.pools, self.optimiser = engine, pools, optimiser
-        self.training, self.isolated, self.learners = training, isolated, learners
-        self.compute_dtype, self.live = compute_dtype, live
-        self.keys = [HOST, *training.pool_keys()]
-        self.isolated_keys = (
-            [] if isolated is None else [k for k in isolated.pool_keys() if k in learners]
-        )
+        self.engine, self.pools, self.plan, self.live = engine, pools, plan, live
+        self.optimiser, self.compute_dtype = config.optimiser, config.compute_dtype
+        self.keys = [HOST, *plan.training.pool_keys()]
+        alone = [] if plan.isolated is None else plan.isolated.pool_keys()
+        self.isolated_keys = [key for key in alone if key in plan.learners]
 
     def run(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Train on one batch an environment, [N, B, ...]; returns the losses [N]."""
@@ -248,22 +243,19 @@ class TrainingStep:
         """Losses [N] and the gradient of every pool that takes part, [R, P]."""
         weights = cast_weights(self.pools, self.compute_dtype)
         inputs = as_inputs(inputs, weights)
-        losses = losses_of(self.engine.logits(weights, self.training, inputs), labels)
+        losses = losses_of(self.engine.logits(weights, self.plan.training, inputs), labels)
         found = torch.autograd.grad(losses.sum(), [self.pools[k].leaf for k in self.keys])
         grads = dict(zip(self.keys, found, strict=True))
         if self.live is not None:  # host n is row n; the spare row comes last
             grads[HOST][:-1].mul_(self.live)
-        if self.isolated is not None:
-            rows = self.isolated.environment
-            if rows is not None:
-                inputs, labels = inputs[rows], labels[rows]
+        if (isolated := self.plan.isolated) is not None:
+            if isolated.environment is not None:
+                inputs, labels = inputs[isolated.environment], labels[isolated.environment]
             weights[HOST] = weights[HOST].detach()
-            alone = losses_of(self.engine.logits(weights, self.isolated, inputs), labels).sum()
-            leaves = [self.pools[key].leaf for key in self.isolated_keys]
-            for key, grad in zip(
-                self.isolated_keys, torch.autograd.grad(alone, leaves), strict=True
-            ):
+            alone = losses_of(self.engine.logits(weights, isolated, inputs), labels).sum()
+            found = torch.autograd.grad(alone, [self.pools[k].leaf for k in self.isolated_keys])
+            for key, grad in zip(self.isolated_keys, found, strict=True):
                 others = grads.get(key)
                 others = torch.zeros_like(grad) if others is None else others
-                grads[key] = torch.where(self.learners[key], grad, others)
+                grads[key] = torch.where(self.plan.learners[key], grad, others)
         return losses, grads

@@ -7,6 +7,7 @@ some slot on start there, as a copy (`forks`), so what they share is computed on
 Shapes: `N` environments, `S` slots, `V` rows of a pass, `K` seeds that act at one slot.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -79,6 +80,24 @@ class Plan:
             if len(slot.gated):
                 found.append(("gate", index, NOTHING))
         return found
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A training step: the pass of all hosts, and the one of isolated seeds if there are any."""
+
+    training: Plan
+    learners: Mapping[PoolKey, Tensor]  # rows of isolated seeds in each pool, as masks [R, 1]
+    isolated: Plan | None = None
+
+    def passes(self) -> dict[str, Plan]:
+        both = {"training": self.training, "isolated": self.isolated}
+        return {name: plan for name, plan in both.items() if plan is not None}
+
+    def to(self, device: torch.device) -> "StepPlan":
+        passes = {name: plan.to(device) for name, plan in self.passes().items()}
+        learners = {key: mask.to(device) for key, mask in self.learners.items()}
+        return StepPlan(learners=learners, **passes)
 
 
 @dataclass(frozen=True)

@@ -28,19 +28,14 @@ from esper.leyline.slots import require_agreement
 from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
 from esper.tolaria.cuda_graphs import GraphRunner
-from esper.tolaria.engine import (
-    Engine,
-    TrainingStep,
-    as_inputs,
-    cast_weights,
-    losses_of,
-)
+from esper.tolaria.engine import Engine, TrainingStep, as_inputs, cast_weights, losses_of
 from esper.tolaria.feed import SPLITS, Feed
 from esper.tolaria.plan import (
     HOST,
     PassRows,
     Plan,
     PoolKey,
+    StepPlan,
     base_rows,
     build_plan,
     counterfactual_rows,
@@ -124,7 +119,7 @@ class Population:
         return self.pools[key]
 
     def _give(self, key: PoolKey, environments: Tensor) -> Tensor:
-        """PassRows of a pool for these environments, noted where their seeds or gates live."""
+        """Rows of a pool for these environments, noted where their seeds or gates live."""
         rows = self._pool(key).give(environments)
         kind, slot, _ = key
         if kind != "host":  # host n is row n
@@ -432,44 +427,29 @@ class Population:
         """On the CPU, where it is made."""
         return build_plan(self.lifecycle, rows, self.pool_rows, self.gate_rows)
 
-    def _training_plans(self) -> tuple[Plan, Plan | None]:
-        """The pass of all hosts, and the one of isolated seeds when there are any."""
+    def _step_plan(self) -> StepPlan:
         straight = self.config.isolation is Isolation.STRAIGHT_THROUGH
         training = self._plan(base_rows(self.lifecycle, straight_through=straight))
         rows = isolated_rows(self.lifecycle)
         alone = not straight and len(rows.environment) > 0
-        return training, self._plan(rows) if alone else None
-
-    def _make_step(
-        self, training: Plan, isolated: Plan | None, learners: Mapping[PoolKey, Tensor]
-    ) -> TrainingStep:
-        return TrainingStep(
-            self.engine,
-            self.pools,
-            self.config.optimiser,
-            training,
-            isolated,
-            learners,
-            self.config.compute_dtype,
-            self.live,
-        )
-
-    def training_step(self) -> TrainingStep:
-        """The fused step for the present structure, built once and kept until it changes."""
-        if self._step is None:
-            training, alone = self._training_plans()
-            alone = None if alone is None else alone.to(self.device)
-            self._step = self._make_step(training.to(self.device), alone, self._learners())
-        return self._step
+        return StepPlan(training, self._learners(), self._plan(rows) if alone else None)
 
     def _learners(self) -> dict[PoolKey, Tensor]:
         """The rows of seeds that learn in isolation, in each pool as masks [R, 1]."""
         masks: dict[PoolKey, Tensor] = {}
         for key, rows in self._places(self.lifecycle.at(SeedStage.TRAINING)):
-            mask = torch.zeros(self.pools[key].capacity + 1, 1, dtype=torch.bool)
-            mask[rows] = True
-            masks[key] = mask.to(self.device)
+            masks[key] = torch.zeros(self.pools[key].capacity + 1, 1, dtype=torch.bool)
+            masks[key][rows] = True
         return masks
+
+    def _make_step(self, plan: StepPlan) -> TrainingStep:
+        return TrainingStep(self.engine, self.pools, self.config, plan, self.live)
+
+    def training_step(self) -> TrainingStep:
+        """The fused step for the present structure, built once and kept until it changes."""
+        if self._step is None:
+            self._step = self._make_step(self._step_plan().to(self.device))
+        return self._step
 
     def train_epoch(self) -> EpochRecord:
         """One epoch of every environment on its own batches."""
@@ -491,7 +471,7 @@ class Population:
     def _train(self, order: Tensor) -> Tensor:
         """Train on all batches; the summed losses [N]."""
         if self._graphs is not None:
-            return self._graphs.epoch(*self._training_plans(), self._learners(), order)
+            return self._graphs.epoch(self._step_plan(), order)
         step = self.training_step()
         total = torch.zeros(len(self), device=self.device, dtype=torch.float64)
         for index in order:
