@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, Self
 
@@ -23,10 +23,11 @@ from esper.leyline.constants import MIN_REWARD_SCALE
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.leyline.settings import (
     COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    WHOLE,
+    Count,
+    NotNegative,
+    Positive,
+    Share,
+    Whole,
     require,
     require_settings,
 )
@@ -49,32 +50,29 @@ class Source:
     """
 
     family: str
-    samples: int = 4000  # to train on
-    label_noise: float = 0.0  # share of labels drawn anew
-    seed: int = 0  # another seed has other samples in all three splits
-    translation: int | None = None  # points of the padded line, at most
-    noise: float | None = None  # beside the glyph, or around the spikes
-    amplitude: float | None = None  # spread of the glyph's height, as a fraction
-    gain: float | None = None  # spread of the logarithm of a sample's gain
-    order: int | None = None  # which permutation of the points
+    samples: Count = 4000  # to train on
+    label_noise: Share = 0.0  # share of labels drawn anew
+    seed: Whole = 0  # another seed has other samples in all three splits
+    translation: Whole | None = None  # points of the padded line, at most
+    noise: NotNegative | None = None  # beside the glyph, or around the spikes
+    amplitude: NotNegative | None = None  # spread of the glyph's height, as a fraction
+    gain: NotNegative | None = None  # spread of the logarithm of a sample's gain
+    order: Whole | None = None  # which permutation of the points
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise UnknownNameError.of("family of data", self.family, FAMILIES)
         defaults = FAMILIES[self.family].defaults
-        ranges = {"samples": COUNT, "seed": WHOLE, "label_noise": SHARE}
         for name in PARAMETERS:
-            if name in defaults:
-                if getattr(self, name) is None:
-                    _put(self, name, defaults[name])
-                ranges[name] = WHOLE if type(defaults[name]) is int else NOT_NEGATIVE
-            elif getattr(self, name) is not None:
-                raise UnknownNameError.of(
-                    f"parameter of the family {self.family!r}", name, defaults
-                )
-        require_settings(self, "The source's setting", error=DataError, **ranges)
-        for name, range_ in ranges.items():  # 1 and 1.0 are one value, with one key
-            _put(self, name, (int if range_.whole else float)(getattr(self, name)))
+            if getattr(self, name) is None:
+                _put(self, name, defaults.get(name))
+            elif name not in defaults:
+                what = f"parameter of the family {self.family!r}"
+                raise UnknownNameError.of(what, name, defaults)
+        require_settings(self, "The source's setting", error=DataError)
+        for name in ("label_noise", "noise", "amplitude", "gain"):
+            if getattr(self, name) is not None:  # 1 and 1.0 are one value, with one key
+                _put(self, name, float(getattr(self, name)))
 
     def load(self) -> Splits:
         """The data: always the same for equal sources."""
@@ -123,12 +121,12 @@ class Lesion:
     """`narrow`: two channels of the stage's output live; `tap`: its kernel's centre lives."""
 
     kind: str
-    stage: int
+    stage: Whole
 
     def __post_init__(self) -> None:
         if self.kind not in _SILENCE:
             raise UnknownNameError.of("kind of lesion", self.kind, _SILENCE)
-        require_settings(self, "A lesion's setting", stage=WHOLE)
+        require_settings(self, "A lesion's setting")
 
     def __str__(self) -> str:
         return f"{self.kind} at stage {self.stage}"
@@ -147,7 +145,7 @@ class Context:
     host: str = "conv1d"
     host_sizes: tuple[tuple[str, int], ...] = ()
     # Points that count as 1 in rewards and scores: the best net gain or more. Never observed.
-    scale: float = MIN_REWARD_SCALE
+    scale: Positive = MIN_REWARD_SCALE
 
     def __post_init__(self) -> None:
         for what in ("name", "family"):
@@ -157,7 +155,7 @@ class Context:
             if not isinstance(value, kind) and (value is not None or what == "source"):
                 raise _wrong_type(f"{what} of a context", value, f"a {kind.__name__}")
         self._check_window()
-        require_settings(self, "The context's setting", error=DataError, scale=POSITIVE)
+        require_settings(self, "The context's setting", error=DataError)
         _put(self, "scale", float(self.scale))
         _put(self, "host_sizes", self._checked_sizes())
         # Refuses a lesion that the host cannot have.
@@ -215,16 +213,10 @@ class Context:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for TOML and result files; what is absent is left out."""
         record = _present(self)
-        for name in ("source", "drift"):
-            if name in record:
-                record[name] = record[name].to_dict()
-        if "lesion" in record:
-            record["lesion"] = _present(record["lesion"])
+        record["drift_window"] = list(self.drift_window)
+        record["host_sizes"] = dict(self.host_sizes)
         if self.drift is None:
             del record["drift_window"]
-        else:
-            record["drift_window"] = list(self.drift_window)
-        record["host_sizes"] = dict(self.host_sizes)
         if not self.host_sizes:
             del record["host_sizes"]
         return record
@@ -377,8 +369,13 @@ def _put(record: object, name: str, value: object) -> None:
 
 
 def _present(record: Any) -> dict[str, Any]:
+    """What a dataclass holds as plain values, less what is absent."""
     values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {name: value for name, value in values.items() if value is not None}
+    return {
+        name: _present(value) if is_dataclass(value) else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def table_of(kind: Any, what: str, given: object) -> dict[str, Any]:

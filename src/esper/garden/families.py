@@ -31,7 +31,7 @@ class Family:
 
     summary: str
     generate: Generate
-    defaults: Parameters  # an integer default makes an integer parameter
+    defaults: Parameters
     classes: int = CLASSES  # that occur; heads have ten logits whatever the family
 
 

@@ -101,7 +101,8 @@ class _Rows:
         if isinstance(deal, str):
             deal = Draw(contexts=find_suite(deal).training)
         self.garden = Garden(deal, rows, in_place=True, **settings)
-        self.actions, self.illegal = CompositeActions(self.garden.space), illegal
+        self.actions = CompositeActions(self.garden.space)  # what their numbers mean
+        self.illegal = illegal
         low, high = self.garden.table.bounds()
         self.seen = spaces.Box(low.numpy(), high.numpy(), dtype=np.float32)
         self.chosen = spaces.Discrete(len(self.actions))
@@ -109,11 +110,12 @@ class _Rows:
 
     def reset(self, seed: int | None) -> Array:
         """The next episodes or, with a seed, the first ones of another dealing."""
+        if seed is None:
+            return _array(self.garden.reset())
         deal = self.garden.draw
-        if seed is not None:
-            deal = replace(deal, seed=seed) if isinstance(deal, Draw) else deal
-            return _array(self.garden.reset(deal))
-        return _array(self.garden.reset())
+        return _array(
+            self.garden.reset(replace(deal, seed=seed) if isinstance(deal, Draw) else deal)
+        )
 
     def legal(self) -> Tensor:
         """[N, A] bool: which actions are legal now; worked out once in every state."""
@@ -181,20 +183,12 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
         `settings` are the garden's: reward, horizon, device, config, controls.
         """
         self._rows = _Rows(deal, num_envs, illegal, settings)
+        self.garden, self.actions = self._rows.garden, self._rows.actions
         self.num_envs = num_envs
         self.single_observation_space = self._rows.seen
         self.single_action_space = self._rows.chosen
         self.observation_space = batch_space(self._rows.seen, num_envs)
         self.action_space = batch_space(self._rows.chosen, num_envs)
-
-    @property
-    def garden(self) -> Garden:
-        return self._rows.garden
-
-    @property
-    def actions(self) -> CompositeActions:
-        """What the numbers of actions mean."""
-        return self._rows.actions
 
     def action_masks(self) -> Array:
         """[N, A] bool: what is legal now."""
@@ -254,18 +248,10 @@ class GardenEnv(gymnasium.Env[Array, np.int64]):
     ) -> None:
         """As for `GardenVectorEnv`."""
         self._rows = _Rows(deal, 1, illegal, settings)
+        self.garden, self.actions = self._rows.garden, self._rows.actions
         self.observation_space = self._rows.seen
         self.action_space = self._rows.chosen
         self._started = False  # has the next episode begun already, with the end of the last?
-
-    @property
-    def garden(self) -> Garden:
-        return self._rows.garden
-
-    @property
-    def actions(self) -> CompositeActions:
-        """What the numbers of actions mean."""
-        return self._rows.actions
 
     def action_masks(self) -> Array:
         """[A] bool: what is legal now. After an episode's end that is of the next one."""
