@@ -16,18 +16,29 @@ MakeScheduler = Callable[[Optimizer], LRScheduler]
 _EXAMPLE = "scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"
 _NEEDED = ("step", "state_dict", "load_state_dict")
 # How what JSON has no word for is written: {"dict": [[key, value], ...]} and the like.
-_MAPPINGS: dict[str, type[dict[Any, Any]]] = {
-    "dict": dict,
-    "Counter": Counter,
-    "OrderedDict": OrderedDict,
-}
+_MAPPINGS = {kind.__name__: kind for kind in (dict, Counter, OrderedDict)}
 
 
 class Schedule:
     """A scheduler that steps after every epoch."""
 
     def __init__(self, make: MakeScheduler, optimizer: Optimizer) -> None:
-        self.scheduler = _made(make, optimizer)
+        try:
+            made = make(optimizer)
+        except (TypeError, ValueError) as error:
+            raise GrowError(
+                "The scheduler could not be made",
+                given=f"{getattr(make, '__name__', type(make).__name__)}: {first_line(error)}",
+                fix=f"pass a function of the optimiser, as in {_EXAMPLE}",
+            ) from error
+        able = all(callable(getattr(made, name, None)) for name in _NEEDED)
+        if isinstance(made, type) or not able:
+            raise GrowError(
+                "This does not make a scheduler",
+                given=type(made).__name__,
+                fix=f"pass a function that returns one, as in {_EXAMPLE}",
+            )
+        self.scheduler = made
 
     def step(self, loss: float, score: float) -> None:
         """An epoch is over, with these on validation data: what waits for a plateau looks at it."""
@@ -39,10 +50,8 @@ class Schedule:
 
     def note(self) -> dict[str, Any]:
         """All of its state, for `restore`."""
-        return {
-            "kind": type(self.scheduler).__name__,
-            "state": as_json(self.scheduler.state_dict()),
-        }
+        state = as_json(self.scheduler.state_dict())
+        return {"kind": type(self.scheduler).__name__, "state": state}
 
     def restore(self, note: Mapping[str, Any]) -> None:
         kind = type(self.scheduler).__name__
@@ -63,25 +72,6 @@ class Schedule:
             ) from error
 
 
-def _made(make: MakeScheduler, optimizer: Optimizer) -> LRScheduler:
-    try:
-        made = make(optimizer)
-    except (TypeError, ValueError) as error:
-        raise GrowError(
-            "The scheduler could not be made",
-            given=f"{getattr(make, '__name__', type(make).__name__)}: {first_line(error)}",
-            fix=f"pass a function of the optimiser, as in {_EXAMPLE}",
-        ) from error
-    able = all(callable(getattr(made, name, None)) for name in _NEEDED)
-    if isinstance(made, type) or not able:
-        raise GrowError(
-            "This does not make a scheduler",
-            given=type(made).__name__,
-            fix=f"pass a function that returns one, as in {_EXAMPLE}",
-        )
-    return made
-
-
 # --- state as JSON -------------------------------------------------------------------------
 
 
@@ -95,10 +85,9 @@ def as_json(value: Any, where: str = "state") -> Any:
         return [as_json(each, f"{where}[{place}]") for place, each in enumerate(value)]
     if type(value) is tuple:
         return {"tuple": as_json(list(value), where)}
-    for name, kind in _MAPPINGS.items():
-        if type(value) is kind:
-            pairs = [(as_json(key, where), as_json(value[key], f"{where}.{key}")) for key in value]
-            return {name: [list(pair) for pair in pairs]}
+    if type(value) in _MAPPINGS.values():
+        pairs = [[as_json(key, where), as_json(value[key], f"{where}.{key}")] for key in value]
+        return {type(value).__name__: pairs}
     raise GrowError(
         "The scheduler keeps something that cannot be saved",
         given=f"{where}: {type(value).__name__}",
