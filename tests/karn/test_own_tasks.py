@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.garden import FAMILIES, Family, find_suite, load_suite, register_family
+from esper.garden import FAMILIES, DataFamily, find_suite, load_suite, register_family
 from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
 from esper.simic.training import RunFolder
 from esper.tolaria.tasks import unregister_task
@@ -103,10 +103,10 @@ def test_a_family_that_does_not_fit_is_refused(folder: Path) -> None:
     sign = FAMILIES["sign"]
     with pytest.raises(DuplicateNameError, match="'sign' is already registered"):
         register_family("sign", sign)
-    strange = Family(summary="", generate=sign.generate, defaults={"volume": 1.0})
+    strange = DataFamily(summary="", generate=sign.generate, defaults={"volume": 1.0})
     with pytest.raises(UnknownNameError, match="parameter of a family; given: 'volume'"):
         register_family("strange", strange)
-    long = Family(
+    long = DataFamily(
         summary="",
         generate=lambda samples, seed, _: (torch.zeros(samples, 41), torch.zeros(samples)),
         defaults={},

@@ -24,7 +24,7 @@ from .evaluation import Standing as Standing
 from .evaluation import evaluate as evaluate
 from .evaluation import standings as standings
 from .families import FAMILIES as FAMILIES
-from .families import Family as Family
+from .families import DataFamily as DataFamily
 from .families import register_family as register_family
 from .playing import Controls as Controls
 from .playing import Job as Job

@@ -26,7 +26,7 @@ Generate = Callable[[int, int, Parameters], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class DataFamily:
     """A generator: (samples, seed, parameters) to inputs [M, L] float32 and labels [M] int64."""
 
     summary: str
@@ -101,29 +101,29 @@ def noisy_labels(labels: Tensor, share: float, classes: int, seed: int) -> Tenso
 
 _GLYPHS: Parameters = {"translation": 48, "noise": 0.25, "amplitude": 0.4}
 
-FAMILIES: dict[str, Family] = {
-    "mnist1d": Family(
+FAMILIES: dict[str, DataFamily] = {
+    "mnist1d": DataFamily(
         summary="ten glyphs on a line, moved, scaled and noisy (MNIST-1D)",
         generate=glyphs,
         defaults=_GLYPHS,
     ),
-    "gain": Family(
+    "gain": DataFamily(
         summary="the same glyphs, every sample multiplied by its own random gain",
         generate=gained_glyphs,
         defaults={**_GLYPHS, "gain": 2.0},
     ),
-    "xor": Family(
+    "xor": DataFamily(
         summary="a signed spike in each half; the class compares their signs and places",
         generate=spikes,
         defaults={"noise": 0.1},
         classes=XOR_CLASSES,
     ),
-    "shuffled": Family(
+    "shuffled": DataFamily(
         summary="the same glyphs, their points in another order",
         generate=shuffled_glyphs,
         defaults={**_GLYPHS, "order": 0},
     ),
-    "fixed": Family(
+    "fixed": DataFamily(
         summary="the same glyphs, always at one place",
         generate=glyphs,
         defaults={**_GLYPHS, "translation": 0},
@@ -131,7 +131,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def register_family(name: str, family: Family) -> Family:
+def register_family(name: str, family: DataFamily) -> DataFamily:
     """Make a family of yours known by its name, so that sources can be of it."""
     if name in FAMILIES:
         raise DuplicateNameError(

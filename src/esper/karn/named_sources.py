@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from esper.garden import FAMILIES, Family, Source
+from esper.garden import FAMILIES, DataFamily, Source
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.leyline.own_code import CodeError, run_file, spoken
 from esper.tolaria import Task, find_task, task_names
@@ -189,7 +189,7 @@ def _from_code(text: str, seed: int) -> NamedData:
     found = load_named(text, "data")
     if isinstance(found, Task):
         return _named(found.load(seed))
-    if isinstance(found, Family):
+    if isinstance(found, DataFamily):
         for name, family in FAMILIES.items():
             if family is found:
                 return _named(Source(family=name, seed=seed).load())
