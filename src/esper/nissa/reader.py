@@ -30,9 +30,9 @@ from esper.nissa.store import (
     StoreError,
     connect,
     file_of,
-    keys,
     quoted,
     read_layout,
+    tables,
 )
 
 Row = Mapping[str, Any]
@@ -304,13 +304,14 @@ class RunReader:
         With `round`, of the rounds up to it.
         """
         found = hashlib.sha256()
-        tables = [kind.table for kind in KINDS.values() if kind.repeatable]
-        tables.insert(tables.index("steps") + 1, "packs")
-        for table in tables:
+        repeatable = [kind.table for kind in KINDS.values() if kind.repeatable]
+        repeatable.insert(repeatable.index("steps") + 1, "packs")
+        for table in repeatable:
             columns = [name for name in self._columns(table) if name != "event"]
             # Events of several processes come in any order, those of one environment do not.
-            event_order = ("round", "step", "env", "n") if "env" in columns else EVENT_KEY
-            order = event_order if keys()[table] == EVENT_KEY else keys()[table]
+            order = self._key(table)
+            if order == list(EVENT_KEY) and "env" in columns:
+                order = ["round", "step", "env", "n"]
             if not columns:
                 continue  # an older file
             skipped = "name != 'peak_memory_bytes'" if table == "updates" else "1"
@@ -356,7 +357,7 @@ class RunReader:
     def each(self, table: str) -> Iterator[dict[str, Any]]:
         """The rows of a table one by one, in order of their keys."""
         names = self._columns(table)
-        sql = f"SELECT * FROM {table} ORDER BY {', '.join(keys()[table])}"  # noqa: S608
+        sql = f"SELECT * FROM {table} ORDER BY {', '.join(self._key(table))}"  # noqa: S608
         for row in self._each(sql) if names else ():  # an older file may not have it
             yield dict(zip(names, row, strict=True))
 
@@ -386,7 +387,7 @@ class RunReader:
                 yield "observations", {**key, **_by_name(blobs, self.layout)}
         yield from (("runs", row) for row in self.runs())
         # Each row of `events` is told by the table of its kind.
-        for table in keys():
+        for table in tables():
             if table not in ("packs", "observations", "runs", "events"):
                 yield from ((table, row) for row in self.each(table))
 
@@ -416,6 +417,10 @@ class RunReader:
 
     def _columns(self, table: str) -> list[str]:
         return [name for (name,) in self._rows("SELECT name FROM pragma_table_info(?)", (table,))]
+
+    def _key(self, table: str) -> list[str]:
+        sql = "SELECT name FROM pragma_table_info(?) WHERE pk ORDER BY pk"
+        return [name for (name,) in self._rows(sql, (table,))]
 
     def _each(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         with self._reading():

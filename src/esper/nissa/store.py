@@ -47,12 +47,6 @@ BLOBS = {
     if isinstance(field, Numeric) and field.blob is not None
 }
 """Columns of `observations`, with what people read in them."""
-_OTHER_KEYS = {
-    "events": ("id",),
-    "commits": ("round",),
-    "observations": ("round", "step", "first"),
-    "packs": ("round", "step", "kind", "first", "name"),
-}
 _OTHER_TABLES = (
     "meta (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
     "names (kind TEXT, place INTEGER, name TEXT, PRIMARY KEY (kind, place)) WITHOUT ROWID",
@@ -72,17 +66,18 @@ class StoreError(EsperError):
     """A run's file that is missing, damaged, foreign or of another version."""
 
 
-def keys() -> dict[str, tuple[str, ...]]:
-    """Every table whose rows belong to a round, with its key."""
-    return _OTHER_KEYS | {
-        kind.table: STEP_KEY if issubclass(kind, StepEvent) else EVENT_KEY
-        for kind in KINDS.values()
-    }
+def tables() -> list[str]:
+    """Every table whose rows belong to a round."""
+    return ["events", "commits", "observations", "packs", *(of.table for of in KINDS.values())]
+
+
+def key_of(kind: type[Event]) -> tuple[str, ...]:
+    return STEP_KEY if issubclass(kind, StepEvent) else EVENT_KEY
 
 
 def columns_of(kind: type[Event], layout: RunLayout) -> dict[str, str]:
     """The columns of an event's table, with their types in SQL."""
-    columns = dict.fromkeys(keys()[kind.table], "INTEGER")
+    columns = dict.fromkeys(key_of(kind), "INTEGER")
     for name, field in kind.declared.items():
         columns |= field.columns(name, layout)
     return columns
@@ -105,8 +100,8 @@ def schema(layout: RunLayout) -> list[str]:
 
 def _created(kind: type[Event], layout: RunLayout) -> str:
     columns = [f"{quoted(name)} {sql}" for name, sql in columns_of(kind, layout).items()]
-    key = ", ".join(keys()[kind.table])
-    return f"CREATE TABLE {kind.table} ({', '.join(columns)}, PRIMARY KEY ({key})) WITHOUT ROWID"
+    columns.append(f"PRIMARY KEY ({', '.join(key_of(kind))})")
+    return f"CREATE TABLE {kind.table} ({', '.join(columns)}) WITHOUT ROWID"
 
 
 def quoted(name: str) -> str:
@@ -323,7 +318,7 @@ class RunStore:
         If that is an earlier one, the store had failed before the checkpoint was written.
         """
         with self._lock, _Transaction(self._connection):
-            for table in keys():
+            for table in tables():
                 self._connection.execute(f"DELETE FROM {table} WHERE round > ?", (round,))  # noqa: S608
         return self.last_commit
 
