@@ -25,6 +25,7 @@ from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import DataError, UnknownNameError
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.cohort import Cohort, MemberReport, MemberSettings
+from esper.simic.training.config import changed_settings
 from esper.tamiyo.controllers import Controller, LearnedController, make_controller
 from esper.tamiyo.controllers.learned import keep_controller
 from esper.tamiyo.controllers.schedules import Teacher
@@ -95,8 +96,9 @@ class _Study:
 
     def _require_own_folder(self) -> None:
         """A folder belongs to one size and one atlas: what it holds is not mixed with others'."""
-        ours = json.loads(json.dumps({"size": asdict(self.size), "atlas": self.atlas.digest}))
-        if self.kept.kept(BOUND_TO, lambda: ours) != ours:
+        ours = {"size": asdict(self.size), "atlas": self.atlas.digest}
+        bound = self.kept.kept(BOUND_TO, lambda: ours)
+        if bound["atlas"] != self.atlas.digest or changed_settings(self.size, bound["size"]):
             raise DataError(
                 f"{self.folder} holds a study of another size or of another atlas",
                 fix="name another folder with --out",

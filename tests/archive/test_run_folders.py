@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.archive import KeptFolder, RunKind, kind_of_run
+from esper.archive import KeptFolder, RunKind
 from esper.archive.run_folders import LOCK
 from esper.leyline.errors import DataError
 
@@ -17,13 +17,13 @@ class Folder(KeptFolder):
 
 
 def test_a_folder_is_known_by_what_is_in_it(tmp_path: Path) -> None:
-    assert kind_of_run(tmp_path) is None
-    assert kind_of_run(tmp_path / "absent") is None
+    assert not Folder(tmp_path).holds_run
+    assert not Folder(tmp_path / "absent").holds_run
     for kind in RunKind:
         folder = tmp_path / kind.name
         folder.mkdir()
         (folder / kind).touch()
-        assert kind_of_run(folder) is kind
+        assert Folder(folder).holds_run is (kind is RunKind.TRAINING)
 
 
 def test_a_run_is_made_only_where_nothing_is_or_where_one_was_never_made(tmp_path: Path) -> None:

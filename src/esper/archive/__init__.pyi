@@ -5,7 +5,6 @@ from .files import sync as sync
 from .files import write_whole as write_whole
 from .run_folders import KeptFolder as KeptFolder
 from .run_folders import RunKind as RunKind
-from .run_folders import kind_of_run as kind_of_run
 from .tensors import Archive as Archive
 from .tensors import ArchiveError as ArchiveError
 from .tensors import kind_of as kind_of

@@ -1,7 +1,7 @@
 """Folders of runs: known by what is in them, made once, and written by one process at a time.
 
-A training, a network that grows and a study each keep their run in a folder. `kind_of_run` says
-which kind one holds; `KeptFolder` is what they have in common, and each kind extends it:
+A training, a network that grows and a study each keep their run in a folder. `KeptFolder` is what
+they have in common, and each kind extends it:
 
     class GrowthFolder(KeptFolder):
         kind, error = RunKind.GROWTH, GrowError
@@ -37,11 +37,6 @@ class RunKind(StrEnum):
     TRAINING = "config.toml"
     GROWTH = "checkpoint"
     STUDY = "study.json"  # written when it is finished
-
-
-def kind_of_run(path: str | Path) -> RunKind | None:
-    """What kind of run a folder holds; None if it holds none."""
-    return next((kind for kind in RunKind if (Path(path) / kind).exists()), None)
 
 
 class KeptFolder:

@@ -73,6 +73,7 @@ class Draw:
     seeds: int = TRAINING_SEEDS  # cases of each context
     first_seed: int = 0
     seed: int = 0  # of the dealing
+    first_row: int = 0  # where the rows are not the first of all that it is dealt to
 
     def __post_init__(self) -> None:
         if not self.contexts or self.seeds < 1:
@@ -84,6 +85,7 @@ class Draw:
 
     def __call__(self, row: int, episode: int) -> Case:
         """The case of the `episode`-th episode of a row."""
+        row += self.first_row
         chance = torch.Generator().manual_seed(derive_seed(self.seed, "deal", episode))
         order = torch.randperm(len(self.contexts), generator=chance)
         context = self.contexts[int(order[row % len(self.contexts)])]

@@ -38,7 +38,7 @@ def test_the_values_of_the_best_episode_sum_to_what_its_seeds_gain(
         whole, none = population.counterfactual(
             torch.tensor([row, row]), off, "validation"
         ).accuracy
-        gained[case, score] = float(whole) - float(none)
+        gained[case.context.name, score] = float(whole) - float(none)
         found = alone(population, row, case, score)
         left_out = leave_one_out(population)[row]
         assert torch.equal(found.left_out, left_out[~left_out.isnan()])
@@ -51,10 +51,10 @@ def test_the_values_of_the_best_episode_sum_to_what_its_seeds_gain(
     assert best is not None
     assert best.score == float(judged.scores.max())
     assert len(best.slot) == 2
-    assert float(best.shapley.sum()) == pytest.approx(gained[best.case, best.score], abs=1e-4)
+    assert float(best.shapley.sum()) == pytest.approx(gained[best.context, best.score], abs=1e-4)
     event = judged.attributed(3)
     assert event is not None
-    assert (event.round, event.context, event.seed) == (3, best.case.context.name, best.case.seed)
+    assert (event.round, event.context, event.seed) == (3, best.context, best.seed)
 
 
 def test_finding_it_out_changes_no_score_and_nothing_grown_has_none(trainer: Trainer) -> None:

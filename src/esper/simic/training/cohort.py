@@ -8,7 +8,6 @@ itself, from rewards.
 Shapes: `N` rows of all members, `K` rows of one, `H` heads.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -346,21 +345,21 @@ class Cohort:
         return True
 
     def _require_same(self, path: Path, notes: Mapping[str, Any]) -> None:
+        """Refuse what was saved by a cohort of other members or settings."""
         theirs, ours = notes["members"], [member.settings for member in self.members]
-        differ = len(theirs) != len(ours) or any(map(changed_settings, ours, theirs))
-        changed = {
-            "members": differ,
-            "settings": bool(changed_settings(self.settings, notes["settings"])),
-        }
-        for name, is_so in changed.items():
-            if is_so:
-                mine = list(map(asdict, ours)) if name == "members" else asdict(self.settings)
-                raise AgreementError(
-                    f"{path} is of trainings with other {name}",
-                    given=notes[name],
-                    valid=json.loads(json.dumps(mine)),
-                    fix="use another folder",
-                )
+        alike = len(theirs) == len(ours) and not any(map(changed_settings, ours, theirs))
+        if not alike:
+            name, valid = "members", str(ours)
+        elif changed_settings(self.settings, notes["settings"]):
+            name, valid = "settings", str(self.settings)
+        else:
+            return
+        raise AgreementError(
+            f"{path} is of trainings with other {name}",
+            given=notes[name],
+            valid=valid,
+            fix="use another folder",
+        )
 
     def go_on(self, round_: int, garden: Mapping[str, Tensor]) -> None:
         """After so many rounds, with the garden as it was then."""

@@ -29,7 +29,8 @@ ORDERS = 64  # in which seeds join, where they are too many for all subsets
 class Attribution:
     """What the seeds of one episode are worth, in points of validation accuracy."""
 
-    case: Case
+    context: str
+    seed: int  # of the case
     score: float  # of the episode
     slot: Tensor  # [M]
     blueprint: Tensor  # [M]
@@ -40,7 +41,8 @@ class Attribution:
     def of(cls, population: Population, row: int, case: Case, score: float) -> "Attribution":
         (slots,) = (population.lifecycle.alpha[row] > 0).nonzero(as_tuple=True)
         return cls(
-            case,
+            case.context.name,
+            case.seed,
             score,
             slots,
             population.lifecycle.blueprint[row, slots],
@@ -84,17 +86,7 @@ class Judgement:
         """What the best episode's seeds are worth, if that is known here."""
         if self.best is None:
             return None
-        return Attributed(
-            round=round_,
-            controller=self.controller,
-            context=self.best.case.context.name,
-            seed=self.best.case.seed,
-            score=self.best.score,
-            slot=self.best.slot,
-            blueprint=self.best.blueprint,
-            shapley=self.best.shapley,
-            left_out=self.best.left_out,
-        )
+        return Attributed(round=round_, controller=self.controller, **vars(self.best))
 
 
 class Judge:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from esper.garden.cases import Case, Draw
-from esper.garden.contexts import Context
 from esper.garden.controller_choice import controller_of
 from esper.garden.environment import Garden
 from esper.garden.playing import Controls
@@ -53,9 +52,7 @@ from esper.simic.training.training_runs import (
     CONTROL,
     RunFolder,
     require_own,
-    stored_controls,
-    stored_numbers,
-    stored_score,
+    stored_state,
     what_is_wrong_in,
 )
 from esper.tamiyo.controllers import LearnedController
@@ -97,21 +94,6 @@ class Clock:
             self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - began
 
 
-@dataclass(frozen=True)
-class Shifted:
-    """The cases of rows that are not the first of a run."""
-
-    draw: Draw
-    first: int
-
-    @property
-    def contexts(self) -> tuple[Context, ...]:
-        return self.draw.contexts
-
-    def __call__(self, row: int, episode: int) -> Case:
-        return self.draw(self.first + row, episode)
-
-
 class Trainer:
     """One process's part in a run."""
 
@@ -136,9 +118,14 @@ class Trainer:
         self.first_env = processes.rank * own
         population = PopulationConfig(deterministic=config.deterministic)
         self.controls = Controls(horizon=config.horizon, device=config.device, config=population)
-        self.draw = Draw(contexts=suite.training, seeds=config.cases, seed=config.seed)
+        self.draw = Draw(
+            contexts=suite.training,
+            seeds=config.cases,
+            seed=config.seed,
+            first_row=self.first_env,
+        )
         self.garden = Garden(
-            Shifted(self.draw, self.first_env),
+            self.draw,
             own,
             controls=self.controls,
             reward=config.reward,
@@ -253,11 +240,10 @@ class Trainer:
         require_own(self.agent, self.config, place / self._part)
         with what_is_wrong_in(place):
             self.detector.load_state_dict(state.notes["anomalies"])
-            self.controls.load_state_dict(stored_controls(state))
+            numbers, controls, self.best = stored_state(state, self.config.envs)
+            self.controls.load_state_dict(controls)
             if self.controls.missing(self._cases()):  # measured again they would differ a little
                 raise LookupError("controls are missing")
-            numbers = stored_numbers(state, self.config.envs)
-            self.best = stored_score(state)
         return numbers[self.first_env :][: self.garden.envs]
 
     def _cases(self) -> list[Case]:

@@ -210,21 +210,14 @@ def require_own(agent: PPOAgent, config: TrainConfig, place: Path) -> None:
     """Refuse an agent that was made with other settings than the run's."""
     held, buffer = agent.config, agent.buffer
     annealed = replace(config.ppo, entropy_coef=held.entropy_coef, learning_rate=held.learning_rate)
-    ours = {
-        "environments": config.envs // config.processes,
-        "steps": config.horizon,
-        "lstm": config.lstm,
-        "seed": config.seed,
-        "ppo": annealed,
+    pairs = {
+        "environments": (config.envs // config.processes, buffer.envs),
+        "steps": (config.horizon, buffer.steps),
+        "lstm": (config.lstm, buffer.lstm_hidden_dim),
+        "seed": (config.seed, agent.seed),
+        "ppo": (annealed, held),
     }
-    theirs = {
-        "environments": buffer.envs,
-        "steps": buffer.steps,
-        "lstm": buffer.lstm_hidden_dim,
-        "seed": agent.seed,
-        "ppo": held,
-    }
-    wrong = [name for name in ours if ours[name] != theirs[name]]
+    wrong = [name for name, (ours, theirs) in pairs.items() if ours != theirs]
     if wrong:
         raise ArchiveError(
             f"{place} was made with other settings than the run's",
@@ -233,8 +226,13 @@ def require_own(agent: PPOAgent, config: TrainConfig, place: Path) -> None:
         )
 
 
-def stored_controls(state: Archive) -> dict[str, Tensor]:
-    """The controls that were measured."""
+def stored_state(state: Archive, envs: int) -> tuple[Tensor, dict[str, Tensor], float | None]:
+    """Which episode each environment is in [E], controls by name, the best evaluation so far."""
+    numbers, best = state.tensors["number"], state.notes["best"]
+    if numbers.shape != (envs,) or numbers.dtype != torch.int64:
+        raise ValueError(f"no number for each of {envs} environments")
+    if best is not None and type(best) is not float:
+        raise TypeError("the best score is not a number")
     curves = {
         name.removeprefix(CONTROL): tensor
         for name, tensor in state.tensors.items()
@@ -242,23 +240,7 @@ def stored_controls(state: Archive) -> dict[str, Tensor]:
     }
     if any(curve.dtype != torch.float64 for curve in curves.values()):
         raise TypeError("controls are not float64")
-    return curves
-
-
-def stored_numbers(state: Archive, envs: int) -> Tensor:
-    """[E]: which episode each environment is in."""
-    numbers = state.tensors["number"]
-    if numbers.shape != (envs,) or numbers.dtype != torch.int64:
-        raise ValueError(f"no number for each of {envs} environments")
-    return numbers
-
-
-def stored_score(state: Archive) -> float | None:
-    """The best evaluation so far."""
-    best: float | None = state.notes["best"]
-    if best is not None and type(best) is not float:
-        raise TypeError("the best score is not a number")
-    return best
+    return numbers, curves, best
 
 
 # --- trained agents as controllers ---------------------------------------------------------
