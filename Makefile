@@ -9,7 +9,7 @@ export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fault lint bench fmt clean
+.PHONY: help demo test quick fault lint bench study fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -19,6 +19,10 @@ demo: $(READY) ## train a controller on the small garden, compare it, write its 
 
 test: lint ## run every check and every test
 	@$(BIN)/python -m pytest -q -n 2
+
+quick: $(READY) ## the part of the tests that takes a minute or two, for while you work
+	@$(BIN)/ruff check -q
+	@$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 fault: $(READY) ## a thousand faults in hosts, a hundred kills, 5,000 damaged checkpoints
 	@ESPER_FAULTS=1002 ESPER_KILLS=100 ESPER_FUZZ=5000 $(BIN)/python -m pytest -q -n 2 \
@@ -32,6 +36,10 @@ lint: $(READY) ## check style, types and the direction of imports
 
 bench: $(READY) ## run every script in benchmarks/
 	@for script in benchmarks/[!_]*.py; do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
+
+study: $(READY) ## the smallest form of both studies, into study-c1 and study-c2
+	@$(BIN)/python -m studies c1 --size quick
+	@$(BIN)/python -m studies c2 --size quick
 
 fmt: $(READY) ## format the tree and fix what can be fixed safely
 	@$(BIN)/ruff check -q --fix-only
