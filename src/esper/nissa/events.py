@@ -54,7 +54,7 @@ class Event:
     droppable: ClassVar[bool]  # may be lost, and is counted, where a sink is too slow
     repeatable: ClassVar[bool]  # the same, to the bit, if a run is interrupted and resumed
     declared: ClassVar[Mapping[str, Field]] = {}  # what the annotations say, but for the round
-    _kept: ClassVar[Sequence[tuple[str, Field]]] = ()  # the same, required arrays first
+    _kept: ClassVar[Sequence[tuple[str, Field]]] = ()  # what of it is copied, required arrays first
 
     round: int
 
@@ -63,9 +63,9 @@ class Event:
     ) -> None:
         cls.kind, cls.table, cls.droppable, cls.repeatable = kind, table, droppable, repeatable
         cls.declared = {**cls.declared, **fields_of(cls)}
+        copied = [item for item in cls.declared.items() if type(item[1]).kept is not Field.kept]
         cls._kept = sorted(
-            cls.declared.items(),
-            key=lambda item: hasattr(cls, item[0]) or isinstance(item[1], Text),
+            copied, key=lambda item: hasattr(cls, item[0]) or isinstance(item[1], Text)
         )
         if kind:
             KINDS[kind] = cls
