@@ -1,6 +1,14 @@
 """Esper trains neural networks that grow while they train."""
 
+from typing import TYPE_CHECKING
+
 from esper.lazy import attach
+
+if TYPE_CHECKING:
+    from .api.grow_loop import grow, resume
+    from .api.grow_settings import Budget
+    from .api.growing_model import wrap
+    from .api.inspection import inspect
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,16 @@
 """api: grow your own network. One call, or four in a loop of your own."""
 
+from typing import TYPE_CHECKING
+
 from esper.lazy import attach
+
+if TYPE_CHECKING:
+    from .grow_loop import grow, load_run, resume
+    from .grow_settings import Budget, GrowSettings
+    from .growing_model import ForgottenTickWarning, GrowingModel, wrap
+    from .grown_runs import GrownRun, GrowthFolder, Report, read_origin
+    from .inspection import Inspection, inspect
+    from .scoring import score_of_loss
+    from .ticking import FractionWarning, GrowthDecision, StageChange, Tick
 
 __getattr__, __dir__, __all__ = attach(__name__)

@@ -1,5 +1,19 @@
 """The garden as an environment: episodes, rewards, controls, evaluation and the atlas."""
 
+from typing import TYPE_CHECKING
+
 from esper.lazy import attach
+
+if TYPE_CHECKING:
+    from .atlas import Atlas, Plans, arms_of, measure_atlas, shipped_atlas
+    from .cases import EVALUATION_SEED, TRAINING_SEEDS, Case, Deal, Draw, Listed
+    from .contexts import Context, Lesion, Source, by_shape, lesion_mask
+    from .environment import Garden, Transition
+    from .episodes import Episodes, Epoch
+    from .evaluation import Result, ResultFile, Standing, evaluate, standings
+    from .families import FAMILIES, DataFamily, register_family
+    from .playing import Controls, Job, Played, Playground
+    from .schedule_search import search_plans
+    from .suites import Suite, find_suite, load_suite, save_suite, suite_names
 
 __getattr__, __dir__, __all__ = attach(__name__)

@@ -1,5 +1,64 @@
 """leyline: the shared language. Stages, ops, heads, slots, arrays, protocols, errors, constants."""
 
+from typing import TYPE_CHECKING
+
 from esper.lazy import attach
+
+if TYPE_CHECKING:
+    from .catalogue import BlueprintCatalogue
+    from .constants import (
+        DEFAULT_ADAM_EPS,
+        DEFAULT_EMBARGO,
+        DEFAULT_ENTROPY_COEF,
+        DEFAULT_EPISODE_LENGTH,
+        DEFAULT_GAE_LAMBDA,
+        DEFAULT_GAMMA,
+        DEFAULT_LEARNING_RATE,
+        DEFAULT_LSTM_HIDDEN_DIM,
+        DEFAULT_LSTM_LAYERS,
+        DEFAULT_PRUNE_TEMPO,
+        DEFAULT_RENT,
+        DEFAULT_SLOT_COUNT,
+        KL_STOP_FACTOR,
+        MASK_VALUE,
+        RATIO_COLLAPSE,
+        RATIO_EXPLOSION,
+    )
+    from .errors import (
+        ActionError,
+        AgreementError,
+        BlueprintError,
+        DataError,
+        DuplicateNameError,
+        EsperError,
+        ExportError,
+        GateRefusedError,
+        IllegalTransitionError,
+        OptimizerMismatchError,
+        SlotError,
+        UnknownNameError,
+    )
+    from .heads import CANONICAL_ACTION, HEAD_NAMES, HEADS, ActionSpace, Head, HeadTable
+    from .legality import Actions, Legality
+    from .lifecycle import NOTHING, Lifecycle, TransitionRecord, Transitions
+    from .ops import Blend, Cause, LifecycleOp
+    from .results import (
+        HeadGradientNorms,
+        HeadUpdateMetrics,
+        PerHead,
+        PerHeadAdvantages,
+        PPOUpdateMetrics,
+    )
+    from .signals import GrowingProtocol, SeedSlotProtocol, SeedStateProtocol, SlottedHostProtocol
+    from .slots import (
+        CANONICAL_SLOTS,
+        Family,
+        Layout,
+        SlotConfig,
+        SlotSpec,
+        ordered_slots,
+        require_agreement,
+    )
+    from .stages import LIVING_STAGES, OCCUPIED_STAGES, TRANSITIONS, SeedStage, check_transition
 
 __getattr__, __dir__, __all__ = attach(__name__)

@@ -1,5 +1,33 @@
 """nissa: the senses. Typed events, the run store and other sinks, anomaly detection."""
 
+from typing import TYPE_CHECKING
+
 from esper.lazy import attach
+
+if TYPE_CHECKING:
+    from .anomalies import AnomalyDetector, Thresholds
+    from .events import (
+        DEFAULT_WATCHED,
+        AnomalyFound,
+        Attributed,
+        Decisions,
+        Dropped,
+        EpisodeEnded,
+        Evaluated,
+        Event,
+        LifecycleChanged,
+        Noted,
+        RolledBack,
+        RunStarted,
+        Sampled,
+        Stepped,
+        UpdateMetrics,
+        flatten,
+    )
+    from .hub import DurableSink, Hub, Sink
+    from .reader import Cell, DecisionRecord, RoundSummary, RunReader, StoredEvent, Table
+    from .schema import RunLayout
+    from .store import RunStore, StoreError
+    from .tensorboard import TensorBoardSink
 
 __getattr__, __dir__, __all__ = attach(__name__)

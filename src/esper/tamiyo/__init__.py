@@ -1,5 +1,36 @@
 """tamiyo: the brain. Masked distributions, the recurrent factored actor-critic, controllers."""
 
+from typing import TYPE_CHECKING
+
 from esper.lazy import attach
+
+if TYPE_CHECKING:
+    from .choosing import (
+        Choice,
+        InvalidStateMachineError,
+        MaskedCategorical,
+        choose,
+        independent_heads,
+    )
+    from .controllers import (
+        Controller,
+        HeuristicConfig,
+        LearnedController,
+        Privileged,
+        controller_names,
+        make_controller,
+        register_controller,
+    )
+    from .features import Feature, FeatureTable, signals_to_features
+    from .network import (
+        Evaluation,
+        FactoredRecurrentActorCritic,
+        Hidden,
+        Outlook,
+        RunningNorm,
+        reset_hidden,
+        run_sequences,
+        unwrapped,
+    )
 
 __getattr__, __dir__, __all__ = attach(__name__)

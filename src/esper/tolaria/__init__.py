@@ -1,5 +1,25 @@
 """tolaria: the hands. Trains one host or a fused population; tasks, data and the governor."""
 
+from typing import TYPE_CHECKING
+
 from esper.lazy import attach
+
+if TYPE_CHECKING:
+    from .data.splits import Split, Splits, splits_from
+    from .extraction import extract
+    from .feed import Augmentation, Feed
+    from .governor import Governor, GovernorRules, Remedy, Trip
+    from .optimisers import AdamW, Sgd
+    from .population import Population
+    from .population_config import EpochRecord, PopulationConfig, Snapshot, SplitScores
+    from .tasks import (
+        LossKind,
+        Task,
+        find_task,
+        population_of,
+        register_task,
+        task_names,
+        unregister_task,
+    )
 
 __getattr__, __dir__, __all__ = attach(__name__)

@@ -16,7 +16,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     write, by default `report` in it. Pictures of an older report there are replaced.
     """
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib
     except ImportError as error:
         raise EsperError(
             "Reports need matplotlib, which is not installed", fix="pip install 'esper-ml[report]'"
