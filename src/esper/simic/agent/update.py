@@ -421,7 +421,7 @@ class Update:
         mattered = counts[: len(self._measured), :-1].sum(0).clamp(min=1)
         of_heads = {
             "loss": every.policy.mean(0),
-            "entropy": every.entropy.sum(0) / mattered,
+            "entropy": (every.entropy.sum(0) / mattered).clamp(max=1.0),  # not 1 and a rounding
             "kl": every.kl[-1],
             "clip_fraction": every.clipped.sum(0) / mattered,
             "relevant_fraction": steps[:-1] / steps[-1],
@@ -450,7 +450,7 @@ class Update:
         summed = self.processes.sum_(torch.cat(sums, 1)).split([s.shape[1] for s in sums], 1)
         # The least is the largest of the opposites.
         opposite, high = self.processes.max_(torch.stack((-low, high))).unbind()
-        return Terms._make((*summed, -opposite, high))
+        return Terms(**dict(zip(Terms._fields, (*summed, -opposite, high), strict=True)))
 
     def _by_head(self, values: list[V]) -> PerHead[V]:
         names = self.space.names
