@@ -215,7 +215,7 @@ def test_mixed_precision_with_a_gradient_scaler(isolation: str) -> None:
 
     _, stages = live(host, train)
     assert stages[-1] is SeedStage.FOSSILIZED
-    assert 0.0 < host.memory.notes()["host_gradient"] < 50.0  # unscaled
+    assert 0.0 < float(host.memory.window.state_dict()["host_gradient"]) < 50.0  # unscaled
     assert all(p.dtype is torch.float32 and p.isfinite().all() for p in host.parameters())
 
 

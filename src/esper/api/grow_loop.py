@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from esper.api.batches import Batches, Data, Source
@@ -184,8 +184,6 @@ class Growth:
         leader, by_name = self._leader(), isinstance(self.controller, (str, Path))
         self.run.settle(**leader, leader=leader["controller"] if by_name else None)
         self._settle(batch)
-        self.run.begin(asdict(self._scores(self.data.val)))
-        self._set_reference()
         self._keep()
 
     def _leader(self) -> dict[str, Any]:
@@ -205,7 +203,6 @@ class Growth:
                     fix="go on with the one that it began with",
                 )
         self._settle(self.data.train.first(self.seed, _device_of(self.host)))
-        self._set_reference()
         if self.schedule is not None:
             self.schedule.restore(archive.notes["scheduler"])
 
@@ -215,18 +212,23 @@ class Growth:
             record = self._epoch(int(self.host.lifecycle.epoch))
             self.run.history.append(record)
             if self.host.memory.ended:
-                self._finish()
+                after = asdict(self._scores(self.data.val))
+                if self.data.test is not None:
+                    test = asdict(self._scores(self.data.test))
+                    after |= {f"test_{name}": value for name, value in test.items()}
+                self.run.finish(after)
             self._keep()
             if self.on_epoch is not None:
                 self.on_epoch(record)
 
     def _settle(self, batch: tuple[Any, Any]) -> None:
+        """How models are scored, and what the one before training was worth."""
         with measuring(self.host):
             self.scoring = self.scoring.settled(self.host, batch)
         if isinstance(self.scoring.metric, str):
             self.run.settle(metric=self.scoring.metric)
-
-    def _set_reference(self) -> None:
+        if not self.run.before:
+            self.run.begin(asdict(self._scores(self.data.val)))
         first_loss = self.run.before["loss"]
         self.scoring = replace(self.scoring, first_loss=first_loss)
         self.host.memory.take_reference(self.scoring.classes, first_loss)
@@ -267,8 +269,15 @@ class Growth:
         for inputs, targets in self.data.train(stream, _device_of(host)):
             self.optimizer.zero_grad()
             value = scoring.loss(call(host, inputs), targets)
-            if _leads_to_parameters(value, host):
+            if value.requires_grad:
                 value.backward()
+            elif any(p.requires_grad for p in host.model.parameters()):
+                # (A frozen model has no gradient while seeds learn in passes of their own.)
+                raise GrowError(
+                    "The loss does not depend on any parameter that learns",
+                    fix="make the loss of what the model returns, without argmax, detach() or "
+                    "item()",
+                )
             host.seed_step(lambda x=inputs, y=targets: scoring.loss(call(host, x), y))  # type: ignore[misc]
             self.optimizer.step()
             losses.append(value.detach())
@@ -280,26 +289,9 @@ class Growth:
         with measuring(self.host), randomness_kept(self.host, stream=stream):
             return self.scoring.scores(self.host, batches(stream, _device_of(self.host)))
 
-    def _finish(self) -> None:
-        after = asdict(self._scores(self.data.val))
-        if self.data.test is not None:
-            test = asdict(self._scores(self.data.test))
-            after |= {f"test_{name}": value for name, value in test.items()}
-        self.run.finish(after)
-
     def _keep(self) -> None:
         if self.run.path is not None:
             self.run.keep(None if self.schedule is None else self.schedule.note())
-
-
-def _leads_to_parameters(loss: Tensor, host: GrowingModel) -> bool:
-    """A model that is frozen has no gradient while seeds learn in passes of their own."""
-    if not loss.requires_grad and any(p.requires_grad for p in host.model.parameters()):
-        raise GrowError(
-            "The loss does not depend on any parameter that learns",
-            fix="make the loss of what the model returns, without argmax, detach() or item()",
-        )
-    return loss.requires_grad
 
 
 # --- the model and its optimiser -------------------------------------------------------------

@@ -3,7 +3,7 @@
 import math
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from esper.api.fitting_controllers import ENDLESS
+from esper.api.fitting_controllers import ENDLESS, require_fitting, resolve
 from esper.api.grow_settings import AUTO, Budget, BudgetError, BudgetLike, GrowSettings
 from esper.api.host_state import KIND, VERSION, pack, unpack
 from esper.api.inspection import Slots, chosen_places, require_module
 from esper.api.ticking import (
     END,
+    FEWEST_CLASSES,
     Evaluate,
     GrowthDecision,
     GrowthMemory,
@@ -26,7 +27,6 @@ from esper.api.ticking import (
     Tick,
     TickError,
     TickScores,
-    agreed,
     measure,
     measuring,
     number,
@@ -37,19 +37,18 @@ from esper.api.ticking import (
 )
 from esper.archive import read_archive, write_archive
 from esper.kasmina import export_module
-from esper.kasmina.gates import UNLIMITED, GateRules
+from esper.kasmina.gates import GateRules
 from esper.kasmina.isolation import Isolation
 from esper.kasmina.optimizer_surgery import require_same_parameters
-from esper.kasmina.probe import Place, Sample, Target
-from esper.kasmina.slot import Seed
+from esper.kasmina.probe import Sample
 from esper.kasmina.slotted import SlottedModel
 from esper.leyline.errors import EsperError, OptimizerMismatchError, first_line
 from esper.leyline.legality import Actions
-from esper.leyline.lifecycle import Lifecycle, Transitions
+from esper.leyline.lifecycle import Transitions
 from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
 from esper.tamiyo.controllers import LearnedController
-from esper.tamiyo.controllers.protocol import Controller
+from esper.tamiyo.controllers.protocol import Controller, needs_contributions
 from esper.tolaria.random_streams import uniform
 
 HOST_EVERY = 32  # steps between two looks at the gradient of the whole host
@@ -89,25 +88,17 @@ def wrap(
     isolated seeds learn straight-through: a pass of their own would not be averaged.
     """
     require_module(model)
-    limits = Budget.of(budget)
-    room = limits.allowed(sum(parameter.numel() for parameter in model.parameters()))
-    targets, places = chosen_places(model, sample, slots, room, blueprints)
-    host = GrowingModel(
+    return GrowingModel(
         model,
-        places,
         sample,
-        targets=targets,
-        limits=limits,
+        slots,
+        Budget.of(budget),
         classes=classes,
+        blueprints=blueprints,
         isolation=isolation,
         rules=rules,
-        budget=room,
-        blueprints=blueprints,
         seed=seed,
     )
-    _require_room(host, room)
-    require_averaged(host.isolation)
-    return host
 
 
 class GrowingModel(SlottedModel):
@@ -124,21 +115,34 @@ class GrowingModel(SlottedModel):
     def __init__(
         self,
         model: nn.Module,
-        places: Sequence[Place],
         sample: Sample,
+        slots: Slots,
+        limits: Budget,
         *,
-        targets: Sequence[Target] = (),
-        limits: Budget | None = None,
-        classes: int | None = None,
+        classes: int | None,
+        blueprints: Sequence[str] | None,
         **options: Any,
     ) -> None:
-        super().__init__(model, places, sample, **options)
+        room = limits.allowed(sum(parameter.numel() for parameter in model.parameters()))
+        targets, places = chosen_places(model, sample, slots, room, blueprints)
+        super().__init__(model, places, sample, budget=room, blueprints=blueprints, **options)
+        require_averaged(self.isolation)
         self.sample = sample
-        self.targets = tuple(targets)  # how the places were named
-        self.limits = limits or Budget()
+        self.targets = targets  # how the places were named
+        self.room = room  # parameters that seeds may have in all; None: no limit
+        self.horizon = limits.epochs  # in all, if the budget says so
         self.memory = GrowthMemory(len(self.specs), classes)
-        self.watch = StepWatch(model)
+        self.watch = StepWatch(model, dict(zip(self.seed_slots, self.slots, strict=True)))
         self._given_rules = self.rules
+        self._made: dict[str, Controller] = {}  # by the word that asked for it
+        costs = self.catalogue.total_costs()
+        cheapest = min(costs[costs >= 0].tolist(), default=math.inf)
+        if room is not None and 0 < room < cheapest:  # would never grow, and nobody would notice
+            raise BudgetError(
+                "The budget has no room for any seed in these slots",
+                given=f"{room:,} parameters, the cheapest seed adds {cheapest:,}",
+                fix="allow more, choose narrower slots, or say params=0 to train without growing",
+            )
 
     # --- training ------------------------------------------------------------------------
 
@@ -186,7 +190,9 @@ class GrowingModel(SlottedModel):
             )
         if optimizer not in self.optimizers:  # `optimizer` tracks what it makes
             super().track(optimizer)
-            self.watch.follow(optimizer)
+            watch = self.watch  # without the host: optimisers do not keep it alive
+            optimizer.register_step_pre_hook(watch.before_step)
+            optimizer.register_step_post_hook(lambda *_: watch.bring_back())
 
     def seed_step(self, loss: Callable[[], Tensor]) -> None:
         """Let isolated seeds learn from a loss: call it after the model's own backward.
@@ -210,17 +216,6 @@ class GrowingModel(SlottedModel):
             self.watch.returned_to_training()
         return super().train(mode)
 
-    def seeds(self) -> Iterator[tuple[str, Seed]]:
-        """Those that exist, by slot."""
-        for spec, slot in zip(self.specs, self._slots(), strict=True):
-            if slot.seed is not None:
-                yield spec.name, slot.seed
-
-    def _become(self, life: Lifecycle, record: Transitions) -> Transitions:
-        made = super()._become(life, record)
-        self.watch.look_at(self.seeds())
-        return made
-
     # --- growing -------------------------------------------------------------------------
 
     def tick(
@@ -242,8 +237,7 @@ class GrowingModel(SlottedModel):
         """
         self.watch.bring_back()
         measured = evaluate is not None
-        chosen = self.memory.choose(controller, self.catalogue, self.horizon, measured=measured)
-        self.memory.recall(chosen)
+        chosen = self.require_controller(controller, measured=measured)
         self._require_trained()
         before = list(self.slots.parameters())  # kept, since a freed one's id may come again
         loss = number("train_loss", train_loss)
@@ -262,19 +256,45 @@ class GrowingModel(SlottedModel):
             actions = self._decide(chosen)
             decision = GrowthDecision.by(actions, self)
             transitions = transitions + self.apply(actions)
-        self.watch.start_epoch()
+        self.watch.go_on(0, max(self.watch.longest, self.watch.steps))
         after = list(self.slots.parameters())
         same = len(before) == len(after) and all(map(operator.is_, before, after))
         return Tick(
             epoch=epoch,
             decision=decision,
             events=tuple(StageChange.by(record, self.catalogue) for record in transitions),
-            score=found.score,
-            committed=found.committed,
-            contributions=found.contributions,
+            **vars(found),
             added=self.added,
             changed=not same,
         )
+
+    def require_controller(
+        self, asked: "Controller | str | Path", *, measured: bool = True
+    ) -> Controller:
+        """The controller that was asked for, if it can decide here with what is measured."""
+        if isinstance(asked, (str, Path)):
+            if str(asked) not in self._made:
+                self._made[str(asked)] = resolve(asked, self.catalogue, self.horizon)
+            chosen = self._made[str(asked)]
+        elif isinstance(asked, Controller):
+            chosen = asked
+            if chosen is not self.memory.controller:
+                require_fitting(chosen, self.catalogue, self.horizon)
+        else:
+            raise TickError(
+                "This is no controller",
+                given=type(asked).__name__,
+                valid='a name such as "heuristic", the path of a trained one, or an object with '
+                "act()",
+            )
+        if not measured and needs_contributions(chosen):
+            raise TickError(
+                f"Controller {chosen.name!r} judges seeds by what they contribute",
+                given="no evaluate=",
+                fix="pass evaluate=, a function that scores the model it is given, or take a "
+                "controller that does without, such as 'plateau' or 'periodic'",
+            )
+        return chosen
 
     def _require_trained(self) -> None:
         if self.memory.ended:
@@ -297,15 +317,13 @@ class GrowingModel(SlottedModel):
             )
         for optimizer in self.optimizers:
             require_same_parameters(optimizer, self)
-        if not self.has_isolated_seeds:
-            return
         gradients, _ = self.watch.gradients()
         starved = [
             name
             for name, slot in self.seed_slots.items()
             if slot.stage is SeedStage.TRAINING and name not in gradients
         ]
-        if starved:
+        if starved and self.has_isolated_seeds:
             raise TickError(
                 "Isolated seeds got no gradient in the last epoch",
                 given=", ".join(starved),
@@ -316,14 +334,13 @@ class GrowingModel(SlottedModel):
     def _report(self, loss: float, held_out: float, found: TickScores) -> None:
         """Tell the gates and the memory what all processes agree on."""
         gradients, whole = self.watch.gradients()
-        present = [name for name, _ in self.seeds()]
-        numbers = agreed(
-            self,
-            {"loss": loss, "val_loss": held_out, "score": found.score, "host": whole}
-            | {"committed": math.nan if found.committed is None else found.committed}
-            | {f"contribution {name}": value for name, value in found.contributions.items()}
-            | {f"gradient {name}": gradients.get(name, math.nan) for name in present},
-        )
+        present = [name for name, slot in self.seed_slots.items() if slot.seed is not None]
+        own = {"loss": loss, "val_loss": held_out, "score": found.score, "host": whole}
+        own["committed"] = math.nan if found.committed is None else found.committed
+        own |= {f"contribution {name}": value for name, value in found.contributions.items()}
+        own |= {f"gradient {name}": gradients.get(name, math.nan) for name in present}
+        values = shared(self, torch.tensor(list(own.values()), dtype=torch.float64))
+        numbers = dict(zip(own, values.tolist(), strict=True))
         if not math.isnan(held_out):
             held_out = self.memory.relative(numbers["val_loss"])
         loss = self.memory.relative(numbers["loss"])
@@ -350,7 +367,7 @@ class GrowingModel(SlottedModel):
             life,
             self.budget,
             horizon=torch.tensor([self.horizon or ENDLESS]),
-            classes=self.memory.known_classes,
+            classes=self.memory.classes or FEWEST_CLASSES,
             draws=uniform(stream, "decision", life.epoch, len(self.space)),
         )
         starts = torch.tensor([self.memory.hand_over(controller)])
@@ -360,21 +377,6 @@ class GrowingModel(SlottedModel):
         """[1, S, K]: statistics of what passes each slot, on the sample of the first process."""
         with measuring(self):
             return shared(self, slot_flow(self))
-
-    def require_controller(self, controller: "Controller | str | Path") -> Controller:
-        """The controller that a tick with `evaluate` would take; refused now and not then."""
-        return self.memory.choose(controller, self.catalogue, self.horizon, measured=True)
-
-    @property
-    def horizon(self) -> int | None:
-        """Epochs in all, if the budget says so."""
-        return self.limits.epochs
-
-    @property
-    def room(self) -> int | None:
-        """Parameters that seeds may have in all; None: no limit."""
-        limit = int(self.budget)
-        return None if limit == UNLIMITED else limit
 
     @property
     def added(self) -> int:
@@ -406,25 +408,11 @@ class GrowingModel(SlottedModel):
         unpack(self, read_archive(path, kind=KIND, version=VERSION))
 
 
-def _require_room(host: GrowingModel, room: int | None) -> None:
-    """A budget too small for any seed would never grow without anyone noticing; 0 says so."""
-    costs = host.catalogue.total_costs()
-    fitting = costs[costs >= 0]
-    cheapest = int(fitting.min()) if len(fitting) else math.inf
-    if room is not None and 0 < room < cheapest:
-        raise BudgetError(
-            "The budget has no room for any seed in these slots",
-            given=f"{room:,} parameters, the cheapest seed adds {cheapest:,}",
-            fix="allow more, choose narrower slots, or say params=0 to train without growing",
-        )
-
-
 class StepWatch:
     """Goes with every step of the optimiser; costs next to nothing while no seed is there."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._present: list[tuple[str, Seed]] = []  # seeds that exist, by slot
+    def __init__(self, model: nn.Module, slots: Mapping[str, nn.Module]) -> None:
+        self._model, self._slots = model, slots
         self.steps = 0  # since the last tick
         self.longest = 0  # steps between two ticks
         self._said = False  # since the last tick, that it seems to be forgotten
@@ -432,15 +420,6 @@ class StepWatch:
         self._steps_at_return = 0
         self._squares: dict[str, list[Tensor]] = {}  # of gradient norms, by slot, and the host's
         self._set_aside: list[tuple[Optimizer, dict[str, Any]]] = []
-
-    def follow(self, optimizer: Optimizer) -> None:
-        """Be called around every step of this optimiser."""
-        optimizer.register_step_pre_hook(self.before_step)
-        optimizer.register_step_post_hook(lambda *_: self.bring_back())
-
-    def look_at(self, seeds: Iterable[tuple[str, Seed]]) -> None:
-        """From now on these exist, by slot."""
-        self._present = list(seeds)
 
     def bring_back(self) -> None:
         """Groups that were set aside for a step return to their optimiser."""
@@ -457,7 +436,7 @@ class StepWatch:
             self._say_forgotten()
         scale = getattr(optimizer, "grad_scale", None)  # fused optimisers undo it themselves
         whole = [(_HOST, self._model)] if self.steps % HOST_EVERY == 1 else []
-        for name, module in (*self._present, *whole):
+        for name, module in (*self._slots.items(), *whole):
             gradients = [p.grad for p in module.parameters() if p.grad is not None]
             if gradients:
                 with torch.no_grad():
@@ -480,10 +459,6 @@ class StepWatch:
             for name, squares in self._squares.items()
         }
         return found, found.pop(_HOST, math.nan)
-
-    def start_epoch(self) -> None:
-        """A tick was called."""
-        self.go_on(0, max(self.longest, self.steps))
 
     def go_on(self, steps: int, longest: int) -> None:
         """From here, with so many steps since the last tick, and between any two at most."""

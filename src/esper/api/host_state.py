@@ -1,6 +1,6 @@
 """A growing host as tensors and notes: weights, seeds, optimisers, memory. Nothing is pickled."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -33,9 +33,8 @@ def pack(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors[f"host.{name}"] = value
     passing = _passing_buffers(host).items()
     tensors |= {f"buffer.{name}": each for name, each in passing if each is not None}
-    tensors |= {f"memory.{name}": each for name, each in host.memory.tensors().items()}
-    controller, remembered = host.memory.controller_state()
-    tensors |= {f"controller.{name}": each for name, each in remembered.items()}
+    remembered, memory = host.memory.pack()
+    tensors |= remembered
     optimizers = []
     for index, optimizer in enumerate(host.optimizers):
         found, kept = _pack_optimizer(optimizer)
@@ -45,38 +44,34 @@ def pack(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
         "slots": [spec.name for spec in host.specs],
         "added": host.added,
         "frozen": [name for name, p in host.named_parameters() if not p.requires_grad],
-        "memory": host.memory.notes(),
-        "controller": controller,
         "optimizers": optimizers,
         "steps": [host.watch.steps, host.watch.longest],
     }
-    return tensors, notes
+    return tensors, notes | memory
 
 
 def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> None:
     """Take over what was packed; the optimisers' part only to go on training."""
-    notes, parts = archive.notes, _by_prefix(archive.tensors)
+    notes, optimizers = archive.notes, host.optimizers if training else ()
     try:
-        _require_same("slots", list(notes["slots"]), [spec.name for spec in host.specs])
-        optimizers = list(notes["optimizers"]) if training else []
-        present = host.optimizers if training else ()
-        kinds = [type(each).__name__ for each in present]
-        _require_same("optimisers", [kept["kind"] for kept in optimizers], kinds)
-        _require_room(host, int(notes["added"]))
-        buffers = parts.get("buffer", {})
-        _require_places(host, buffers)
-        _load_weights(host, parts.get("host", {}))
-        _load_buffers(host, buffers)
+        _require_fitting(host, archive, training=training)
+        host.load_state_dict(archive.part("host"))
+        _load_buffers(host, archive.part("buffer"))
         frozen = frozenset(notes["frozen"])
         for name, parameter in host.named_parameters():
             parameter.requires_grad_(name not in frozen)
-        states = _by_prefix(parts.get("optimizer", {}))
-        for index, (optimizer, kept) in enumerate(zip(present, optimizers, strict=True)):
-            _unpack_optimizer(optimizer, states.get(str(index), {}), kept)
-        host.memory.restore(
-            parts["memory"], notes["memory"], notes["controller"], parts.get("controller", {})
-        )
+        for index, optimizer in enumerate(optimizers):
+            state = archive.part(f"optimizer.{index}")
+            _unpack_optimizer(optimizer, state, notes["optimizers"][index])
+        host.memory.unpack(archive)
         host.watch.go_on(*notes["steps"])
+    except RuntimeError as error:  # torch's: names or shapes of the weights differ
+        lines = [line.strip() for line in str(error).splitlines()[1:3]]
+        raise KeepingError(
+            "What was saved is of another model",
+            given=" ".join(lines) or str(error),
+            fix="build the model as it was built for the run",
+        ) from error
     except (LookupError, TypeError, ValueError) as error:
         raise ArchiveError(
             "What was saved does not describe a growing host",
@@ -84,33 +79,34 @@ def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> 
         ) from error
 
 
-def _require_same(what: str, saved: object, present: object) -> None:
-    if saved != present:
-        raise KeepingError(
-            f"What was saved has other {what}",
-            given=f"saved {saved}, here {present}",
-            fix=f"make the model and its optimiser with the same {what} first",
-        )
-
-
-def _load_weights(host: "GrowingModel", state: Mapping[str, Tensor]) -> None:
-    try:
-        host.load_state_dict(dict(state))
-    except RuntimeError as error:  # torch's: names or shapes differ
-        lines = [line.strip() for line in str(error).splitlines()[1:3]]
-        raise KeepingError(
-            "What was saved is of another model",
-            given=" ".join(lines) or str(error),
-            fix="build the model as it was built for the run",
-        ) from error
-
-
-def _require_room(host: "GrowingModel", added: int) -> None:
+def _require_fitting(host: "GrowingModel", archive: Archive, *, training: bool) -> None:
+    """Refuse what was saved of another host, before anything is changed."""
+    notes, added = archive.notes, int(archive.notes["added"])
+    both = {"slots": (list(notes["slots"]), [spec.name for spec in host.specs])}
+    if training:
+        kinds = [type(each).__name__ for each in host.optimizers]
+        both["optimisers"] = ([kept["kind"] for kept in notes["optimizers"]], kinds)
+    for what, (saved, present) in both.items():
+        if saved != present:
+            raise KeepingError(
+                f"What was saved has other {what}",
+                given=f"saved {saved}, here {present}",
+                fix=f"make the model and its optimiser with the same {what} first",
+            )
     if host.room is not None and added > host.room:
         raise KeepingError(
             "What was saved has grown beyond the budget of this host",
             given=f"{added:,} parameters in seeds, allowed {host.room:,}",
             fix="wrap the model with the budget that it was saved with",
+        )
+    # Seeds are built anew from their blueprints; the model must have what was saved of it.
+    of_model = {name for name in archive.part("buffer") if name.startswith("model.")}
+    missing = sorted(of_model - _passing_buffers(host).keys())
+    if missing:
+        raise KeepingError(
+            "What was saved is of another model",
+            given=f"it has no buffer {', '.join(missing[:3])}",
+            fix="build the model as it was built for the run",
         )
 
 
@@ -124,18 +120,6 @@ def _passing_buffers(host: "GrowingModel") -> dict[str, Tensor | None]:
         for path, module in host.named_modules()
         for name in module._non_persistent_buffers_set
     }
-
-
-def _require_places(host: "GrowingModel", saved: Iterable[str]) -> None:
-    """Seeds are built anew from their blueprints; the model must have what was saved of it."""
-    here = _passing_buffers(host)
-    missing = [name for name in saved if name.startswith("model.") and name not in here]
-    if missing:
-        raise KeepingError(
-            "What was saved is of another model",
-            given=f"it has no buffer {', '.join(sorted(missing)[:3])}",
-            fix="build the model as it was built for the run",
-        )
 
 
 def _load_buffers(host: "GrowingModel", saved: Mapping[str, Tensor]) -> None:
@@ -208,23 +192,10 @@ def _unpack_optimizer(
     optimizer.state.clear()
     for number in sorted(state):
         parameter, group = owners[number]
-        optimizer.state[parameter] = {
-            name: _placed(name, value, parameter, group) for name, value in state[number].items()
+        # Step counters stay on the CPU unless the kernel wants them.
+        on_cpu = () if group.get("capturable") or group.get("fused") else ("step",)
+        optimizer.state[parameter] = state[number] | {
+            name: value.to("cpu" if name in on_cpu else parameter.device, copy=True)
+            for name, value in state[number].items()
+            if isinstance(value, Tensor)
         }
-
-
-def _placed(name: str, value: Any, parameter: Tensor, group: Mapping[str, Any]) -> Any:
-    """On its parameter's device; step counters stay on the CPU unless the kernel wants them."""
-    if not isinstance(value, Tensor):
-        return value
-    with_kernel = bool(group.get("capturable") or group.get("fused"))
-    stays = name == "step" and not with_kernel
-    return value.clone() if stays else value.to(parameter.device, copy=True)
-
-
-def _by_prefix(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        prefix, _, rest = name.partition(".")
-        parts.setdefault(prefix, {})[rest] = tensor
-    return parts

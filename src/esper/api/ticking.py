@@ -8,17 +8,18 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
 
-from esper.api.fitting_controllers import require_fitting, resolve
+from esper.archive import Archive
 from esper.kasmina.flow_statistics import flow_statistics
 from esper.kasmina.isolation import Isolation, randomness_kept, state_kept
+from esper.kasmina.probe import Place
 from esper.kasmina.slot import part_of
 from esper.kasmina.watching import call
 from esper.leyline.catalogue import BlueprintCatalogue
@@ -28,7 +29,7 @@ from esper.leyline.lifecycle import TransitionRecord
 from esper.leyline.ops import Blend, LifecycleOp
 from esper.leyline.signals import FLOW_STATISTICS, SERIES, SignalWindow
 from esper.leyline.stages import SeedStage
-from esper.tamiyo.controllers.protocol import Controller, Remembering, needs_contributions
+from esper.tamiyo.controllers.protocol import Controller, Remembering
 
 if TYPE_CHECKING:
     from esper.api.growing_model import GrowingModel
@@ -137,27 +138,26 @@ class StageChange:
 
 
 @dataclass(frozen=True)
-class Tick:
+class TickScores:
+    """What one tick measured."""
+
+    score: float  # percent
+    committed: float | None  # with only permanent seeds on; None: not measured
+    contributions: Mapping[str, float]  # score with a seed minus without it, by slot
+
+
+@dataclass(frozen=True)
+class Tick(TickScores):
     """What one tick saw and did."""
 
     epoch: int  # epochs lived, this one included
     decision: GrowthDecision
     events: tuple[StageChange, ...]
-    score: float  # percent
-    committed: float | None  # with only permanent seeds on; None: not measured
-    contributions: Mapping[str, float]  # score with a seed minus without it, by slot
     added: int  # parameters in seeds, after the decision
     changed: bool  # did parameters join or leave? then a DistributedDataParallel is made anew
 
 
 # --- measuring -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TickScores:
-    score: float
-    committed: float | None
-    contributions: Mapping[str, float]
 
 
 def measure(host: "GrowingModel", score: float | None, evaluate: Evaluate | None) -> TickScores:
@@ -240,22 +240,17 @@ def slot_flow(host: "GrowingModel") -> Tensor:
     Ask it where it measures, in evaluation mode; buffers are afterwards as they were before.
     """
     found = torch.full((len(host.specs), len(FLOW_STATISTICS)), torch.nan, dtype=torch.float64)
-    hooks = []
-    for index, place in enumerate(host.slot_places):
 
-        def look(module: nn.Module, args: Any, output: Any, index: int = index) -> None:
-            place = host.slot_places[index]
-            if bool(found[index].isnan().all()):
-                h = part_of(output, place.part).detach().permute(place.spec.to_canonical)
-                found[index] = flow_statistics(h[None], place.spec.channel_axis)[0].double().cpu()
+    def look(index: int, place: Place, module: nn.Module, args: Any, output: Any) -> None:
+        if bool(found[index].isnan().all()):
+            h = part_of(output, place.part).detach().permute(place.spec.to_canonical)
+            found[index] = flow_statistics(h[None], place.spec.channel_axis)[0].double().cpu()
 
-        hooks.append(place.module.register_forward_hook(look, prepend=True))
-    try:
-        with state_kept(host):
-            call(host, host.sample)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, state_kept(host):
+        for index, place in enumerate(host.slot_places):
+            hook = place.module.register_forward_hook(partial(look, index, place), prepend=True)
+            hooks.callback(hook.remove)
+        call(host, host.sample)
     return found[None]
 
 
@@ -272,12 +267,7 @@ class GrowthMemory:
         self.compared = False  # were val_score and evaluate found to be the same score?
         self.ended = False
         self._unit: float | None = None  # the loss that counts as guessing without classes
-        self._made: dict[str, Controller] = {}  # by the word that asked for it
         self._pending: tuple[str, Mapping[str, Tensor]] | None = None  # of a saved controller
-
-    @property
-    def known_classes(self) -> int:
-        return self.classes or FEWEST_CLASSES
 
     def take_reference(self, classes: int | None, loss: float) -> None:
         """What guessing is worth: known from the classes, or the loss of a model that guesses."""
@@ -317,93 +307,50 @@ class GrowthMemory:
         """The budget's epochs are over."""
         self.ended = True
 
-    # --- who decides ---------------------------------------------------------------------
+    def hand_over(self, controller: Controller) -> bool:
+        """It decides from now on; is it another one than before?
 
-    def choose(
-        self,
-        asked: Controller | str | Path,
-        catalogue: BlueprintCatalogue,
-        horizon: int | None,
-        *,
-        measured: bool,
-    ) -> Controller:
-        """The controller that was asked for, if it can decide with what is measured."""
-        if isinstance(asked, (str, Path)):
-            if str(asked) not in self._made:
-                self._made[str(asked)] = resolve(asked, catalogue, horizon)
-            chosen = self._made[str(asked)]
-        elif isinstance(asked, Controller):
-            chosen = asked
-            if chosen is not self.controller:
-                require_fitting(chosen, catalogue, horizon)
-        else:
-            raise TickError(
-                "This is no controller",
-                given=type(asked).__name__,
-                valid='a name such as "heuristic", the path of a trained one, or an object with '
-                "act()",
-            )
-        if not measured and needs_contributions(chosen):
-            raise TickError(
-                f"Controller {chosen.name!r} judges seeds by what they contribute",
-                given="no evaluate=",
-                fix="pass evaluate=, a function that scores the model it is given, or take a "
-                "controller that does without, such as 'plateau' or 'periodic'",
-            )
-        return chosen
-
-    def recall(self, controller: Controller) -> None:
-        """After a saved host was loaded: tell its controller what it remembered."""
+        The one that decided before the host was saved is told what it remembered.
+        """
         if self._pending is not None and self._pending[0] == controller.name:
             if isinstance(controller, Remembering):
                 controller.recall(self._pending[1])
             self.controller, self._pending = controller, None
-
-    def hand_over(self, controller: Controller) -> bool:
-        """It decides from now on; is it another one than before?"""
         starts = self.controller is not controller
         self.controller = controller
         return starts
 
     # --- keeping -------------------------------------------------------------------------
 
-    def controller_state(self) -> tuple[str | None, Mapping[str, Tensor]]:
-        """The name and the memory of the controller that decided last."""
-        if self.controller is None:
-            return self._pending or (None, {})
+    def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What is remembered, also by the controller that decided last, as tensors and notes."""
+        controller, remembered = self._pending or (None, {})
+        if self.controller is not None:
+            controller, remembered = self.controller.name, {}
         if isinstance(self.controller, Remembering):
-            return self.controller.name, self.controller.memory()
-        return self.controller.name, {}
-
-    def tensors(self) -> dict[str, Tensor]:
-        state = self.window.state_dict()
-        return {f"window.{name}": state[name] for name in SERIES}
-
-    def notes(self) -> dict[str, Any]:
-        gradient = float(self.window.state_dict()["host_gradient"])
-        return {
+            remembered = self.controller.memory()
+        window = self.window.state_dict()
+        gradient = float(window["host_gradient"])
+        notes = {
             "classes": self.classes,
             "unit": self._unit,
             "host_gradient": None if math.isnan(gradient) else gradient,
             "compared": self.compared,
             "ended": self.ended,
         }
+        tensors = {f"memory.window.{name}": window[name] for name in SERIES}
+        tensors |= {f"controller.{name}": each for name, each in remembered.items()}
+        return tensors, {"memory": notes, "controller": controller}
 
-    def restore(
-        self,
-        tensors: Mapping[str, Tensor],
-        notes: Mapping[str, Any],
-        controller: str | None,
-        remembered: Mapping[str, Tensor],
-    ) -> None:
+    def unpack(self, archive: Archive) -> None:
+        notes, controller = archive.notes["memory"], archive.notes["controller"]
         gradient = notes["host_gradient"]
-        series = {name: tensors[f"window.{name}"] for name in SERIES}
         known = row(math.nan if gradient is None else gradient)
-        self.window.load_state_dict({**series, "host_gradient": known})
+        self.window.load_state_dict({**archive.part("memory.window"), "host_gradient": known})
         self.classes, self._unit = notes["classes"], notes["unit"]
         self.compared, self.ended = bool(notes["compared"]), bool(notes["ended"])
         self.controller = None
-        self._pending = None if controller is None else (controller, remembered)
+        self._pending = None if controller is None else (controller, archive.part("controller"))
 
 
 def row(value: float) -> Tensor:
@@ -412,12 +359,6 @@ def row(value: float) -> Tensor:
 
 
 # --- several processes -------------------------------------------------------------------------
-
-
-def agreed(model: nn.Module, numbers: Mapping[str, float]) -> dict[str, float]:
-    """These numbers as rank 0 has them; on its own, a process keeps its own."""
-    values = torch.tensor(list(numbers.values()), dtype=torch.float64)
-    return dict(zip(numbers, shared(model, values).tolist(), strict=True))
 
 
 def shared(model: nn.Module, values: Tensor) -> Tensor:

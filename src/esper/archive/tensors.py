@@ -41,6 +41,11 @@ class Archive:
     tensors: Mapping[str, Tensor]
     notes: Notes
 
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with this word and a dot, by what follows."""
+        start = f"{prefix}."
+        return {n.removeprefix(start): t for n, t in self.tensors.items() if n.startswith(start)}
+
 
 def write_archive(
     path: str | Path, *, kind: str, version: int, tensors: Mapping[str, Tensor], notes: Notes
