@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from esper.garden.environment import Garden, Transition
-from esper.garden.playing import Controls
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.lifecycle import NOTHING
 from esper.leyline.ops import Cause
@@ -24,6 +23,7 @@ from esper.nissa import (
     Stepped,
 )
 from esper.simic.agent.types import Decision
+from esper.simic.training.cohort import Hear
 from esper.tamiyo.choosing import MaskedCategorical
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 
@@ -39,11 +39,15 @@ class Reporter:
 
     hub: Hub
     network: FactoredRecurrentActorCritic
-    slots: tuple[str, ...]
-    rent: float
-    controls: Controls
+    garden: Garden
     first_env: int  # the number of this process's first environment
     watched: int
+
+    def hearing(self, round_: int) -> Hear:
+        """How the steps of a round are heard, of a cohort of one."""
+        return lambda step, decisions, transition, returns: self.step(
+            round_, step, decisions[0], transition, returns
+        )
 
     def step(
         self, round_: int, step: int, decision: Decision, transition: Transition, returns: Tensor
@@ -67,7 +71,8 @@ class Reporter:
             )
         )
         life = transition.after.lifecycle
-        alphas = {f"alpha_{name}": life.alpha[:, place] for place, name in enumerate(self.slots)}
+        slots = self.garden.catalogue.slots.names
+        alphas = {f"alpha_{name}": life.alpha[:, place] for place, name in enumerate(slots)}
         self.hub.emit(
             Stepped(
                 round=round_,
@@ -134,7 +139,7 @@ class Reporter:
             return
         after = transition.after
         cases = [transition.cases[row] for row in rows.tolist()]
-        control = self.controls.validation(cases)[:, -SCORED_EPOCHS:].mean(1)
+        control = self.garden.controls.validation(cases)[:, -SCORED_EPOCHS:].mean(1)
         gain, exposure = after.objective[rows], after.exposure[rows]
         kept = after.lifecycle.params * after.lifecycle.at(SeedStage.FOSSILIZED)
         self.hub.emit(
@@ -147,7 +152,7 @@ class Reporter:
                 # What is worth after a rollback is not measured before the round's end.
                 validation=(control + gain).masked_fill(after.rolled_back[rows], torch.nan),
                 control=control,
-                net_gain=gain - self.rent * exposure,
+                net_gain=gain - self.garden.reward.rent * exposure,
                 returns=returns[rows],
                 added=kept.sum(1)[rows],
                 exposure=exposure,

@@ -38,13 +38,7 @@ from esper.nissa import (
 from esper.nissa.store import DEFAULT_ROWS
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.processes import ALONE, Processes
-from esper.simic.training.cohort import (
-    Annealed,
-    Cohort,
-    CohortSettings,
-    Hear,
-    MemberSettings,
-)
+from esper.simic.training.cohort import Annealed, Cohort, CohortSettings, MemberSettings
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.selection import Judge, Judgement
 from esper.simic.training.telemetry import Reporter, layout_of
@@ -178,13 +172,7 @@ class Trainer:
         if self.processes.rank == 0:
             self._open(store.last_commit)
         self.reporter = Reporter(
-            self.hub,
-            self.agent.network,
-            self.garden.catalogue.slots.names,
-            self.config.reward.rent,
-            self.controls,
-            self.first_env,
-            self.config.watched,
+            self.hub, self.agent.network, self.garden, self.first_env, self.config.watched
         )
         if saved:
             return True
@@ -308,7 +296,7 @@ class Trainer:
     def _one_round(self) -> RoundReport:
         clock, number = Clock(), self.round + 1
         with clock.phase("play"):
-            played = self.cohort.play(self._hearing(number), clock.phase)
+            played = self.cohort.play(self.reporter.hearing(number), clock.phase)
         with clock.phase("learn"):
             (learned,) = self.cohort.learn(played)
         metrics = learned.metrics
@@ -331,12 +319,6 @@ class Trainer:
         stages = dict(zip(self.garden.catalogue.slots.names, last.tolist(), strict=True))
         return RoundReport(
             number, played.returns, metrics, dict(clock.spent), stages, judged, found, self.best
-        )
-
-    def _hearing(self, number: int) -> Hear:
-        """How the telemetry hears of a round's steps."""
-        return lambda step, decisions, transition, returns: self.reporter.step(
-            number, step, decisions[0], transition, returns
         )
 
     def _judge(self, number: int) -> Judgement:
