@@ -230,6 +230,15 @@ def test_names_from_outside_are_not_markup(tmp_path: Path) -> None:
     assert "&lt;script&gt;" in text
 
 
+def test_the_page_says_what_the_seeds_of_the_best_episode_are_worth() -> None:
+    seed = {"slot": "early", "blueprint": "norm", "shapley": 1.25, "left_out": -0.5}
+    row = {**seed, "score": 0.4, "seed": 7, "context": "<xor>", "round": 2}
+    text = page(Facts(path=Path("run"), attribution=[row]), [])
+    assert "with score +0.40, is case 7 of &lt;xor&gt; in round 2" in text
+    assert "<td>early</td><td>norm</td><td>+1.25</td><td>−0.50</td>" in text
+    assert "Whose doing" not in page(Facts(path=Path("run")), [])
+
+
 def test_without_matplotlib_one_sentence_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -236,7 +236,7 @@ def _conclusion(lines: list[Standing], episodes: int, page: Path) -> str:
 class _Silent:
     """Shows nothing."""
 
-    def __enter__(self) -> "_Silent":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *failure: object) -> None: ...
@@ -279,9 +279,6 @@ class _Screen(_Lines):
         self.console = Console(stderr=True)
         self.live = Live(console=self.console, auto_refresh=False)
         self.evaluations: list[str] = []
-
-    def __enter__(self) -> "_Screen":
-        return self
 
     def __exit__(self, *failure: object) -> None:
         self.live.stop()

@@ -149,24 +149,9 @@ def _attribution(seeds: Sequence[Row]) -> Markup | str:
     """What each seed of the best episode was worth; nothing if that was not found out."""
     if not seeds:
         return ""
-    episode = seeds[0]
-    what = (
-        f"The best episode of all evaluations, with score {signed(episode['score'])}, is case "
-        f"{episode['seed']} of {episode['context']} in round {episode['round']}. Points of "
-        "validation accuracy: a seed's Shapley value is its mean contribution over all orders in "
-        "which the seeds could have joined, and they sum to what all of them gain together; left "
-        "out is what the network loses without this seed alone."
-    )
-    rows = (
-        {
-            "slot": row["slot"],
-            "blueprint": row["blueprint"],
-            "shapley": signed(row["shapley"]),
-            "left_out": signed(row["left_out"]),
-        }
-        for row in seeds
-    )
-    return fill("attribution", what=what, rows=fill_each("attributed", rows))
+    figures = ("score", "shapley", "left_out")
+    rows = [{**row, **{name: signed(row[name]) for name in figures}} for row in seeds]
+    return fill("attribution", **rows[0], rows=fill_each("attributed", rows))
 
 
 def _settings(facts: Facts) -> tuple[list[str], Markup]:

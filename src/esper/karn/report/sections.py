@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from esper.karn.report import theme as themes
 from esper.karn.report.context_charts import gain_by_parameters, policy_by_context
 from esper.karn.report.page import Picture, Section, template
-from esper.karn.report.run_facts import BEST, WAITING, Facts, Story, signed
+from esper.karn.report.run_facts import BEST, WAITING, Facts, Story
 from esper.karn.report.theme import DARK, LIGHT, AbsentError, Theme
 from esper.karn.report.timelines import timeline, title
 from esper.karn.report.training_charts import action_shares, health, learning_curve, phase_times
@@ -37,7 +37,7 @@ def contents(facts: Facts) -> list[Section]:
         pictures = [_chart(each, words, facts) for each, words in said.get("pictures", {}).items()]
         section = Section(said["title"], said["reading"].format_map(known), pictures)
         if name == TIMELINES:
-            episodes = [_episode(story, facts) for story in facts.stories]
+            episodes = [_episode(story) for story in facts.stories]
             section = replace(section, pictures=episodes, absent=_not_told(facts))
         found.append(section)
     return found
@@ -59,7 +59,7 @@ def _chart(name: str, words: str, facts: Facts) -> Picture:
     return Picture(name, words, lambda theme: CHARTS[name](facts, theme))
 
 
-def _episode(story: Story, facts: Facts) -> Picture:
+def _episode(story: Story) -> Picture:
     row = story.episode
     caption = (
         f"Round {row['round']}, environment {row['env']}, case {row['seed']}; "
@@ -68,24 +68,8 @@ def _episode(story: Story, facts: Facts) -> Picture:
     if story.failure is not None:
         step, reason = story.failure
         caption += f" Rolled back in epoch {step + 1}: {reason}."
-    elif story.kind == BEST:
-        caption += _worths(story, facts)
     name = f"timeline-{story.kind}"
     return Picture(name, title(story), lambda theme: timeline(story, theme), caption)
-
-
-def _worths(story: Story, facts: Facts) -> str:
-    """What each seed of the best episode is worth, as far as it can be asked."""
-    if "suite" not in facts.about:
-        return ""
-    from esper.karn.report.replays import seed_worths
-
-    planted = {cell.slot: cell.blueprint for cell in story.cells}  # the last of each slot
-    said = ", ".join(
-        f"{planted.get(slot)} in {slot} {signed(worth, 1)}"
-        for slot, worth in seed_worths(facts, story).items()
-    )
-    return f" Worth of each seed, in points of accuracy (Shapley values): {said}." if said else ""
 
 
 def _not_told(facts: Facts) -> list[str]:
