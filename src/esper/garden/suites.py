@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from esper.archive.files import as_toml, read_toml, write_whole
 from esper.garden.contexts import Context, Lesion, Source, check_label, table_of
+from esper.garden.own_code import CodeError, run_file
 from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
-from esper.leyline.own_code import CodeError, run_file
 
 TRAINING = "training"
 CODE = "a list of Python files, beside the suite's or with their whole path"

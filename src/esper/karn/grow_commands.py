@@ -13,12 +13,12 @@ from torch import nn
 from esper import api
 from esper.api import GrowthFolder
 from esper.api.batches import Batches
+from esper.garden.own_code import spoken
 from esper.karn.commands import FORMATS, RUNS, BudgetOptions, Export, Grow, Inspect, RoomOptions
 from esper.karn.named_sources import NamedData, absolute, build_model, load_data
 from esper.kasmina import export_additions, export_onnx, export_program, export_python
 from esper.kasmina.export_files import Written
 from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.own_code import spoken
 from esper.simic.training import RunError
 
 REPORT = "report.txt"

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from esper.garden import FAMILIES, DataFamily, Source
+from esper.garden.own_code import CodeError, run_file, spoken
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
-from esper.leyline.own_code import CodeError, run_file, spoken
 from esper.tolaria import Task, find_task, task_names
 from esper.tolaria.data.splits import Split, Splits, partition
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .legality import Actions, Legality
     from .lifecycle import NOTHING, Lifecycle, TransitionRecord, Transitions
     from .ops import Blend, Cause, LifecycleOp
+    from .protocols import GrowingProtocol, SeedSlotProtocol, SeedStateProtocol, SlottedHostProtocol
     from .results import (
         HeadGradientNorms,
         HeadUpdateMetrics,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
         PerHeadAdvantages,
         PPOUpdateMetrics,
     )
-    from .signals import GrowingProtocol, SeedSlotProtocol, SeedStateProtocol, SlottedHostProtocol
     from .slots import (
         CANONICAL_SLOTS,
         Family,

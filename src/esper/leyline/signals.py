@@ -1,4 +1,4 @@
-"""What a controller may see: N environments between two epochs; and what the learner may of a host.
+"""What a controller may see: N environments between two epochs.
 
 Nothing in here depends on which context an environment was drawn from. What was not measured is
 NaN; features turn that into a zero and a flag.
@@ -8,18 +8,13 @@ Shapes: `N` environments, `S` slots, `W` epochs remembered, `H` heads, `K` stati
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import AgreementError
-from esper.leyline.legality import Actions, Legality
-from esper.leyline.lifecycle import Lifecycle, Transitions
-from esper.leyline.ops import Blend
-from esper.leyline.slots import SlotSpec
-from esper.leyline.stages import SeedStage
+from esper.leyline.lifecycle import Lifecycle
 
 SIGNAL_WINDOW = 8  # epochs of measurements that signals carry
 FLOW_STATISTICS = ("spread", "silence", "peaks", "roughness")  # of activations that pass a slot
@@ -155,64 +150,3 @@ class SignalWindow:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._series = {name: state[name].clone() for name in SERIES}
         self._host_gradient = state["host_gradient"].clone()
-
-
-# --- what the learner may know of a host: thin, typed views over the lifecycle arrays ---------
-
-
-@runtime_checkable
-class SeedStateProtocol(Protocol):
-    """One seed, read from the arrays."""
-
-    @property
-    def stage(self) -> SeedStage: ...
-    @property
-    def blueprint(self) -> str: ...
-    @property
-    def blend(self) -> Blend: ...
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def age(self) -> int: ...
-    @property
-    def epochs_in_stage(self) -> int: ...
-    @property
-    def params(self) -> int: ...
-    @property
-    def contribution(self) -> float | None: ...
-
-
-@runtime_checkable
-class SeedSlotProtocol(Protocol):
-    """One slot and, when it is occupied, its seed."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def spec(self) -> SlotSpec: ...
-    @property
-    def stage(self) -> SeedStage: ...
-    @property
-    def seed(self) -> SeedStateProtocol | None: ...
-
-
-@runtime_checkable
-class GrowingProtocol(Protocol):
-    """Whatever has a lifecycle: a wrapped model and a population alike."""
-
-    @property
-    def lifecycle(self) -> Lifecycle: ...
-    @property
-    def catalogue(self) -> BlueprintCatalogue: ...
-    def legal(self) -> Legality: ...
-    def apply(self, actions: Actions) -> Transitions: ...
-    def pass_time(self) -> Transitions: ...
-
-
-@runtime_checkable
-class SlottedHostProtocol(GrowingProtocol, Protocol):
-    """One host with its slots."""
-
-    @property
-    def seed_slots(self) -> Mapping[str, SeedSlotProtocol]: ...
-    def state_dict(self) -> Mapping[str, Tensor]: ...

@@ -1,6 +1,6 @@
 """What simic relies on of a host, without importing kasmina: satisfied structurally."""
 
-from esper.leyline.signals import (
+from esper.leyline.protocols import (
     GrowingProtocol,
     SeedSlotProtocol,
     SeedStateProtocol,
