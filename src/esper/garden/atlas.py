@@ -23,7 +23,7 @@ from esper.archive import read_archive, write_archive
 from esper.garden.cases import Case
 from esper.garden.contexts import Context
 from esper.garden.playing import Job, Playground, Progress
-from esper.garden.rewards import reward_scale
+from esper.garden.rewards import net_of_rent, reward_scale
 from esper.garden.suites import Suite
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
@@ -97,11 +97,11 @@ class Atlas:
 
     def net(self, rent: float = DEFAULT_RENT) -> Tensor:
         """[C, A, K] points on test data."""
-        return self.gain - rent * self.exposure
+        return net_of_rent(self.gain, self.exposure, rent)
 
     def judged(self, rent: float = DEFAULT_RENT) -> Tensor:
         """[C, A, K] points on validation data: what arms are chosen by."""
-        return self.validation - rent * self.exposure
+        return net_of_rent(self.validation, self.exposure, rent)
 
     def scales(self, rent: float = DEFAULT_RENT) -> Tensor:
         """[C]: the best arm's net gain, at least the smallest that counts."""

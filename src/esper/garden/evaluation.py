@@ -19,6 +19,7 @@ from esper.garden.cases import EVALUATION_SEED, Case
 from esper.garden.contexts import Context, by_shape
 from esper.garden.episodes import EPOCHS_ALONE
 from esper.garden.playing import Controls, Job, Played, Playground
+from esper.garden.rewards import net_of_rent
 from esper.garden.statistics import Estimate, interquartile_mean_interval, mean_interval
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
 from esper.leyline.errors import AgreementError, DataError, DuplicateNameError
@@ -67,7 +68,7 @@ class Result:
 
     def net_gain(self, rent: float = DEFAULT_RENT) -> float:
         """Points over the control, less the rent."""
-        return self.test - self.control - rent * self.exposure
+        return net_of_rent(self.test - self.control, self.exposure, rent)
 
     def score(self, rent: float = DEFAULT_RENT) -> float:
         """The net gain in units of what can be gained in its context."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from esper.garden.cases import Case
 from esper.garden.contexts import Context, by_shape
 from esper.garden.episodes import Episodes
+from esper.garden.rewards import net_of_rent
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
 from esper.leyline.errors import AgreementError, EsperError
 from esper.leyline.legality import Actions
@@ -295,7 +296,7 @@ class Controls:
         """[N]: net gains over the controls in units of each context's scale, by validation data."""
         control = self.validation(cases)[:, -SCORED_EPOCHS:].mean(1)
         scale = torch.tensor([case.context.scale for case in cases], dtype=torch.float64)
-        return (played.validation - control - rent * played.exposure) / scale
+        return net_of_rent(played.validation - control, played.exposure, rent) / scale
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that was measured, for checkpoints."""

@@ -9,6 +9,7 @@ Shapes: `N` environments, `S` slots, `K` epochs that are scored, `T` epochs of a
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from esper.leyline import constants
 from esper.leyline.errors import AgreementError
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.stages import SeedStage
+
+V = TypeVar("V", float, Tensor)
 
 _STAGE_POTENTIAL = torch.zeros(len(SeedStage), dtype=torch.float64)
 for _stage, _points in (
@@ -116,6 +119,11 @@ class RewardTerms(Mapping[str, Tensor]):
         for term in others:
             total = total + term
         return total
+
+
+def net_of_rent(gain: V, exposure: V, rent: float) -> V:
+    """A gain in points, less the rent for `exposure`: share of the host × share of the episode."""
+    return gain - rent * exposure
 
 
 def rewards(

@@ -15,6 +15,7 @@ from torch import Tensor
 from esper.garden.atlas import FIRST_ATLAS_SEED, WAIT_MARGIN, Atlas, Plans, arms_of
 from esper.garden.cases import Case
 from esper.garden.playing import Job, Playground, Progress
+from esper.garden.rewards import net_of_rent
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
 from esper.leyline.ops import Blend
 from esper.tamiyo.controllers import Arm
@@ -72,7 +73,7 @@ def search_plans(
             break
         found = ground.play_all(jobs, mixed=True, progress=progress)
         played += len(jobs)
-        net = found.validation - DEFAULT_RENT * found.exposure
+        net = net_of_rent(found.validation, found.exposure, DEFAULT_RENT)
         fronts = _widened(atlas, fronts, wider, net, seeds)
     *oracle, constant = (front.schedule for front in fronts)
     return replace(atlas, plans=Plans(tuple(oracle), constant, played))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from esper.archive import read_archive, write_archive
 from esper.garden.environment import Garden, Transition
+from esper.garden.rewards import net_of_rent
 from esper.leyline.constants import DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.errors import AgreementError
 from esper.leyline.legality import Actions, Legality
@@ -252,7 +253,8 @@ class Cohort:
             seats, garden, self._observations, steer=steer, listen=listen, phase=phase
         )
         assert last is not None
-        scores = (last.after.objective - garden.reward.rent * last.after.exposure) / last.scale
+        after, rent = last.after, garden.reward.rent
+        scores = net_of_rent(after.objective, after.exposure, rent) / last.scale
         # What the teacher played says nothing about its pupil.
         return PlayedRound(
             returns, scores.masked_fill(led, torch.nan), acted.masked_fill(led, torch.nan), last

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.garden.environment import Garden, Transition
+from esper.garden.rewards import net_of_rent
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.lifecycle import NOTHING
 from esper.leyline.ops import Cause
@@ -152,7 +153,7 @@ class Reporter:
                 # What is worth after a rollback is not measured before the round's end.
                 validation=(control + gain).masked_fill(after.rolled_back[rows], torch.nan),
                 control=control,
-                net_gain=gain - self.garden.reward.rent * exposure,
+                net_gain=net_of_rent(gain, exposure, self.garden.reward.rent),
                 returns=returns[rows],
                 added=kept.sum(1)[rows],
                 exposure=exposure,

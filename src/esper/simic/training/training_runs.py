@@ -132,9 +132,12 @@ class RunFolder(KeptFolder):
         for each in (*folder.iterdir(), folder):
             sync(each)
         place = self.checkpoint(round_)
-        shutil.rmtree(place, ignore_errors=True)  # of the same round, from before a resume
+        old = folder.with_name(f"{folder.name}-old")  # of the same round, from before a resume
+        if place.exists():  # moved first: half deleted it would be taken for a checkpoint
+            place.rename(old)
         folder.rename(place)
         sync(place.parent)
+        shutil.rmtree(old, ignore_errors=True)
         self._drop_old()
         return place
 
