@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 from inspect import signature
 
 import pytest
@@ -73,7 +73,7 @@ def test_settings_come_back_from_json() -> None:
     asked = GrowSettings(budget="+15%", loss="mse", epochs=7, blueprints=("mlp", "norm"),
                          slots=({"path": "2", "part": None, "layout": None, "name": None},),
                          data={"train": {"batches": 3, "first": "ab"}}, lr=0.5)  # fmt: skip
-    assert GrowSettings.of(json.loads(json.dumps(asked.note()))) == asked
+    assert GrowSettings.of(json.loads(json.dumps(asdict(asked)))) == asked
     assert asked.limits == esper.Budget("+15%", epochs=7)
 
 

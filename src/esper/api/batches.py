@@ -57,12 +57,17 @@ class Batches:
         """One pass in the order of `stream`; call it where random states may change."""
         if self.loader.generator is not None:
             self.loader.generator.manual_seed(stream)
-        for sampler in _samplers(self.loader):
-            for generator in vars(sampler).values():
-                if isinstance(generator, torch.Generator):
-                    generator.manual_seed(stream)
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(stream % 2**31)
+        found: list[Sampler[Any]] = []  # all that have a say in the order
+        waiting = [self.loader.sampler, self.loader.batch_sampler]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, torch.Generator):
+                each.manual_seed(stream)
+            elif isinstance(each, Sampler) and each not in found:
+                found.append(each)
+                waiting += vars(each).values()  # samplers of batches hold samplers in turn
+                if hasattr(each, "set_epoch"):
+                    each.set_epoch(stream % 2**31)
         empty = True
         for batch in self.loader:
             empty = False
@@ -101,25 +106,16 @@ class Batches:
         return (tuple(inputs) if isinstance(inputs, list) else inputs), targets
 
 
-@dataclass(frozen=True)
-class Data:
-    """The parts of a run's data, as batches."""
+class Data(dict[str, Batches]):
+    """The parts of a run's data, as batches: train, val and perhaps test."""
 
-    train: Batches
-    val: Batches
-    test: Batches | None
-
-    @classmethod
-    def of(cls, train: object, val: object, test: object, batch_size: int) -> "Data":
-        return cls(
-            Batches.of("train", train, batch_size, shuffle=True),
-            Batches.of("val", val, batch_size, shuffle=False),
-            None if test is None else Batches.of("test", test, batch_size, shuffle=False),
-        )
+    def __init__(self, train: object, val: object, test: object, batch_size: int) -> None:
+        given = {"train": train, "val": val} | ({} if test is None else {"test": test})
+        for name, source in given.items():
+            self[name] = Batches.of(name, source, batch_size, shuffle=name == "train")
 
     def fingerprints(self, seed: int) -> dict[str, Any]:
-        parts = [part for part in (self.train, self.val, self.test) if part is not None]
-        return {part.name: part.fingerprint(seed) for part in parts}
+        return {name: part.fingerprint(seed) for name, part in self.items()}
 
     def require_same(self, saved: Mapping[str, Any], seed: int) -> None:
         """Refuse data that are not those of which these fingerprints were taken."""
@@ -138,18 +134,6 @@ def _told(fingerprint: Mapping[str, Any] | None) -> str:
     if fingerprint is None:
         return "none"
     return f"{fingerprint['batches']} batches, the first one {fingerprint['first']}"
-
-
-def _samplers(loader: DataLoader[Any]) -> list[Sampler[Any]]:
-    """All that have a say in the order: samplers of batches hold samplers in turn."""
-    found: list[Sampler[Any]] = []
-    waiting = [loader.sampler, loader.batch_sampler]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, Sampler) and each not in found:
-            found.append(each)
-            waiting += vars(each).values()
-    return found
 
 
 def _tensors(name: str, pair: Sequence[Any]) -> TensorDataset:

@@ -68,7 +68,11 @@ def require_fitting(
             fix="give them with the budget: Budget(params='+15%', epochs=20)",
         )
     slots = controller.network.space.size("slot")
-    known = blueprints or controller.blueprints or _by_number(controller)
+    known = blueprints or controller.blueprints
+    if not known:  # those of the only family that has as many as it can choose from
+        number = controller.network.space.size("blueprint")
+        alike = [names for kind in Family if len(names := blueprint_names(kind)) == number]
+        known = alike[0] if len(alike) == 1 else ()
     try:
         controller.require_possible(catalogue, horizon)
         fits = not known or known == catalogue.names
@@ -81,13 +85,6 @@ def require_fitting(
             valid=_told(slots, known),
             fix=f"name {slots} slots of the same kind of activations, or use 'heuristic'",
         )
-
-
-def _by_number(controller: LearnedController) -> tuple[str, ...]:
-    """The blueprints of the only family that has as many as it can choose from."""
-    number = controller.network.space.size("blueprint")
-    found = [names for kind in Family if len(names := blueprint_names(kind)) == number]
-    return found[0] if len(found) == 1 else ()
 
 
 def _told(slots: int, blueprints: tuple[str, ...]) -> str:

@@ -3,6 +3,7 @@ with a run that was interrupted, as if it had not been.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 
 from esper.api.batches import Batches, Data, Source
 from esper.api.grow_settings import AUTO, OPTIMIZER, Budget, BudgetLike, GrowError, GrowSettings
-from esper.api.growing_model import GrowingModel, wrap
+from esper.api.growing_model import wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.inspection import Slots, require_module
 from esper.api.schedulers import MakeScheduler, Schedule
@@ -29,6 +30,11 @@ from esper.tamiyo.controllers.protocol import Controller
 
 OnEpoch = Callable[[dict[str, Any]], object]
 MakeOptimizer = Callable[..., Optimizer]
+_OPTIMIZERS = {  # by name
+    name: kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+}
 
 
 def grow(
@@ -66,33 +72,32 @@ def grow(
     loss, or at the score if its mode is "max"). With `out` the run is kept there after every epoch,
     and `esper.resume(out, ...)` goes on after whatever ended it. The model is trained in place.
     """
-    require_module(model)
-    _move(model, device)
+    where = _placed(model, device)
     scoring = Scoring.of(loss, metric)
     limits = Budget.of(budget, epochs)
+    kinds = (name for name, kind in _OPTIMIZERS.items() if kind is optimizer)
     settings = GrowSettings(
         budget=limits.params,
         epochs=GrowSettings.epochs if limits.epochs is None else limits.epochs,
         blueprints=None if blueprints is None else tuple(blueprints),
         loss=loss if isinstance(loss, str) else None,
         metric=metric if isinstance(metric, str) else None,
-        optimizer=_optimizer_name(optimizer),
+        optimizer=optimizer if isinstance(optimizer, str) else next(kinds, None),
         lr=lr,
         scheduled=scheduler is not None,
         batch_size=batch_size,
         seed=seed,
         origin=None if origin is None else dict(origin),
     )
-    data = Data.of(train, val, test, batch_size)
-    first = data.train.first(seed, _device_of(model))
-    host = _wrapped(model, first[0] if sample is None else sample, slots, settings)
-    path = None if out is None else Path(out)
-    run = GrownRun(host, settings, path=path)
-    run.settle(slots=tuple(map(asdict, host.targets)), data=data.fingerprints(seed))
-    if path is not None:
-        GrowthFolder(path).require_new()
+    data = Data(train, val, test, batch_size)
+    first = data["train"].first(seed, where)
+    folder = None if out is None else GrowthFolder(out)
+    run = _run_of(model, first[0] if sample is None else sample, slots, settings, folder)
+    run.settle(slots=tuple(map(asdict, run.host.targets)), data=data.fingerprints(seed))
+    if folder is not None:
+        folder.require_new()
     growth = Growth(run, data, scoring, controller, optimizer, scheduler, on_epoch)
-    with run.held():
+    with nullcontext() if folder is None else folder.locked():
         growth.begin(first)
         growth.go()
     return run
@@ -137,7 +142,7 @@ def resume(
         kind = _again("optimizer", settings.optimizer, optimizer)
         leader = _again("controller", settings.leader, controller)
         _require_given(settings, train, val, test, scheduler)
-        data = Data.of(train, val, test, settings.batch_size)
+        data = Data(train, val, test, settings.batch_size)
         data.require_same(settings.data, settings.seed)
         growth = Growth(run, data, scoring, leader, kind, scheduler, on_epoch)
         run.restore(archive, training=True)
@@ -175,6 +180,7 @@ class Growth:
 
     def __post_init__(self) -> None:
         self.host, self.seed = self.run.host, self.run.settings.seed
+        self.device = _device_of(self.host)
         self.optimizer = self.host.optimizer(_optimizer_kind(self.kind), lr=self.run.settings.lr)
         made = self.scheduler
         self.schedule = None if made is None else Schedule(made, self.optimizer)
@@ -202,7 +208,7 @@ class Growth:
                     valid=was,
                     fix="go on with the one that it began with",
                 )
-        self._settle(self.data.train.first(self.seed, _device_of(self.host)))
+        self._settle(self.data["train"].first(self.seed, self.device))
         if self.schedule is not None:
             self.schedule.restore(archive.notes["scheduler"])
 
@@ -212,9 +218,9 @@ class Growth:
             record = self._epoch(int(self.host.lifecycle.epoch))
             self.run.history.append(record)
             if self.host.memory.ended:
-                after = asdict(self._scores(self.data.val))
-                if self.data.test is not None:
-                    test = asdict(self._scores(self.data.test))
+                after = asdict(self._scores(self.data["val"]))
+                if "test" in self.data:
+                    test = asdict(self._scores(self.data["test"]))
                     after |= {f"test_{name}": value for name, value in test.items()}
                 self.run.finish(after)
             self._keep()
@@ -228,7 +234,7 @@ class Growth:
         if isinstance(self.scoring.metric, str):
             self.run.settle(metric=self.scoring.metric)
         if not self.run.before:
-            self.run.begin(asdict(self._scores(self.data.val)))
+            self.run.begin(asdict(self._scores(self.data["val"])))
         first_loss = self.run.before["loss"]
         self.scoring = replace(self.scoring, first_loss=first_loss)
         self.host.memory.take_reference(self.scoring.classes, first_loss)
@@ -238,13 +244,13 @@ class Growth:
         most_added = host.added
         with randomness_kept(host, stream=derive_seed(self.seed, "epoch", number)):
             train_loss = self._train(derive_seed(self.seed, "order", number))
-        scores = self._scores(self.data.val)
+        scores = self._scores(self.data["val"])
         tick = host.tick(
             self.controller,
             train_loss=train_loss,
             val_loss=scores.loss,
             val_score=scores.score,
-            evaluate=lambda _: self._scores(self.data.val).score,
+            evaluate=lambda _: self._scores(self.data["val"]).score,
         )
         if self.schedule is not None:
             self.schedule.step(scores.loss, scores.score)
@@ -266,7 +272,7 @@ class Growth:
         host, scoring = self.host, self.scoring
         host.train()
         losses = []
-        for inputs, targets in self.data.train(stream, _device_of(host)):
+        for inputs, targets in self.data["train"](stream, self.device):
             self.optimizer.zero_grad()
             value = scoring.loss(call(host, inputs), targets)
             if value.requires_grad:
@@ -287,20 +293,43 @@ class Growth:
         """Of the host as it is now, always on the same draws where the data draw at random."""
         stream = derive_seed(self.seed, "scores", batches.name)
         with measuring(self.host), randomness_kept(self.host, stream=stream):
-            return self.scoring.scores(self.host, batches(stream, _device_of(self.host)))
+            return self.scoring.scores(self.host, batches(stream, self.device))
 
     def _keep(self) -> None:
-        if self.run.path is not None:
+        if self.run.folder is not None:
             self.run.keep(None if self.schedule is None else self.schedule.note())
 
 
 # --- the model and its optimiser -------------------------------------------------------------
 
 
-def _wrapped(
-    model: nn.Module, sample: Sample, slots: Slots, settings: GrowSettings
-) -> GrowingModel:
-    return wrap(
+def _placed(model: nn.Module, device: torch.device | str | None) -> torch.device:
+    """Where it is, after it was moved to this device, if one is asked for."""
+    require_module(model)
+    try:
+        if device is not None:
+            model.to(device)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise GrowError(
+            "The model cannot be moved to this device",
+            given=f"{device!r}: {first_line(error)}",
+            valid='such as "cpu", "cuda" or "cuda:1", where torch finds it',
+        ) from error
+    return _device_of(model)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _run_of(
+    model: nn.Module,
+    sample: Sample,
+    slots: Slots,
+    settings: GrowSettings,
+    folder: GrowthFolder | None,
+) -> GrownRun:
+    host = wrap(
         model,
         sample,
         slots=slots,
@@ -309,46 +338,16 @@ def _wrapped(
         isolation=Isolation.DUAL_PASS,
         seed=settings.seed,
     )
-
-
-def _move(model: nn.Module, device: torch.device | str | None) -> None:
-    """To this device, if one is asked for."""
-    if device is None:
-        return
-    try:
-        model.to(device)
-    except (AssertionError, RuntimeError, TypeError) as error:
-        raise GrowError(
-            "The model cannot be moved to this device",
-            given=f"{device!r}: {first_line(error)}",
-            valid='such as "cpu", "cuda" or "cuda:1", where torch finds it',
-        ) from error
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return GrownRun(host, settings, folder=folder)
 
 
 def _optimizer_kind(optimizer: str | MakeOptimizer) -> MakeOptimizer:
     if not isinstance(optimizer, str):
         return optimizer
-    known = {
-        name: kind
-        for name, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
-    }
-    for name, kind in known.items():
+    for name, kind in _OPTIMIZERS.items():
         if name.lower() == optimizer.lower():
             return kind
-    raise UnknownNameError.of("optimiser", optimizer, known)
-
-
-def _optimizer_name(optimizer: str | MakeOptimizer) -> str | None:
-    """Its name, if that is enough to make it again."""
-    if isinstance(optimizer, str):
-        return optimizer
-    name = getattr(optimizer, "__name__", "")
-    return name if getattr(torch.optim, name, None) is optimizer else None
+    raise UnknownNameError.of("optimiser", optimizer, _OPTIMIZERS)
 
 
 # --- going on --------------------------------------------------------------------------------
@@ -367,9 +366,8 @@ def _rebuilt(
             f"The model of {folder.path} is needed to go on",
             fix="build it as for the run and pass it: resume(path, model=Net(), ...)",
         )
-    require_module(model)
-    _move(model, device)
-    sample = folder.sample(_device_of(model)) if sample is None else sample
+    where = _placed(model, device)
+    sample = folder.sample(where) if sample is None else sample
     if sample is None:
         raise GrowError(
             f"{folder.path} could not keep the sample of this model's inputs",
@@ -377,7 +375,7 @@ def _rebuilt(
         )
     settings = GrowSettings.of(archive.notes["settings"])
     slots = [Target(**note) for note in settings.slots]
-    return GrownRun(_wrapped(model, sample, slots, settings), settings, path=folder.path)
+    return _run_of(model, sample, slots, settings, folder)
 
 
 def _again(name: str, was: str | None, given: Any, *, fixed: bool = False) -> Any:

@@ -5,7 +5,7 @@ and checkpoints. Without torch, so that the command line can show it at once.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, Union
 
@@ -115,9 +115,6 @@ class GrowSettings:
     @property
     def limits(self) -> Budget:
         return Budget(self.budget, self.epochs)
-
-    def note(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def of(cls, note: Mapping[str, Any]) -> "GrowSettings":

@@ -8,8 +8,7 @@ The first two are archives of tensors and JSON.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +66,8 @@ class GrowthFolder(KeptFolder):
         else:
             form, parts = "tuple", {str(place): each for place, each in enumerate(sample)}
         if all(isinstance(each, Tensor) for each in parts.values()):
-            notes = {"form": form}
-            write_archive(
-                self.path / SAMPLE, kind=SAMPLE_KIND, version=VERSION, tensors=parts, notes=notes
-            )
+            place, notes = self.path / SAMPLE, {"form": form}
+            write_archive(place, kind=SAMPLE_KIND, version=VERSION, tensors=parts, notes=notes)
 
     def sample(self, device: torch.device) -> Sample | None:
         """The sample, if it could be kept."""
@@ -101,7 +98,7 @@ class GrownRun:
     history: list[dict[str, Any]] = field(default_factory=list)  # as JSON holds them
     before: dict[str, float] = field(default_factory=dict)  # loss and score before training
     after: dict[str, float] = field(default_factory=dict)  # of the network that is exported
-    path: Path | None = None
+    folder: GrowthFolder | None = None  # where it is kept
 
     @property
     def finished(self) -> bool:
@@ -157,8 +154,8 @@ class GrownRun:
     def begin(self, scores: Mapping[str, float]) -> None:
         """Before the first epoch."""
         self.before = dict(scores)
-        if self.path is not None:
-            GrowthFolder(self.path).keep_sample(self.sample)
+        if self.folder is not None:
+            self.folder.keep_sample(self.sample)
 
     def finish(self, scores: Mapping[str, float]) -> None:
         """After the last one."""
@@ -167,25 +164,14 @@ class GrownRun:
 
     # --- keeping -------------------------------------------------------------------------
 
-    def held(self) -> AbstractContextManager[object]:
-        """Inside, no other process can train the run in this folder, if it has one."""
-        return nullcontext() if self.path is None else GrowthFolder(self.path).locked()
-
     def keep(self, scheduler: Mapping[str, Any] | None) -> None:
-        """Write the checkpoint, if the run has a folder."""
-        if self.path is None:
-            return
+        """Write the checkpoint of a run that has a folder."""
+        assert self.folder is not None
         tensors, notes = pack(self.host)
-        notes |= {
-            "settings": self.settings.note(),
-            "history": self.history,
-            "before": self.before,
-            "after": self.after,
-            "scheduler": scheduler,
-        }
-        write_archive(
-            self.path / CHECKPOINT, kind=KIND, version=VERSION, tensors=tensors, notes=notes
-        )
+        notes |= {name: getattr(self, name) for name in ("history", "before", "after")}
+        notes |= {"settings": asdict(self.settings), "scheduler": scheduler}
+        place = self.folder.path / CHECKPOINT
+        write_archive(place, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
 
     def restore(self, archive: Archive, *, training: bool) -> None:
         """Take over host, history and scores of a checkpoint of a run made like this one."""

@@ -177,7 +177,15 @@ class Survey:
     ) -> None:
         self.model, self.sample = model, sample
         self.host_params = sum(parameter.numel() for parameter in model.parameters())
-        self.sightings = _sightings(model, sample)  # in the order of their calls
+        if isinstance(model, SegmentedHost):  # announces its places; the rest is its own business
+            names, paths = (spec.name for spec in model.slot_specs()), model.slot_paths().values()
+            announced = [Target(path, name=name) for name, path in zip(names, paths, strict=True)]
+            self.sightings = survey(model, announced, sample)
+        else:
+            module_at(model, "")  # raises where hooks would not work in any part of it
+            targets = [Target(path) for path, _ in model.named_modules() if path] or [Target("")]
+            seen = survey(model, targets, sample)
+            self.sightings = sorted(seen, key=lambda each: each.first_event)
         self._costs: dict[Target, dict[str, int]] = {}  # by place and blueprint that fits there
         self._refusals: dict[Target, EsperError] = {}  # why "auto" does not take a place
         good = [(s.target, s.place.spec) for s in self.sightings if isinstance(s.place, Place)]
@@ -209,12 +217,34 @@ class Survey:
         if isinstance(self.model, SegmentedHost):
             return useful
         useful = [each for each in useful if not self._refuses(each)]
-        while chosen := _choice(self.model, useful):
+        while chosen := self._spread(useful):
             again = survey(self.model, [each.target for each in chosen], self.sample)
             if not [each for each in again if self._refuses(each)]:
                 return again
             useful = [each for each in useful if each.target not in self._refusals]
         return []
+
+    def _spread(self, useful: Sequence[Sighting]) -> list[Sighting]:
+        """Blocks if there are two, else what is lively, else any; some of them, evenly apart."""
+        distinct: dict[int, Sighting] = {}  # by tensor: the block that returns it, or its maker
+        for each in useful:
+            if id(each.output) not in distinct or self._is_block(each):
+                distinct[id(each.output)] = each
+        sound = sorted(distinct.values(), key=lambda each: each.first_event)
+        blocks = [each for each in sound if self._is_block(each)]
+        lively = [each for each in sound if each in blocks or _is_activation(each)]
+        found = blocks if len(blocks) >= 2 else lively or sound
+        last, most = len(found) - 1, DEFAULT_SLOT_COUNT
+        if last < most:
+            return found
+        return [found[round(step * last / (most - 1))] for step in range(most)]
+
+    def _is_block(self, sighting: Sighting) -> bool:
+        parent = self.model.get_submodule(sighting.target.path.rpartition(".")[0])
+        module = self.model.get_submodule(sighting.target.path)
+        has_parts = next(module.children(), None) is not None
+        learns = next(module.parameters(), None) is not None
+        return has_parts and learns and isinstance(parent, (nn.Sequential, nn.ModuleList))
 
     def _refuses(self, sighting: Sighting) -> bool:
         """Is this no place for "auto"? Then it is remembered why."""
@@ -232,9 +262,8 @@ class Survey:
         alike: dict[str, list[EsperError]] = {}
         for sighting in self.sightings:
             target = sighting.target
-            if not self._refuses(sighting):
-                refusal = EsperError(f"No blueprint fits the output of {target.where}")
-            else:
+            refusal = EsperError(f"No blueprint fits the output of {target.where}")
+            if self._refuses(sighting):
                 refusal = self._refusals[target]
             alike.setdefault(refusal.what.replace(repr(target.path), ""), []).append(refusal)
         groups = sorted(alike.values(), key=len, reverse=True)
@@ -265,65 +294,10 @@ def require_module(model: object) -> None:
     require_slottable(model)
 
 
-def _sightings(model: nn.Module, sample: Sample) -> list[Sighting]:
-    """Every submodule, seen while the model runs on the sample, in the order of their calls."""
-    if isinstance(model, SegmentedHost):  # announces its places; the rest is its own business
-        names = (spec.name for spec in model.slot_specs())
-        paths = model.slot_paths().values()
-        announced = [Target(path, name=name) for name, path in zip(names, paths, strict=True)]
-        return survey(model, announced, sample)
-    module_at(model, "")  # raises where hooks would not work in any part of it
-    targets = [Target(path) for path, _ in model.named_modules() if path]
-    found = survey(model, targets or [Target("")], sample)
-    return sorted(found, key=lambda each: each.first_event)
-
-
-# --- choosing ------------------------------------------------------------------------------
-
-
-def _choice(
-    model: nn.Module, sound: Sequence[Sighting], most: int = DEFAULT_SLOT_COUNT
-) -> list[Sighting]:
-    sound = _distinct(model, sound)
-    blocks = [each for each in sound if _is_block(model, each)]
-    if len(blocks) >= 2:
-        return _spread(blocks, most)
-    lively = [each for each in sound if each in blocks or _is_activation(each)]
-    return _spread(lively or sound, most)
-
-
-def _distinct(model: nn.Module, sightings: Sequence[Sighting]) -> list[Sighting]:
-    """One for each tensor: the block that returns it, else the module that made it."""
-    found: dict[int, Sighting] = {}
-    for sighting in sightings:
-        if id(sighting.output) not in found or _is_block(model, sighting):
-            found[id(sighting.output)] = sighting
-    return sorted(found.values(), key=lambda each: each.first_event)
-
-
-def _is_block(model: nn.Module, sighting: Sighting) -> bool:
-    parent = model.get_submodule(sighting.target.path.rpartition(".")[0])
-    module = model.get_submodule(sighting.target.path)
-    has_parts = next(module.children(), None) is not None
-    learns = next(module.parameters(), None) is not None
-    return has_parts and learns and isinstance(parent, (nn.Sequential, nn.ModuleList))
-
-
 def _is_activation(sighting: Sighting) -> bool:
     assert isinstance(sighting.place, Place)
     module = sighting.place.module
     return type(module).__module__ == _ACTIVATIONS and not isinstance(module, _NOT_ACTIVATIONS)
-
-
-def _spread(sightings: Sequence[Sighting], most: int) -> list[Sighting]:
-    """The first, the last, and others evenly between them."""
-    if len(sightings) <= most:
-        return list(sightings)
-    last = len(sightings) - 1
-    return [sightings[round(step * last / (most - 1))] for step in range(most)]
-
-
-# --- words ---------------------------------------------------------------------------------
 
 
 def _shape(spec: SlotSpec) -> str:

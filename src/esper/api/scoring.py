@@ -169,7 +169,22 @@ class Scoring:
         inputs, targets = batch
         with torch.no_grad():
             outputs: Any = call(model, inputs)
-        self._require_loss(outputs, targets)
+        try:
+            value = self.loss(outputs, targets)
+        except EsperError:
+            raise
+        except Exception as error:  # the user's code, or torch's complaint about shapes
+            raise DataError(
+                "The loss fails on the model's outputs and the targets",
+                given=f"{form(outputs)} and {form(targets)}: {first_line(error)}",
+                fix="check the model's last layer and the targets' shape and type",
+            ) from error
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise DataError(
+                "The loss must return one number as a tensor",
+                given=form(value),
+                fix="take the mean over the batch",
+            )
         loss, metric, classes, axis = self.loss, self.metric, None, None
         if isinstance(loss, CrossEntropy):
             loss = loss.settled(outputs, targets)
@@ -206,24 +221,6 @@ class Scoring:
             values = torch.stack(points).cpu().double()
             return Scores(loss, float((values * sizes).sum() / sizes.sum()))
         return Scores(loss, score_of_loss(loss, self.first_loss or loss))
-
-    def _require_loss(self, outputs: object, targets: object) -> None:
-        try:
-            value = self.loss(outputs, targets)
-        except EsperError:
-            raise
-        except Exception as error:  # the user's code, or torch's complaint about shapes
-            raise DataError(
-                "The loss fails on the model's outputs and the targets",
-                given=f"{form(outputs)} and {form(targets)}: {first_line(error)}",
-                fix="check the model's last layer and the targets' shape and type",
-            ) from error
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise DataError(
-                "The loss must return one number as a tensor",
-                given=form(value),
-                fix="take the mean over the batch",
-            )
 
 
 def _require_known(what: str, value: object, names: Iterable[str], unit: str = "") -> None:
