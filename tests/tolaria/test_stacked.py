@@ -12,7 +12,7 @@ from esper.kasmina import blueprint, blueprint_names, unregister_blueprint, zero
 from esper.kasmina.blueprints import find_blueprint
 from esper.kasmina.hosts import HOSTS, build_host
 from esper.leyline import Actions, Blend, BlueprintError, Family, Layout, SlotSpec
-from esper.tolaria.stacked import library_norm, stack, stacked_conv1d, stacked_conv2d, written_norm
+from esper.tolaria.stacked import library_norm, stack, stacked_convolution, written_norm
 from tests.tolaria.twins import Twins, make_population
 
 COPIES = 3
@@ -103,7 +103,7 @@ def test_stacked_convolutions_equal_one_after_the_other(
     weight = random(COPIES, outputs, channels // groups, *(taps,) * axes)
     offset = random(COPIES, outputs) if bias else None
     settings = {"stride": stride, "padding": taps // 2, "groups": groups}
-    fused = (stacked_conv2d if planes else stacked_conv1d)(x, weight, offset, **settings)
+    fused = stacked_convolution(x, weight, offset, **settings)
     convolve = nn.functional.conv2d if planes else nn.functional.conv1d
     single = torch.stack(
         [

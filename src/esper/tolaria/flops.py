@@ -23,7 +23,6 @@ from esper.kasmina.isolation import Isolation
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.ops import Blend
-from esper.leyline.slots import SlotSpec
 from esper.leyline.stages import SeedStage
 
 STEP = 3  # forward passes that a training step costs
@@ -73,15 +72,12 @@ def count_flops(host: SegmentedHost, sample: Tensor, catalogue: BlueprintCatalog
                     body = find_blueprint(name, spec.family).build(spec)
                     seeds[slot, index] = _forward(body, torch.zeros(spec.canonical_shape(batch=1)))
         whole = _forward(host, sample)
-    return FlopTable(whole, seeds, torch.tensor([_gate(spec) for spec in specs]))
+    # A gate is a product with a vector at every position, which the counter does not know.
+    gates = [2 * math.prod(spec.canonical_shape(batch=1)) for spec in specs]
+    return FlopTable(whole, seeds, torch.tensor(gates))
 
 
 def _forward(module: nn.Module, sample: Tensor) -> int:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         module(sample)
     return int(counter.get_total_flops())
-
-
-def _gate(spec: SlotSpec) -> int:
-    """A product with a vector at every position, which the counter does not know."""
-    return 2 * math.prod(spec.canonical_shape(batch=1))

@@ -8,7 +8,7 @@ Shapes: `R` rows of a pool, `P` parameters of one row.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -34,10 +34,7 @@ class RowState:
 class RowOptimiser(Protocol):
     """Updates many pools in place, given their gradients."""
 
-    @property
-    def moments(self) -> int:
-        """How many matrices of state it needs beside the parameters."""
-        ...
+    moments: ClassVar[int]  # how many matrices of state it needs beside the parameters
 
     def step(self, pools: Sequence[RowState], grads: Sequence[Tensor]) -> None: ...
 
@@ -50,11 +47,8 @@ def _adopt(pool: RowState, moved: Tensor) -> None:
 class Sgd:
     """Stochastic gradient descent with momentum and coupled weight decay."""
 
+    moments: ClassVar[int] = 1
     momentum: float = 0.9
-
-    @property
-    def moments(self) -> int:
-        return 1
 
     def step(self, pools: Sequence[RowState], grads: Sequence[Tensor]) -> None:
         for pool, grad in zip(pools, grads, strict=True):
@@ -68,12 +62,9 @@ class Sgd:
 class AdamW:
     """Adam with decoupled weight decay."""
 
+    moments: ClassVar[int] = 2
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
-
-    @property
-    def moments(self) -> int:
-        return 2
 
     def step(self, pools: Sequence[RowState], grads: Sequence[Tensor]) -> None:
         beta1, beta2 = self.betas

@@ -20,6 +20,8 @@ from esper.kasmina.layers import NORM_EPSILON, ChannelNorm, GroupNorm, SelfAtten
 Params = Mapping[str, Tensor]  # name -> [N, ...]
 Form = Callable[[Params, Tensor], Tensor]  # stacked parameters, [N, B, ...] -> [N, B, ...]
 
+Parts = Mapping[str, Form]  # forms of a module's children by name
+
 _ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.GELU, nn.Tanh, nn.SiLU, nn.Identity)
 
 
@@ -27,11 +29,16 @@ def stack(module: nn.Module, prefix: str = "") -> Form:
     """The stacked form of `module`, whose parameters are named with `prefix`."""
     if isinstance(module, _ELEMENTWISE):
         return lambda params, x: module(x)
-    make = _FORMS.get(type(module))
-    if make is not None and _is_usual(module):
-        return make(module, prefix)
+    if (layer := _LAYERS.get(type(module))) is not None and _is_usual(module):
+        weight, bias = f"{prefix}weight", f"{prefix}bias"
+        return lambda params, x: layer(module, x, params[weight], params.get(bias))
+    if (compose := _COMPOSED.get(type(module))) is not None:
+        children = module.named_children()
+        parts = {name: stack(child, f"{prefix}{name}.") for name, child in children}
+        return lambda params, x: compose(module, parts, params, x)
     if not any(True for _ in module.parameters()) and not any(True for _ in module.buffers()):
-        return _merged(module)
+        # All copies do the same, so copies and batch may share one axis.
+        return lambda params, x: torch.unflatten(module(x.flatten(0, 1)), 0, x.shape[:2])
     return _by_vmap(module, prefix)
 
 
@@ -44,16 +51,6 @@ def _is_usual(module: nn.Module) -> bool:
     return alike and module.dilation[0] == 1 and module.padding_mode == "zeros"
 
 
-def _merged(module: nn.Module) -> Form:
-    """Without parameters all copies do the same, so copies and batch may share one axis."""
-
-    def form(params: Params, x: Tensor) -> Tensor:
-        y: Tensor = module(x.flatten(0, 1))
-        return torch.unflatten(y, 0, x.shape[:2])
-
-    return form
-
-
 def _by_vmap(module: nn.Module, prefix: str) -> Form:
     names = {f"{prefix}{name}": name for name, _ in module.named_parameters()}
 
@@ -62,67 +59,32 @@ def _by_vmap(module: nn.Module, prefix: str) -> Form:
         return y
 
     fused = torch.func.vmap(one)
-
-    def form(params: Params, x: Tensor) -> Tensor:
-        return fused({name: params[full] for full, name in names.items()}, x)
-
-    return form
+    return lambda params, x: fused({name: params[full] for full, name in names.items()}, x)
 
 
-def _sequential(module: nn.Sequential, prefix: str) -> Form:
-    forms = [stack(child, f"{prefix}{name}.") for name, child in module.named_children()]
-
-    def form(params: Params, x: Tensor) -> Tensor:
-        for each in forms:
-            x = each(params, x)
-        return x
-
-    return form
+# --- layers: given their own stacked weight and bias ----------------------------------------------
 
 
-def _linear(module: nn.Linear, prefix: str) -> Form:
-    weight, bias = f"{prefix}weight", f"{prefix}bias"
-    has_bias = module.bias is not None
-
-    def form(params: Params, x: Tensor) -> Tensor:
-        rows = x.flatten(1, -2)  # [N, B * ..., I]
-        turned = params[weight].transpose(1, 2)
-        if has_bias:
-            y = torch.baddbmm(params[bias].unsqueeze(1), rows, turned)
-        else:
-            y = torch.bmm(rows, turned)
-        return torch.unflatten(y, 1, x.shape[1:-1])
-
-    return form
+def _linear(module: nn.Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = x.flatten(1, -2)  # [N, B * ..., I]
+    turned = weight.transpose(1, 2)
+    y = torch.bmm(rows, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, turned)
+    return torch.unflatten(y, 1, x.shape[1:-1])
 
 
-def _convolution(module: nn.Conv1d | nn.Conv2d, prefix: str) -> Form:
-    weight, bias = f"{prefix}weight", f"{prefix}bias"
-    stride, padding, groups = module.stride[0], _one(module.padding), module.groups
-    convolve = stacked_conv1d if isinstance(module, nn.Conv1d) else stacked_conv2d
-
-    def form(params: Params, x: Tensor) -> Tensor:
-        return convolve(
-            x, params[weight], params.get(bias), stride=stride, padding=padding, groups=groups
-        )
-
-    return form
+def _convolution(
+    module: nn.Conv1d | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    stride, padding = module.stride[0], int(module.padding[0])
+    return stacked_convolution(
+        x, weight, bias, stride=stride, padding=padding, groups=module.groups
+    )
 
 
-def _one(padding: str | tuple[int, ...]) -> int:
-    assert not isinstance(padding, str)
-    return padding[0]
-
-
-def _channel_norm(module: ChannelNorm, prefix: str) -> Form:
-    weight, bias = f"{prefix}weight", f"{prefix}bias"
-
-    def form(params: Params, x: Tensor) -> Tensor:
-        wide = (x.shape[0], *(1,) * (x.dim() - 2), x.shape[-1])
-        normal = (written_norm if x.is_cuda else library_norm)(x)
-        return torch.addcmul(params[bias].reshape(wide), normal, params[weight].reshape(wide))
-
-    return form
+def _channel_norm(module: ChannelNorm, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    wide = (x.shape[0], *(1,) * (x.dim() - 2), x.shape[-1])
+    normal = (written_norm if x.is_cuda else library_norm)(x)
+    return torch.addcmul(bias.reshape(wide), normal, weight.reshape(wide))
 
 
 def library_norm(x: Tensor) -> Tensor:
@@ -137,70 +99,17 @@ def written_norm(x: Tensor) -> Tensor:
     return centred * (variance + NORM_EPSILON).rsqrt()
 
 
-def _group_norm(module: GroupNorm, prefix: str) -> Form:
-    weight, bias, groups = f"{prefix}weight", f"{prefix}bias", module.groups
-
-    def form(params: Params, x: Tensor) -> Tensor:
-        merged = F.group_norm(x.flatten(0, 1), groups, eps=NORM_EPSILON)
-        normal = torch.unflatten(merged, 0, x.shape[:2])
-        return torch.addcmul(params[bias].unsqueeze(1), normal, params[weight].unsqueeze(1))
-
-    return form
+def _group_norm(module: GroupNorm, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    merged = F.group_norm(x.flatten(0, 1), module.groups, eps=NORM_EPSILON)
+    normal = torch.unflatten(merged, 0, x.shape[:2])
+    return torch.addcmul(bias.unsqueeze(1), normal, weight.unsqueeze(1))
 
 
-def _scalar_gate(module: ScalarGate, prefix: str) -> Form:
-    def form(params: Params, x: Tensor) -> Tensor:
-        return x * params[f"{prefix}weight"].view(-1, *(1,) * (x.dim() - 1))
-
-    return form
+def _scalar_gate(module: ScalarGate, x: Tensor, weight: Tensor, bias: None) -> Tensor:
+    return x * weight.view(-1, *(1,) * (x.dim() - 1))
 
 
-def _replace(module: Replace, prefix: str) -> Form:
-    transform = stack(module.transform, f"{prefix}transform.")
-    gate = stack(module.gate, f"{prefix}gate.")
-    return lambda params, h: gate(params, transform(params, h) - h)
-
-
-def _rescale(module: Rescale, prefix: str) -> Form:
-    strength = stack(module.strength, f"{prefix}strength.")
-    return lambda params, h: h * strength(params, h).tanh()
-
-
-def _transposed(module: Transposed, prefix: str) -> Form:
-    body = stack(module.body, f"{prefix}body.")
-    return lambda params, h: body(params, h.transpose(2, 3)).transpose(2, 3)
-
-
-def _attend(module: Attend, prefix: str) -> Form:
-    norm = stack(module.norm, f"{prefix}norm.")
-    attention = stack(module.attention, f"{prefix}attention.")
-    return lambda params, h: attention(params, norm(params, h))
-
-
-def _self_attention(module: SelfAttention, prefix: str) -> Form:
-    project = {
-        name: stack(getattr(module, name), f"{prefix}{name}.")
-        for name in ("query", "key", "value", "out")
-    }
-    heads, scale, causal = module.heads, module.scale, module.causal
-
-    def by_head(x: Tensor) -> Tensor:
-        return torch.unflatten(x, -1, (heads, -1)).transpose(-3, -2)  # [N, B, H, T, D]
-
-    def form(params: Params, x: Tensor) -> Tensor:
-        query = by_head(project["query"](params, x)) * scale
-        scores = query @ by_head(project["key"](params, x)).transpose(-2, -1)
-        if causal:
-            future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
-            scores = scores.masked_fill(future, float("-inf"))
-        seen = F.softmax(scores, dim=-1) @ by_head(project["value"](params, x))
-        return project["out"](params, seen.transpose(-3, -2).flatten(-2))
-
-    return form
-
-
-_FORMS: dict[type[nn.Module], Callable[..., Form]] = {
-    nn.Sequential: _sequential,
+_LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Linear: _linear,
     TokenLinear: _linear,
     nn.Conv1d: _convolution,
@@ -208,6 +117,49 @@ _FORMS: dict[type[nn.Module], Callable[..., Form]] = {
     ChannelNorm: _channel_norm,
     GroupNorm: _group_norm,
     ScalarGate: _scalar_gate,
+}
+
+
+# --- modules of several parts: given the forms of their children and all parameters ---------------
+
+
+def _sequential(module: nn.Sequential, parts: Parts, params: Params, x: Tensor) -> Tensor:
+    for part in parts.values():
+        x = part(params, x)
+    return x
+
+
+def _replace(module: Replace, parts: Parts, params: Params, h: Tensor) -> Tensor:
+    return parts["gate"](params, parts["transform"](params, h) - h)
+
+
+def _rescale(module: Rescale, parts: Parts, params: Params, h: Tensor) -> Tensor:
+    return h * parts["strength"](params, h).tanh()
+
+
+def _transposed(module: Transposed, parts: Parts, params: Params, h: Tensor) -> Tensor:
+    return parts["body"](params, h.transpose(2, 3)).transpose(2, 3)
+
+
+def _attend(module: Attend, parts: Parts, params: Params, h: Tensor) -> Tensor:
+    return parts["attention"](params, parts["norm"](params, h))
+
+
+def _self_attention(module: SelfAttention, parts: Parts, params: Params, x: Tensor) -> Tensor:
+    def by_head(name: str) -> Tensor:  # [N, B, H, T, D]
+        return torch.unflatten(parts[name](params, x), -1, (module.heads, -1)).transpose(-3, -2)
+
+    query = by_head("query") * module.scale
+    scores = query @ by_head("key").transpose(-2, -1)
+    if module.causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
+    seen = F.softmax(scores, dim=-1) @ by_head("value")
+    return parts["out"](params, seen.transpose(-3, -2).flatten(-2))
+
+
+_COMPOSED: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Sequential: _sequential,
     Replace: _replace,
     Rescale: _rescale,
     Transposed: _transposed,
@@ -223,25 +175,19 @@ _FORMS: dict[type[nn.Module], Callable[..., Form]] = {
 # windows wins for a single channel, for kernels of one tap, and for small channels on a GPU.
 
 
-def stacked_conv1d(
+def stacked_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, padding: int, groups: int
 ) -> Tensor:
-    """[N, B, C, L] with kernels [N, O, C/groups, K] to [N, B, O, L']."""
-    channels, taps = x.shape[2], weight.shape[3]
-    if groups == channels and channels > 1:
+    """[N, B, C, L] with kernels [N, O, C/groups, K] to [N, B, O, L'], or the same in the plane."""
+    channels, taps = x.shape[2], weight.shape[-1]
+    if x.dim() == 5:
+        if taps == 1 and stride == 1 and padding == 0 and groups == 1:
+            flat = _windows1d(x.flatten(3), weight.flatten(3), bias, 1, 0)
+            return torch.unflatten(flat, 3, x.shape[3:])
+    elif groups == channels and channels > 1:
         return _depthwise1d(x, weight, bias, stride, padding)
-    if groups == 1 and (x.is_cuda or channels == 1 or taps == 1):
+    elif groups == 1 and (x.is_cuda or channels == 1 or taps == 1):
         return _windows1d(x, weight, bias, stride, padding)
-    return _grouped(x, weight, bias, stride, padding, groups)
-
-
-def stacked_conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, padding: int, groups: int
-) -> Tensor:
-    """[N, B, C, H, W] with kernels [N, O, C/groups, K, K] to [N, B, O, H', W']."""
-    if weight.shape[-1] == 1 and stride == 1 and padding == 0 and groups == 1:
-        flat = _windows1d(x.flatten(3), weight.flatten(3), bias, 1, 0)
-        return torch.unflatten(flat, 3, x.shape[3:])
     return _grouped(x, weight, bias, stride, padding, groups)
 
 

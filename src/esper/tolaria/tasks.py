@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
-from esper.leyline.settings import COUNT, NOT_NEGATIVE, POSITIVE, require_settings
+from esper.leyline.settings import Count, NotNegative, Positive, require_settings
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.corpus import corpus_splits, read_corpus
 from esper.tolaria.data.image_sets import FASHION_MNIST, MNIST, cifar10, digits, idx_splits
@@ -58,11 +58,11 @@ class Task:
     host: str
     host_sizes: Mapping[str, object] = field(default_factory=dict, hash=False)
     loss: LossKind = LossKind.CROSS_ENTROPY
-    budget: float = DEFAULT_BUDGET  # parameters that may be added, as a share of the host's
-    batch_size: int = GARDEN_BATCH
-    batches_per_epoch: int = GARDEN_BATCHES
-    episode_length: int = DEFAULT_EPISODE_LENGTH  # epochs
-    learning_rate: float = GARDEN_RATE
+    budget: NotNegative = DEFAULT_BUDGET  # parameters that may be added, as a share of the host's
+    batch_size: Count = GARDEN_BATCH
+    batches_per_epoch: Count = GARDEN_BATCHES
+    episode_length: Count = DEFAULT_EPISODE_LENGTH  # epochs
+    learning_rate: Positive = GARDEN_RATE
     augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
@@ -74,15 +74,7 @@ class Task:
             )
         if self.host not in HOSTS:
             raise UnknownNameError.of("host", self.host, HOSTS)
-        require_settings(
-            self,
-            f"Task {self.name!r} is impossible:",
-            batch_size=COUNT,
-            batches_per_epoch=COUNT,
-            episode_length=COUNT,
-            budget=NOT_NEGATIVE,
-            learning_rate=POSITIVE,
-        )
+        require_settings(self, f"Task {self.name!r} is impossible:")
 
     def build_host(self) -> SegmentedHost:
         """A new host; its weights come from torch's current random stream."""
@@ -103,18 +95,14 @@ class Task:
     def load_data(self, seed: int = 0, device: torch.device | str = "cpu") -> Splits:
         """The task's data on the device that trains, refused if the host cannot take it."""
         splits = self.load(seed)
-        labels = splits.train.labels
+        inputs, labels = splits.train
         if labels.ndim != self.loss.label_axes:
             raise DataError(
                 f"The labels of task {self.name!r} do not fit its loss {self.loss.value!r}",
                 given=list(labels.shape),
                 valid="[samples]" if self.loss.label_axes == 1 else "[samples, tokens]",
             )
-        self._check_host(splits)
-        return splits.to(device)
-
-    def _check_host(self, splits: Splits) -> None:
-        sketch, (inputs, labels) = self._sketch(), splits.train
+        sketch = self._sketch()
         expected = [*labels[:1].shape, splits.classes]
         try:
             got = str(list(sketch(inputs[:1].to("meta")).shape))
@@ -137,6 +125,7 @@ class Task:
                 valid=f"0 to {min(known) - 1}",
                 fix=self._advice(),
             )
+        return splits.to(device)
 
     def _advice(self) -> str:
         return f"set host_sizes, now {dict(self.host_sizes)}"
@@ -219,7 +208,6 @@ STDLIB_LIMIT = 2_000_000  # bytes: more than an episode reads
 
 def mnist1d(seed: int, train_samples: int = MNIST1D_SAMPLES["train"]) -> Splits:
     """Generated data: another seed has other samples in all three splits."""
-
     splits = {}
     for name, samples in (MNIST1D_SAMPLES | {"train": train_samples}).items():
         config = Mnist1dConfig(samples=samples, seed=derive_seed(seed, "data", name))

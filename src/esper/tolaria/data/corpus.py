@@ -10,7 +10,6 @@ import hashlib
 import os
 import platform
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +30,15 @@ SKIPPED_FOLDERS |= {"site-packages", "dist-packages", "__pycache__"}
 # What a machine or a distribution writes for itself.
 SKIPPED_PREFIXES = ("config-", "_sysconfigdata", "sitecustomize", "usercustomize")
 
+File = tuple[str, bytes]  # path relative to the corpus's folder, content
+
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
     """Source files in the order of their paths, without empty and repeated ones."""
 
     title: str
-    files: tuple[tuple[str, bytes], ...]  # path relative to the folder, content
+    files: tuple[File, ...]
     sha256: str  # of all paths and contents
 
     @property
@@ -48,8 +49,15 @@ class Corpus:
 def read_corpus(folder: Path | None = None) -> Corpus:
     """Every Python file below `folder`, or of the standard library."""
     home = Path(sysconfig.get_path("stdlib")) if folder is None else folder
+    paths = []  # relative to `home`, with forward slashes
+    for place, inside, names in os.walk(home):
+        wanted = [name for name in inside if not name.startswith(SKIPPED_PREFIXES)]
+        inside[:] = [name for name in wanted if name not in SKIPPED_FOLDERS]
+        for name in names:
+            if name.endswith(".py") and not name.startswith(SKIPPED_PREFIXES):
+                paths.append((Path(place) / name).relative_to(home).as_posix())
     digest, seen, files = hashlib.sha256(), {b""}, []
-    for name in sorted(_source_files(home)):
+    for name in sorted(paths):
         try:
             # Some installers write two bytes at the end of a line.
             content = (home / name).read_bytes().replace(b"\r\n", b"\n")
@@ -80,19 +88,6 @@ def corpus_splits(corpus: Corpus, *, context: int, limit: int, seed: int) -> Spl
         splits[name] = _windows(name, taken, context, corpus)
     origin = f"{corpus.title}, {len(corpus.files)} files, sha256 {corpus.sha256}"
     return Splits(**splits, classes=VOCABULARY, origin=origin)
-
-
-def _source_files(home: Path) -> Iterator[str]:
-    """Paths relative to `home`, with forward slashes."""
-    for folder, inside, names in os.walk(home):
-        wanted = [name for name in inside if not name.startswith(SKIPPED_PREFIXES)]
-        inside[:] = [name for name in wanted if name not in SKIPPED_FOLDERS]
-        for name in names:
-            if name.endswith(".py") and not name.startswith(SKIPPED_PREFIXES):
-                yield (Path(folder) / name).relative_to(home).as_posix()
-
-
-File = tuple[str, bytes]
 
 
 def _take(waiting: list[File], size: int) -> tuple[list[File], list[File]]:

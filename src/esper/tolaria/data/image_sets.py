@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import numpy as np
 import torch
@@ -93,13 +92,14 @@ class ImageFiles:
         folders.append(Path("data") / self.folder)
         folders += [self.packaged] if self.packaged else []
         for folder in folders:
-            found = [_first_file(folder, names) for names in wanted]
-            present = [path for path in found if path is not None]
-            if len(present) == len(wanted):
+            found = [
+                [folder / name for name in names if (folder / name).is_file()] for names in wanted
+            ]
+            present = [paths[0] for paths in found if paths]
+            missing = [names[0] for names, paths in zip(wanted, found, strict=True) if not paths]
+            if not missing:
                 return present
             if present:
-                named = zip(wanted, found, strict=True)
-                missing = [names[0] for names, path in named if path is None]
                 raise DataError(
                     f"{self.title} is incomplete in {folder}",
                     given=f"no {', '.join(missing)}",
@@ -123,11 +123,6 @@ class ImageFiles:
             raise self.damaged(path, "holds impossible labels", int(labels.max()), valid)
 
 
-def _first_file(folder: Path, names: Sequence[str]) -> Path | None:
-    paths = (folder / name for name in names)
-    return next((path for path in paths if path.is_file()), None)
-
-
 # --- handwritten digits, shipped with Esper ------------------------------------------------------
 
 # The test part of E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI
@@ -141,11 +136,16 @@ def digits(seed: int, file: Path = DIGITS_FILE) -> Splits:
     """Images [M, 1, 8, 8]; the test split is the same for every seed."""
     try:
         content = file.read_bytes()
+        found = f"sha256 {hashlib.sha256(content).hexdigest()}"
     except OSError as error:
-        raise _damaged_digits(file, str(error)) from error
-    found = hashlib.sha256(content).hexdigest()
-    if found != DIGITS_SHA256:
-        raise _damaged_digits(file, f"sha256 {found}")
+        content, found = b"", str(error)
+    if found != (valid := f"sha256 {DIGITS_SHA256}"):
+        raise DataError(
+            f"The shipped data {file} is missing or damaged",
+            given=found,
+            valid=valid,
+            fix="install Esper again with pip install --force-reinstall --no-deps esper-ml",
+        )
     with np.load(io.BytesIO(content), allow_pickle=False) as stored:
         images, labels = (torch.from_numpy(stored[name]) for name in ("images", "labels"))
     return image_splits(
@@ -154,15 +154,6 @@ def digits(seed: int, file: Path = DIGITS_FILE) -> Splits:
         shares={"validation": VALIDATION_SHARE, "test": TEST_SHARE},
         seed=seed,
         origin=f"handwritten digits of the UCI repository, 8×8, sha256 {DIGITS_SHA256}",
-    )
-
-
-def _damaged_digits(file: Path, found: str) -> DataError:
-    return DataError(
-        f"The shipped data {file} is missing or damaged",
-        given=found,
-        valid=f"sha256 {DIGITS_SHA256}",
-        fix="install Esper again with pip install --force-reinstall --no-deps esper-ml",
     )
 
 
@@ -210,7 +201,7 @@ def read_idx(source: ImageFiles, path: Path, axes: int) -> Tensor:
     """The bytes of an IDX file with that many axes."""
     magic = bytes((0, 0, IDX_BYTES, axes))
     try:
-        with _opened(path) as stream:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             start = stream.read(4)
             if start != magic:
                 valid = f"{magic.hex(' ')} (bytes along {axes} axes)"
@@ -241,10 +232,6 @@ def _labelled_images(source: ImageFiles, images_path: Path, labels_path: Path) -
         raise source.damaged(labels_path, "does not fit its images", len(labels), len(images))
     source.require_labels(labels_path, labels)
     return Split(images.unsqueeze(1), labels)
-
-
-def _opened(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
 # --- CIFAR-10, in its binary version: six files of 10,000 records, each a label and an image -----

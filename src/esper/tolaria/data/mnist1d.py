@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.leyline.errors import DataError
-from esper.leyline.settings import COUNT, NOT_NEGATIVE, POSITIVE, WHOLE, Range, require_settings
+from esper.leyline.settings import Count, NotNegative, Positive, Range, Whole, require_settings
 
 CLASSES = 10
 TEMPLATES = (
@@ -38,24 +38,21 @@ SHUFFLE_SEED = 0  # one permutation for everyone: splits that differ in their se
 class Mnist1dConfig:
     """What to generate. Draws do not depend on the sizes of the effects, so variants are paired."""
 
-    samples: int = 4000
+    samples: Count = 4000
     seed: int = 0
     length: int = 40
     padding: tuple[int, int] = (36, 60)  # trailing zeros, fewest and most
-    scale: float = 0.4  # spread of the amplitude, as a fraction
-    max_translation: int = 48  # of the padded line, circular
-    shear: float = 0.75  # spread of the slope that is added
-    correlated_noise: float = 0.25  # outside the glyph, before it is filtered
-    noise_width: float = 2.0  # standard deviation of the filter, in points
-    independent_noise: float = 0.02
+    scale: NotNegative = 0.4  # spread of the amplitude, as a fraction
+    max_translation: Whole = 48  # of the padded line, circular
+    shear: NotNegative = 0.75  # spread of the slope that is added
+    correlated_noise: NotNegative = 0.25  # outside the glyph, before it is filtered
+    noise_width: Positive = 2.0  # standard deviation of the filter, in points
+    independent_noise: NotNegative = 0.02
     shuffle: bool = False  # permute the positions, the same way in every sample
 
     def __post_init__(self) -> None:
-        numbers = ("scale", "shear", "correlated_noise", "independent_noise")
-        ranges = {"samples": COUNT, "length": Range(2, whole=True), "max_translation": WHOLE}
-        ranges |= {"noise_width": POSITIVE, **dict.fromkeys(numbers, NOT_NEGATIVE)}
         whose = "Impossible MNIST-1D configuration:"
-        require_settings(self, whose, error=DataError, **ranges)
+        require_settings(self, whose, error=DataError, length=Range(2, whole=True))
         low, high = self.padding
         if not 0 <= low <= high:
             raise DataError(f"{whose} 'padding'", given=self.padding, valid="0 <= fewest <= most")
@@ -101,16 +98,12 @@ def _padded_glyphs(labels: Tensor, draw: Tensor, config: Mnist1dConfig) -> tuple
     padding = (draw * (high - low + 1)).floor() + low  # [M, 1]
     place = torch.linspace(0, 1, config.line, dtype=torch.float64)
     place = place * (TEMPLATE_LENGTH - 1 + padding)  # [M, W], in points of the template
-    flat = F.pad(_templates()[labels], (0, high + 1))
-    return _read(flat, place), place < TEMPLATE_LENGTH
-
-
-def _templates() -> Tensor:
-    """The glyphs [10, P], standardised, each starting and ending at 0."""
     points = torch.tensor(TEMPLATES, dtype=torch.float64)
     centred = points - points.mean(1, keepdim=True)
     scaled = centred / centred.std(1, correction=0, keepdim=True)
-    return (scaled - scaled[:, :1]) / TEMPLATE_DIVISOR
+    glyphs = (scaled - scaled[:, :1]) / TEMPLATE_DIVISOR  # [10, P], each from 0 to 0
+    flat = F.pad(glyphs[labels], (0, high + 1))
+    return _read(flat, place), place < TEMPLATE_LENGTH
 
 
 def _correlated_noise(source: torch.Generator, config: Mnist1dConfig) -> Tensor:
