@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from esper.leyline.errors import DataError
 from esper.leyline.settings import NONE
 
@@ -50,6 +48,8 @@ def sync(path: Path) -> None:
 
 def as_toml(values: Mapping[str, Any]) -> str:
     """Nested settings as a file that `read_toml` reads back; None is written as a word."""
+    import tomli_w  # nobody else needs it: what only trains runs where it is not installed
+
     return tomli_w.dumps({name: _plain(value) for name, value in values.items()})
 
 
