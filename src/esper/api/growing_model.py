@@ -45,6 +45,7 @@ from esper.kasmina.slotted import SlottedModel
 from esper.leyline.errors import EsperError, OptimizerMismatchError, first_line
 from esper.leyline.legality import Actions
 from esper.leyline.lifecycle import Transitions
+from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
 from esper.tamiyo.controllers import LearnedController
@@ -362,13 +363,14 @@ class GrowingModel(SlottedModel):
         if isinstance(controller, LearnedController):  # only these look at it; it costs a pass
             window.remember_flow(self.flow())
         stream = torch.tensor([derive_seed(self.seed, "decisions")])
-        signals = window.signals(
+        signals = Signals(
             self.catalogue,
             life,
             self.budget,
             horizon=torch.tensor([self.horizon or ENDLESS]),
             classes=self.memory.classes or FEWEST_CLASSES,
             draws=uniform(stream, "decision", life.epoch, len(self.space)),
+            **window.measured(),
         )
         starts = torch.tensor([self.memory.hand_over(controller)])
         return controller.act(signals, self.legal(), starts)

@@ -206,13 +206,14 @@ class Episodes:
         """What a controller may see now."""
         population = self.population
         life = population.lifecycle
-        return self._window.signals(
+        return Signals(
             population.catalogue,
             life,
             population.budget,
             horizon=torch.full((len(self),), self.horizon),
             classes=population.feed.classes,
             draws=uniform(population.seeds, "decision", life.epoch, len(population.space)),
+            **self._window.measured(),
         )
 
     @property

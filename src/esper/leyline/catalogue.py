@@ -33,14 +33,10 @@ class BlueprintCatalogue:
         )
         for row, blend_row in zip(self.costs, self.blend_costs, strict=True):
             require_agreement(
-                "the number of blueprints",
-                ("names", len(self.names)),
-                ("cost row", len(row)),
+                "the number of blueprints", ("names", len(self.names)), ("cost row", len(row))
             )
             require_agreement(
-                "the number of blends",
-                ("Blend", len(Blend)),
-                ("blend cost row", len(blend_row)),
+                "the number of blends", ("Blend", len(Blend)), ("blend cost row", len(blend_row))
             )
 
     def index(self, name: str) -> int:
@@ -67,12 +63,8 @@ class BlueprintCatalogue:
         return torch.where(bodies < 0, NOT_APPLICABLE, bodies + blends)
 
 
-def gate_cost(spec: SlotSpec) -> int:
-    """Parameters of the learned blend gate: one weight a channel and a bias."""
-    return spec.channels + 1
-
-
 def blend_costs(specs: Iterable[SlotSpec]) -> tuple[tuple[int, ...], ...]:
+    """[S][K] parameters: only the learned gate has any, one weight a channel and a bias."""
     return tuple(
-        tuple(gate_cost(spec) if blend is Blend.GATE else 0 for blend in Blend) for spec in specs
+        tuple(spec.channels + 1 if blend is Blend.GATE else 0 for blend in Blend) for spec in specs
     )

@@ -9,12 +9,7 @@ class EsperError(Exception):
     """Base of every error Esper raises on purpose."""
 
     def __init__(
-        self,
-        what: str,
-        *,
-        given: object = None,
-        valid: object = None,
-        fix: str | None = None,
+        self, what: str, *, given: object = None, valid: object = None, fix: str | None = None
     ) -> None:
         self.what, self.given, self.valid, self.fix = what, given, valid, fix
         parts = [what]

@@ -33,17 +33,12 @@ class Actions:
     values: Tensor  # [N, H] int64
 
     def __post_init__(self) -> None:
-        if self.values.dtype != torch.int64 or self.values.dim() != 2:
+        shape = list(self.values.shape)
+        if self.values.dtype != torch.int64 or len(shape) != 2 or shape[1] != len(self.space):
             raise ActionError(
-                "Actions must be a matrix of int64",
-                given=f"{self.values.dtype} {list(self.values.shape)}",
-                valid=f"torch.int64 [hosts, {len(self.space)}]",
-            )
-        if self.values.shape[1] != len(self.space):
-            raise ActionError(
-                "Actions have the wrong number of heads",
-                given=self.values.shape[1],
-                valid=f"{len(self.space)} ({', '.join(self.space.names)})",
+                "Actions have the wrong type, shape or number of heads",
+                given=f"{self.values.dtype} {shape}",
+                valid=f"torch.int64 [hosts, {len(self.space)}] ({', '.join(self.space.names)})",
             )
         sizes = torch.tensor(self.space.sizes)
         bad = (self.values < 0) | (self.values >= sizes)

@@ -11,14 +11,9 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from esper.leyline.errors import AgreementError, IllegalTransitionError
+from esper.leyline.errors import AgreementError
 from esper.leyline.ops import cause_name
-from esper.leyline.stages import (
-    OCCUPIED_STAGES,
-    TRANSITIONS,
-    SeedStage,
-    check_transition,
-)
+from esper.leyline.stages import OCCUPIED_STAGES, TRANSITIONS, SeedStage, check_transition
 
 # N hosts, S slots, M changes
 
@@ -32,11 +27,9 @@ HostIntegers = Annotated[Tensor, 1, torch.int64]  # [N]
 HostReals = Annotated[Tensor, 1, torch.float64]  # [N]
 HostFlags = Annotated[Tensor, 1, torch.bool]  # [N]
 
-_ALLOWED = torch.zeros(len(SeedStage), len(SeedStage), dtype=torch.bool)
-for _before, _afters in TRANSITIONS.items():
-    for _after in _afters:
-        _ALLOWED[_before, _after] = True
-
+_ALLOWED = torch.tensor(
+    [[after in TRANSITIONS[before] for after in SeedStage] for before in SeedStage]
+)
 _OCCUPIED = torch.tensor([stage in OCCUPIED_STAGES for stage in SeedStage])
 
 
@@ -85,16 +78,12 @@ class Lifecycle:
 
     def rows(self, index: Tensor) -> "Lifecycle":
         """A copy of the hosts in `index`."""
-        return Lifecycle(**{f.name: getattr(self, f.name)[index].clone() for f in fields(self)})
+        return Lifecycle(**{name: own[index].clone() for name, own in self.state_dict().items()})
 
     def with_rows(self, index: Tensor, other: "Lifecycle") -> "Lifecycle":
         """A copy in which the hosts in `index` are replaced by those of `other`."""
-        changed = {}
-        for field in fields(self):
-            array = getattr(self, field.name).clone()
-            array[index] = getattr(other, field.name)
-            changed[field.name] = array
-        return Lifecycle(**changed)
+        pairs = zip(self.state_dict().items(), other.state_dict().values(), strict=True)
+        return Lifecycle(**{name: own.index_put((index,), new) for (name, own), new in pairs})
 
     def measured(
         self,
@@ -107,16 +96,13 @@ class Lifecycle:
 
         Only seeds that exist can have a contribution or a gradient.
         """
+        fresh = {"contribution": contribution, "gradient": gradient, "loss_rise": loss_rise}
         changed = {}
-        for name, value in (("contribution", contribution), ("gradient", gradient)):
+        for name, value in fresh.items():
             if value is not None:
-                known = ~value.isnan() & self.occupied
+                known = ~value.isnan() if name == "loss_rise" else ~value.isnan() & self.occupied
                 changed[name] = torch.where(known, value, 0.0).double()
                 changed[f"{name}_known"] = known
-        if loss_rise is not None:
-            known = ~loss_rise.isnan()
-            changed["loss_rise"] = torch.where(known, loss_rise, 0.0).double()
-            changed["loss_rise_known"] = known
         return replace(self, **changed)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -226,29 +212,18 @@ def move(
     if bool(forbidden.any()):
         host, slot = (int(index) for index in forbidden.nonzero()[0])
         check_transition(SeedStage(int(life.stage[host, slot])), after, f"host {host} slot {slot}")
-        raise IllegalTransitionError("The transition table and its matrix disagree")
     hosts, slots = where.nonzero(as_tuple=True)
-    causes = torch.as_tensor(cause).expand(where.shape)[where]
-    record = Transitions(
-        hosts,
-        slots,
-        life.stage[where],
-        torch.full_like(hosts, int(after)),
-        causes.long(),
-        _measured(life, where, _WHY[after]),
-    )
+    causes = torch.as_tensor(cause).expand(where.shape)[where].long()
+    seen = torch.zeros(len(hosts), dtype=torch.float64)
+    if name := _WHY[after].measure:
+        seen = getattr(life, name)[where].double()
+        known: Tensor | None = getattr(life, f"{name}_known", None)
+        seen = seen if known is None else seen.masked_fill(~known[where], torch.nan)
+    afters = torch.full_like(hosts, int(after))
+    record = Transitions(hosts, slots, life.stage[where], afters, causes, seen)
     moved = replace(
         life,
         stage=torch.where(where, int(after), life.stage),
         epochs_in_stage=torch.where(where, 0, life.epochs_in_stage),
     )
     return moved, record
-
-
-def _measured(life: Lifecycle, where: Tensor, why: _Why) -> Tensor:
-    """[M] float64: what a gate looks at, in the slots of `where` [N, S]."""
-    if why.measure is None:
-        return torch.zeros(int(where.sum()), dtype=torch.float64)
-    found: Tensor = getattr(life, why.measure)[where].double()
-    known: Tensor | None = getattr(life, f"{why.measure}_known", None)
-    return found if known is None else found.masked_fill(~known[where], torch.nan)

@@ -31,10 +31,6 @@ class Range:
         above = value > self.least if self.open_ else value >= self.least
         return math.isfinite(value) and above and value <= self.most
 
-    @property
-    def or_none(self) -> "Range":
-        return replace(self, optional=True)
-
     def __str__(self) -> str:
         parts = ["a whole number" if self.whole else "a number"]
         if self.least > -math.inf:
@@ -85,7 +81,7 @@ def _annotated_ranges(kind: type) -> dict[str, Range]:
         for option in get_args(hint) if optional else (hint,):
             for mark in getattr(option, "__metadata__", ()):
                 if isinstance(mark, Range):
-                    found[name] = mark.or_none if optional else mark
+                    found[name] = replace(mark, optional=optional)
     return found
 
 

@@ -118,30 +118,10 @@ class SignalWindow:
         kept = torch.tensor(True) if where is None else where[:, None, None]
         self._flow = torch.where(kept, flow, self._flow)
 
-    def signals(
-        self,
-        catalogue: BlueprintCatalogue,
-        lifecycle: Lifecycle,
-        budget: Tensor,
-        *,
-        horizon: Tensor,
-        classes: int,
-        draws: Tensor,
-    ) -> Signals:
-        """What a controller may see now."""
-        return Signals(
-            catalogue=catalogue,
-            lifecycle=lifecycle,
-            budget=budget,
-            horizon=horizon,
-            classes=classes,
-            **{name: series.clone() for name, series in self._series.items()},
-            host_gradient=self._host_gradient.clone(),
-            draws=draws,
-            flow=self._flow.clone(),
-        )
-
-    # --- keeping -------------------------------------------------------------------------
+    def measured(self) -> dict[str, Tensor]:
+        """A copy of all that was measured, as the fields of `Signals`."""
+        arrays = {**self.state_dict(), "flow": self._flow}
+        return {name: array.clone() for name, array in arrays.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """All but what passed the slots, which is measured before every decision that sees it."""

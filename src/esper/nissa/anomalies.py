@@ -64,12 +64,6 @@ class Rule:
             return numbers["stored_log_prob_tolerance"]
         return float(getattr(limits, self.name, 0.0))
 
-    def bad(self, value: float, threshold: float) -> bool:
-        return value > threshold if self.high else value < threshold
-
-    def good(self, value: float, threshold: float, factor: float) -> bool:
-        return value <= threshold / factor if self.high else value >= threshold * factor
-
     def message(
         self, course: Course, head: str, value: float, threshold: float, numbers: Numbers
     ) -> str:
@@ -117,15 +111,16 @@ class AnomalyDetector:
 
     def _turns(self, course: Course, rule: Rule, value: float, threshold: float) -> bool:
         """Follow a number; is it raised now, or over?"""
-        limits = self.thresholds
-        if rule.bad(value, threshold):
+        limits, sign = self.thresholds, 1 if rule.high else -1
+        if sign * value > sign * threshold:
             course.bad, course.good = course.bad + 1, 0
             patience = getattr(limits, rule.patience) if rule.patience else 1
             turned = not course.raised and course.bad >= patience
             course.raised = course.raised or turned
             return turned
-        good = rule.good(value, threshold, limits.recovery_factor)
-        course.good = course.good + 1 if good else 0
+        factor = limits.recovery_factor
+        recovered = threshold / factor if rule.high else threshold * factor
+        course.good = course.good + 1 if sign * value <= sign * recovered else 0
         turned = course.raised and course.good >= limits.clear_after
         if turned:
             course.raised = False
@@ -159,12 +154,6 @@ def _not_finite(numbers: Numbers) -> list[str]:
     return [name for name, value in numbers.items() if not math.isfinite(value)]
 
 
-def _heads(numbers: Numbers) -> list[str]:
-    """The heads that metrics speak of, in their order."""
-    parts = (name.split(".") for name in numbers)
-    return list(dict.fromkeys(part[1] for part in parts if part[0] == "heads" and len(part) == 3))
-
-
 def _finite(numbers: Numbers, name: str) -> float | None:
     value = numbers.get(name)
     return value if value is not None and math.isfinite(value) else None
@@ -173,17 +162,14 @@ def _finite(numbers: Numbers, name: str) -> float | None:
 def _of_heads(numbers: Numbers, limits: Thresholds, path: str) -> Readings:
     """A metric of every head that mattered often enough to be judged."""
     steps = numbers.get("valid_steps", math.inf)
-    for head in _heads(numbers):
+    parts = (name.split(".") for name in numbers)
+    heads = dict.fromkeys(part[1] for part in parts if part[0] == "heads" and len(part) == 3)
+    for head in heads:
         share = _finite(numbers, f"heads.{head}.relevant_fraction")
         share = 1.0 if share is None else share
         value = _finite(numbers, path.format(head))
         if share > 0 and share * steps >= limits.min_mattering_steps and value is not None:
             yield head, value
-
-
-def _something_to_learn(numbers: Numbers, limits: Thresholds) -> bool:
-    spread = _finite(numbers, "return_std")
-    return spread is None or spread > limits.min_return_spread
 
 
 def _ratios(numbers: Numbers, limits: Thresholds, which: str) -> Readings:
@@ -211,6 +197,12 @@ def _gradients(numbers: Numbers, limits: Thresholds) -> Readings:
     value = _finite(numbers, "gradient_norms.value")
     if value is not None:
         yield "value", value
+
+
+def _gradients_with_something_to_learn(numbers: Numbers, limits: Thresholds) -> Readings:
+    spread = _finite(numbers, "return_std")
+    if spread is None or spread > limits.min_return_spread:
+        yield from _gradients(numbers, limits)
 
 
 def _log_probs(numbers: Numbers, limits: Thresholds) -> Readings:
@@ -278,9 +270,7 @@ RULES = (
         "gradient_vanishing",
         False,
         "gradient_patience",
-        lambda numbers, limits: (
-            _gradients(numbers, limits) if _something_to_learn(numbers, limits) else ()
-        ),
+        _gradients_with_something_to_learn,
         "its gradient's norm",
         "The head does not learn: check that its advantages are not all zero and that its "
         "probabilities are not saturated.",

@@ -50,6 +50,7 @@ class Event:
 
     kind: ClassVar[str]
     table: ClassVar[str]  # of a run's file
+    key: ClassVar[tuple[str, ...]] = ("round", "event", "n")  # of that table
     version: ClassVar[int] = 1
     droppable: ClassVar[bool]  # may be lost, and is counted, where a sink is too slow
     repeatable: ClassVar[bool]  # the same, to the bit, if a run is interrupted and resumed
@@ -86,6 +87,7 @@ class Event:
 class StepEvent(Event):
     """About every environment of a step: its table has a row for each of those that were active."""
 
+    key = ("round", "step", "env")
     step: int
     active: Annotated[Array, Numeric("?")] | None = None  # [N] the others idled
     first_env: Annotated[int, Field()] = 0  # the number of the first row
@@ -249,22 +251,18 @@ class Dropped(Event, kind="dropped", table="dropped", repeatable=False):
     count: int
 
 
-def flatten(metrics: Mapping[str, Any]) -> dict[str, float]:
+def flatten(metrics: Any, path: str = "") -> dict[str, float]:
     """`{"heads": {"op": {"kl": 0.1}}}` as `{"heads.op.kl": 0.1}`; what is no number is left out.
 
     Mappings and dataclasses may be nested; numbers, truth values and tensors of one number count.
     """
-    return dict(_walk("", metrics))
-
-
-def _walk(path: str, value: Any) -> list[tuple[str, float]]:
-    if is_dataclass(value) and not isinstance(value, type):
-        value = {each.name: getattr(value, each.name) for each in fields(value)}
-    if isinstance(value, Mapping):
-        found = []
-        for name, inner in value.items():
-            found += _walk(f"{path}.{name}" if path else str(name), inner)
+    if is_dataclass(metrics) and not isinstance(metrics, type):
+        metrics = {each.name: getattr(metrics, each.name) for each in fields(metrics)}
+    if isinstance(metrics, Mapping):
+        found: dict[str, float] = {}
+        for name, inner in metrics.items():
+            found |= flatten(inner, f"{path}.{name}" if path else str(name))
         return found
-    if isinstance(value, Real) or getattr(value, "shape", None) == ():
-        return [(path, float(value))]
-    return []
+    if isinstance(metrics, Real) or getattr(metrics, "shape", None) == ():
+        return {path: float(metrics)}
+    return {}

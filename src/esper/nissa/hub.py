@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -205,7 +205,7 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class Hub:
+class Hub(AbstractContextManager["Hub"]):
     """Takes events from training. Use it in a `with`, so that its end is written too."""
 
     def __init__(
@@ -250,9 +250,6 @@ class Hub:
             if channel.durable:
                 self._tell_dropped()
             channel.close()
-
-    def __enter__(self) -> "Hub":
-        return self
 
     def __exit__(self, *failure: object) -> None:
         self.close()

@@ -9,9 +9,10 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ from numpy.typing import NDArray
 from esper.archive.files import replace_whole, unfinished
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import SeedStage
-from esper.nissa.events import KINDS, SUMMARY, StepEvent
+from esper.nissa.events import KINDS, SUMMARY, Event, StepEvent
 from esper.nissa.schema import RunLayout
 from esper.nissa.store import (
     BLOBS,
-    EVENT_KEY,
     FILE,
     StoreError,
     connect,
@@ -117,7 +117,7 @@ class StoredEvent:
     rows: list[dict[str, Any]]
 
 
-class RunReader:
+class RunReader(AbstractContextManager["RunReader"]):
     """Answers questions about one run."""
 
     def __init__(self, path: str | Path) -> None:
@@ -139,9 +139,6 @@ class RunReader:
 
     def close(self) -> None:
         self._connection.close()
-
-    def __enter__(self) -> "RunReader":
-        return self
 
     def __exit__(self, *failure: object) -> None:
         self.close()
@@ -310,7 +307,7 @@ class RunReader:
             columns = [name for name in self._columns(table) if name != "event"]
             # Events of several processes come in any order, those of one environment do not.
             order = self._key(table)
-            if order == list(EVENT_KEY) and "env" in columns:
+            if order == list(Event.key) and "env" in columns:
                 order = ["round", "step", "env", "n"]
             if not columns:
                 continue  # an older file
@@ -331,13 +328,14 @@ class RunReader:
             "SELECT id, kind, round, step, time FROM events WHERE id > ? ORDER BY id LIMIT ?",
             (since, limit),
         )
-        return [StoredEvent(**event, rows=self._rows_of(event)) for event in found]
-
-    def _rows_of(self, event: Row) -> list[dict[str, Any]]:
-        kind = KINDS[event["kind"]]
-        key, of = ("step", "step") if issubclass(kind, StepEvent) else ("event", "id")
-        sql = f"SELECT * FROM {kind.table} WHERE round = ? AND {key} = ?"  # noqa: S608
-        return list(self._table(sql, (event["round"], event[of])))
+        events = []
+        for event in found:
+            kind = KINDS[event["kind"]]
+            of = "step" if issubclass(kind, StepEvent) else "id"
+            sql = f"SELECT * FROM {kind.table} WHERE round = ? AND {kind.key[1]} = ?"  # noqa: S608
+            rows = list(self._table(sql, (event["round"], event[of])))
+            events.append(StoredEvent(**event, rows=rows))
+        return events
 
     def follow(
         self, since: int = 0, *, poll: float = 0.05, stop: Callable[[], bool] = lambda: False
@@ -370,8 +368,11 @@ class RunReader:
         try:
             with unfinished(path).open("w", encoding="utf-8") as stream:
                 for kind, row in self._exported():
-                    plain = {name: _plain(value) for name, value in row.items()}
-                    stream.write(json.dumps({"type": kind, **plain}) + "\n")
+                    line = {"type": kind, **row}
+                    for name, value in row.items():
+                        if isinstance(value, float) and not math.isfinite(value):
+                            line[name] = str(value)  # JSON has no infinity
+                    stream.write(json.dumps(line) + "\n")
                     lines += 1
             replace_whole(unfinished(path), path)
         finally:
@@ -458,10 +459,7 @@ def _by_name(blobs: Row, layout: RunLayout) -> dict[str, Any]:
 
 def _unpacked(rows: Iterable[Row]) -> Iterable[tuple[int, int, str, dict[str, Any]]]:
     """(round, step, table, arrays by name) of rows of `packs`, which are in the key's order."""
-
-    def key(row: Row) -> tuple[int, int, str, int]:
-        return row["round"], row["step"], row["kind"], row["first"]
-
+    key = itemgetter("round", "step", "kind", "first")
     for (number, step, kind, _), group in groupby(rows, key):
         arrays = {row["name"]: np.frombuffer(row["data"], row["dtype"]) for row in group}
         yield number, step, kind, arrays
@@ -525,11 +523,6 @@ def _timeline_cells(
             alpha = None if after is None else after.get(f"{slot}:alpha")
             cells.append(Cell(decision.step, slot, stage[slot], blueprint[slot], alpha))
     return cells
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinity."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _authorize(action: int, first: str | None, *rest: str | None) -> int:

@@ -108,7 +108,9 @@ def _frozen(value: Any) -> Any:
 
 
 class Field:
-    """What a field of an event is; this kind is kept, and is no column."""
+    """What a field of an event is: a column of its name, or none where `sql` is empty."""
+
+    sql = ""  # the column's type
 
     def kept(self, name: str, value: Any, rows: int | None) -> Any:
         """The event's own copy, refused if it is not where or what it should be."""
@@ -116,11 +118,11 @@ class Field:
 
     def columns(self, name: str, layout: RunLayout) -> dict[str, str]:
         """The names of its columns, with their types in SQL."""
-        return {}
+        return {name: self.sql} if self.sql else {}
 
     def stored(self, name: str, value: Any, layout: RunLayout) -> dict[str, Any]:
         """The values of every column, one for each row."""
-        return {}
+        return {name: value} if self.sql else {}
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,6 @@ class Single(Field):
 
     sql: str
     encode: Callable[[Any], Any] = lambda value: value
-
-    def columns(self, name: str, layout: RunLayout) -> dict[str, str]:
-        return {name: self.sql}
 
     def stored(self, name: str, value: Any, layout: RunLayout) -> dict[str, Any]:
         return {name: self.encode(value)}
@@ -153,6 +152,8 @@ class Numbers(Field):
 class Text(Field):
     """[M] texts."""
 
+    sql = "TEXT"
+
     def kept(self, name: str, value: Sequence[str], rows: int | None) -> tuple[str, ...]:
         texts = tuple(map(str, value))
         if isinstance(value, str) or len(texts) != rows:
@@ -160,12 +161,6 @@ class Text(Field):
                 f"{name!r} of an event needs one text for each row", given=len(texts), valid=rows
             )
         return texts
-
-    def columns(self, name: str, layout: RunLayout) -> dict[str, str]:
-        return {name: "TEXT"}
-
-    def stored(self, name: str, value: Sequence[str], layout: RunLayout) -> dict[str, Any]:
-        return {name: value}
 
 
 @dataclass(frozen=True)
@@ -177,7 +172,8 @@ class Numeric(Field):
     blob: "Blob | None" = None  # what is stored of the watched environments
 
     @property
-    def sql(self) -> str:
+    def number(self) -> str:
+        """Its type in SQL, where it is a column."""
         return "INTEGER" if "i" in self.dtype else "REAL"
 
     def kept(self, name: str, value: Array, rows: int | None) -> NDArray[Any]:
@@ -191,7 +187,7 @@ class Number(Numeric):
     named: Callable[[RunLayout, int], str | None] | None = None
 
     def columns(self, name: str, layout: RunLayout) -> dict[str, str]:
-        return {name: "TEXT" if self.named else self.sql}
+        return {name: "TEXT" if self.named else self.number}
 
     def stored(self, name: str, value: NDArray[Any], layout: RunLayout) -> dict[str, Any]:
         found = value.tolist()
@@ -211,7 +207,7 @@ class PerEnvironment(Numeric):
     column: str = ""
 
     def columns(self, name: str, layout: RunLayout) -> dict[str, str]:
-        return dict.fromkeys((self.column,) if self.column else layout.heads, self.sql)
+        return dict.fromkeys((self.column,) if self.column else layout.heads, self.number)
 
     def stored(self, name: str, value: NDArray[Any], layout: RunLayout) -> dict[str, Any]:
         if self.column:
@@ -270,7 +266,14 @@ class Blob:
     def encode(self, given: NDArray[Any], layout: RunLayout) -> NDArray[Any]:
         """[W, bytes or numbers]"""
         if self.names is None:
-            given = _actions_only(given, layout)
+            if given.shape[1] != len(layout.heads) or given.shape[2] < max(layout.sizes):
+                raise AgreementError(
+                    "Masks or probabilities do not have the run's heads",
+                    given=list(given.shape),
+                    valid=f"[environments, {len(layout.heads)}, {max(layout.sizes)}]",
+                )
+            parts = [given[:, head, :size] for head, size in enumerate(layout.sizes)]
+            given = np.concatenate(parts, axis=1)
         elif given.shape[1] != len(self.names(layout)):
             raise AgreementError(
                 "Observations have another number of features than the run",
@@ -292,16 +295,6 @@ class Blob:
         bits = np.unpackbits(np.frombuffer(blob, np.uint8), bitorder="little").tolist()
         heads = layout.by_action(bits)
         return {head: tuple(name for name, bit in of.items() if bit) for head, of in heads.items()}
-
-
-def _actions_only(given: NDArray[Any], layout: RunLayout) -> NDArray[Any]:
-    if given.shape[1] != len(layout.heads) or given.shape[2] < max(layout.sizes):
-        raise AgreementError(
-            "Masks or probabilities do not have the run's heads",
-            given=list(given.shape),
-            valid=f"[environments, {len(layout.heads)}, {max(layout.sizes)}]",
-        )
-    return np.concatenate([given[:, head, :size] for head, size in enumerate(layout.sizes)], axis=1)
 
 
 def fields_of(event: type[Any]) -> dict[str, Field]:
@@ -346,14 +339,10 @@ def owned(name: str, value: Array, dtype: str, axes: int, rows: int | None) -> N
 # --- annotations -----------------------------------------------------------------------------
 
 
-def _slot_name(layout: RunLayout, index: int) -> str:
-    return layout.slots[index] if index < len(layout.slots) else str(index)
-
-
-def _blueprint_name(layout: RunLayout, index: int) -> str | None:
+def _name(names: Sequence[str], index: int) -> str | None:
     if index < 0:
         return None
-    return layout.blueprints[index] if index < len(layout.blueprints) else str(index)
+    return names[index] if index < len(names) else str(index)
 
 
 JsonMapping = Annotated[Mapping[str, Any], Single("TEXT", json.dumps)]  # whatever JSON can hold
@@ -361,8 +350,10 @@ NamedNumbers = Annotated[Mapping[str, float], Numbers()]
 Texts = Annotated[Sequence[str], Text()]  # [M], as all below
 Integers = Annotated[Array, Number("<i8")]
 Reals = Annotated[Array, Number("<f8")]
-Slots = Annotated[Array, Number("<i4", named=_slot_name)]
-Blueprints = Annotated[Array, Number("<i4", named=_blueprint_name)]  # below 0: nothing
+Slots = Annotated[Array, Number("<i4", named=lambda layout, slot: _name(layout.slots, slot))]
+Blueprints = Annotated[  # below 0: nothing
+    Array, Number("<i4", named=lambda layout, blueprint: _name(layout.blueprints, blueprint))
+]
 Stages = Annotated[Array, Number("<i4", named=lambda _, stage: SeedStage(stage).name)]
 Causes = Annotated[Array, Number("<i4", named=lambda _, cause: cause_name(cause))]
 

@@ -17,8 +17,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import fields, replace
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -39,8 +39,6 @@ DEFAULT_ROWS = 256  # environments that have rows of their own
 Columns = Mapping[str, Sequence[Any]]  # of one length
 CHUNKS = (256, 64, 16, 4, 1)  # rows of a statement; few sizes, so that statements are prepared once
 
-STEP_KEY = ("round", "step", "env")
-EVENT_KEY = ("round", "event", "n")
 BLOBS = {
     field.blob.column: field.blob
     for field in Decisions.declared.values()
@@ -71,13 +69,9 @@ def tables() -> list[str]:
     return ["events", "commits", "observations", "packs", *(of.table for of in KINDS.values())]
 
 
-def key_of(kind: type[Event]) -> tuple[str, ...]:
-    return STEP_KEY if issubclass(kind, StepEvent) else EVENT_KEY
-
-
 def columns_of(kind: type[Event], layout: RunLayout) -> dict[str, str]:
     """The columns of an event's table, with their types in SQL."""
-    columns = dict.fromkeys(key_of(kind), "INTEGER")
+    columns = dict.fromkeys(kind.key, "INTEGER")
     for name, field in kind.declared.items():
         columns |= field.columns(name, layout)
     return columns
@@ -100,7 +94,7 @@ def schema(layout: RunLayout) -> list[str]:
 
 def _created(kind: type[Event], layout: RunLayout) -> str:
     columns = [f"{quoted(name)} {sql}" for name, sql in columns_of(kind, layout).items()]
-    columns.append(f"PRIMARY KEY ({', '.join(key_of(kind))})")
+    columns.append(f"PRIMARY KEY ({', '.join(kind.key)})")
     return f"CREATE TABLE {kind.table} ({', '.join(columns)}) WITHOUT ROWID"
 
 
@@ -224,7 +218,7 @@ def _watched(event: StepEvent, active: NDArray[np.intp], layout: RunLayout) -> d
 # --- the store -------------------------------------------------------------------------------
 
 
-class RunStore:
+class RunStore(AbstractContextManager["RunStore"]):
     """Writes a run's file. Made in any thread, written to by one at a time."""
 
     name = "run store"
@@ -249,37 +243,33 @@ class RunStore:
             ) from error
 
     def _prepare(self) -> None:
-        connection = self._connection
+        connection, layout = self._connection, self.layout
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA cache_size = -16000")  # KiB: a batch fits
         ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
         if tables:
-            found = read_layout(connection, self.path)
-            if found != self.layout:
-                raise StoreError(
-                    f"{self.path} belongs to a run with other names",
-                    given=_difference(self.layout, found),
-                    fix="give every run a directory of its own",
-                )
-            self._add_what_is_new()
+            ours, theirs = asdict(layout), asdict(read_layout(connection, self.path))
+            for name in ours:
+                if ours[name] != theirs[name]:
+                    raise StoreError(
+                        f"{self.path} belongs to a run with other names",
+                        given=f"{name} {ours[name]}, in the file {theirs[name]}"[:400],
+                        fix="give every run a directory of its own",
+                    )
+            with _transaction(connection):  # what was not known when the file was made
+                for kind in KINDS.values():
+                    if not self._columns(kind.table):
+                        connection.execute(_created(kind, layout))
+                    self._add_columns(kind.table, columns_of(kind, layout))
             return
-        with _Transaction(self._connection):
-            for statement in schema(self.layout):
+        with _transaction(connection):
+            for statement in schema(layout):
                 connection.execute(statement)
-            layout = ("layout", self.layout.to_json())
-            connection.execute("INSERT INTO meta VALUES (?, ?)", layout)
-            connection.executemany("INSERT INTO names VALUES (?, ?, ?)", self.layout.names())
+            connection.execute("INSERT INTO meta VALUES ('layout', ?)", (layout.to_json(),))
+            connection.executemany("INSERT INTO names VALUES (?, ?, ?)", layout.names())
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-    def _add_what_is_new(self) -> None:
-        """Tables and columns of events that were not known when the file was made."""
-        with _Transaction(self._connection):
-            for kind in KINDS.values():
-                if not self._columns(kind.table):
-                    self._connection.execute(_created(kind, self.layout))
-                self._add_columns(kind.table, columns_of(kind, self.layout))
 
     @property
     def last_commit(self) -> int | None:
@@ -293,7 +283,7 @@ class RunStore:
         now = time.time()
         with self._lock:
             try:
-                with _Transaction(self._connection):
+                with _transaction(self._connection):
                     for event in batch:
                         self._add(event, now)
             except BaseException:
@@ -305,7 +295,7 @@ class RunStore:
         with self._lock:
             self._connection.execute("PRAGMA synchronous = FULL")
             try:
-                with _Transaction(self._connection):
+                with _transaction(self._connection):
                     self._connection.execute(
                         "INSERT OR REPLACE INTO commits VALUES (?, ?)", (round, time.time())
                     )
@@ -317,7 +307,7 @@ class RunStore:
 
         If that is an earlier one, the store had failed before the checkpoint was written.
         """
-        with self._lock, _Transaction(self._connection):
+        with self._lock, _transaction(self._connection):
             for table in tables():
                 self._connection.execute(f"DELETE FROM {table} WHERE round > ?", (round,))  # noqa: S608
         return self.last_commit
@@ -330,9 +320,6 @@ class RunStore:
                 self._connection.execute("PRAGMA journal_mode = DELETE")
             self._connection.close()
 
-    def __enter__(self) -> "RunStore":
-        return self
-
     def __exit__(self, *failure: object) -> None:
         self.close()
 
@@ -343,16 +330,20 @@ class RunStore:
             (event.round, step, event.kind, event.version, now),
         ).lastrowid
         for table, columns in rows_of(event, self.layout, self.rows).items():
+            if table == "steps" and not self._measures.issuperset(columns):
+                # Measurements become columns when they first come, or another process did it.
+                self._add_columns(table, dict.fromkeys(columns, "REAL"))
+                self._measures = self._columns(table)
             count = len(next(iter(columns.values())))
-            if isinstance(event, StepEvent):
-                if table == "steps" and not self._measures.issuperset(columns):
-                    # Measurements become columns when they first come, or another process did it.
-                    self._add_columns(table, dict.fromkeys(columns, "REAL"))
-                    self._measures = self._columns(table)
-                self._insert(table, columns, count, {"round": event.round, "step": step})
-            else:
+            shared = {"round": event.round, "step": step}
+            if not isinstance(event, StepEvent):
                 columns = {"n": range(count), **columns}
-                self._insert(table, columns, count, {"round": event.round, "event": number})
+                shared = {"round": event.round, "event": number}
+            names = (*shared, *columns)
+            for first, size in _chunks(count):
+                part = (column[first : first + size] for column in columns.values())
+                flat = [*shared.values(), *chain.from_iterable(zip(*part, strict=True))]
+                self._connection.execute(_statement(table, names, size), flat)
 
     def _columns(self, table: str) -> set[str]:
         found = self._connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
@@ -365,30 +356,13 @@ class RunStore:
             if name not in there:
                 self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {quoted(name)} {sql}")
 
-    def _insert(self, table: str, columns: Columns, count: int, shared: dict[str, Any]) -> None:
-        names = (*shared, *columns)
-        for first, size in _chunks(count):
-            part = (column[first : first + size] for column in columns.values())
-            flat = [*shared.values(), *chain.from_iterable(zip(*part, strict=True))]
-            self._connection.execute(_statement(table, names, size), flat)
 
-
-class _Transaction:
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """All or nothing."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, failure: type[BaseException] | None, *rest: object) -> None:
-        try:
-            if failure is None:
-                self._connection.execute("COMMIT")
-        finally:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+    with connection:  # at the end it commits, or if that or the block fails rolls back
+        connection.execute("BEGIN IMMEDIATE")
+        yield
 
 
 def _chunks(rows: int) -> Iterator[tuple[int, int]]:
@@ -410,9 +384,3 @@ def _statement(table: str, names: tuple[str, ...], rows: int) -> str:
     )
     columns = ", ".join(map(quoted, names))
     return f"INSERT INTO {table} ({columns}) VALUES {values}"  # noqa: S608
-
-
-def _difference(ours: RunLayout, theirs: RunLayout) -> str:
-    names = (field.name for field in fields(RunLayout))
-    name = next(name for name in names if getattr(ours, name) != getattr(theirs, name))
-    return f"{name} {getattr(ours, name)}, in the file {getattr(theirs, name)}"[:400]

@@ -25,7 +25,15 @@ class TensorBoardSink:
 
     def __init__(self, path: str | Path, writer: Any = None) -> None:
         """`writer`: something like `torch.utils.tensorboard.SummaryWriter`, in place of one."""
-        self._writer = writer or _summary_writer(Path(path))
+        if writer is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise EsperError(
+                    "TensorBoard is not installed", fix="pip install 'esper-ml[tensorboard]'"
+                ) from error
+            writer = SummaryWriter(path)
+        self._writer = writer
 
     def write(self, batch: Sequence[Event]) -> None:
         for event in batch:
@@ -53,13 +61,3 @@ def _curves(event: Event) -> list[tuple[str, float]]:
     if isinstance(event, Sampled):
         return [(f"sample/{name}", value) for name, value in event.values.items()]
     return []
-
-
-def _summary_writer(path: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise EsperError(
-            "TensorBoard is not installed", fix="pip install 'esper-ml[tensorboard]'"
-        ) from error
-    return SummaryWriter(path)
