@@ -153,7 +153,7 @@ class Context:
         for what, kind in (("source", Source), ("lesion", Lesion), ("drift", Source)):
             value = getattr(self, what)
             if not isinstance(value, kind) and (value is not None or what == "source"):
-                raise _wrong_type(f"{what} of a context", value, f"a {kind.__name__}")
+                raise wrong_type(f"{what} of a context", value, f"a {kind.__name__}")
         self._check_window()
         require_settings(self, "The context's setting", error=DataError)
         _put(self, "scale", float(self.scale))
@@ -234,7 +234,7 @@ class Context:
         if "host_sizes" in record:
             sizes = record["host_sizes"]
             if not isinstance(sizes, Mapping):
-                raise _wrong_type("host_sizes of a context", sizes, "a table of names and sizes")
+                raise wrong_type("host_sizes of a context", sizes, "a table of names and sizes")
             record["host_sizes"] = tuple(sizes.items())
         return cls(**record)
 
@@ -253,7 +253,7 @@ class Context:
             raise UnknownNameError.of("host", self.host, HOSTS)
         if not isinstance(self.host_sizes, tuple):
             valid = "pairs of a name and a size, like (('channels', 6),)"
-            raise _wrong_type("host_sizes of a context", self.host_sizes, valid)
+            raise wrong_type("host_sizes of a context", self.host_sizes, valid)
         known = inspect.signature(HOSTS[self.host]).parameters
         for name, size in self.host_sizes:
             if name not in known:
@@ -381,7 +381,7 @@ def _present(record: Any) -> dict[str, Any]:
 def table_of(kind: Any, what: str, given: object) -> dict[str, Any]:
     """A table of a dataclass's fields, refused if one is unknown or missing."""
     if not isinstance(given, Mapping):
-        raise _wrong_type(what, given, f"a table of the {what}'s settings")
+        raise wrong_type(what, given, f"a table of the {what}'s settings")
     known = fields(kind)
     for name in given:
         if name not in (names := [field.name for field in known]):
@@ -397,5 +397,6 @@ def table_of(kind: Any, what: str, given: object) -> dict[str, Any]:
     return dict(given)
 
 
-def _wrong_type(what: str, given: object, valid: str) -> DataError:
+def wrong_type(what: str, given: object, valid: str) -> DataError:
+    """The error of a file or a call that gives something of another kind."""
     return DataError(f"Wrong type of {what}", given=repr(given), valid=valid)
