@@ -1,7 +1,12 @@
 """The command line as a stranger meets it."""
 
+import importlib
+import inspect
+import typing
+
 import pytest
 
+from esper.karn.commands import Command, OfRun, OfSuite
 from tests.programs import esper
 
 
@@ -48,3 +53,15 @@ def test_version_is_the_packages() -> None:
     import esper as package
 
     assert esper("version").stdout.strip() == f"esper {package.__version__}"
+
+
+@pytest.mark.parametrize(
+    "command", Command.__subclasses__() + OfRun.__subclasses__() + OfSuite.__subclasses__()
+)
+def test_what_a_command_does_is_a_function_that_takes_the_command(command: type[Command]) -> None:
+    for work in (getattr(command, "does", ""), getattr(command, "does_of_growth", "")):
+        module, _, function = work.partition(".")
+        if function:
+            done = getattr(importlib.import_module(f"esper.karn.{module}"), function)
+            (taken,) = inspect.signature(done).parameters.values()
+            assert command in (typing.get_args(taken.annotation) or (taken.annotation,))

@@ -5,37 +5,70 @@ What a command does is imported when it is run, so that asking for help does not
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
 from esper import __version__
 from esper.api.grow_settings import AUTO, OPTIMIZER, GrowSettings
 from esper.leyline.constants import DEFAULT_RENT
-from esper.simic.training.config import PRESETS, TrainConfig, read_config
+from esper.simic.training.config import PRESETS, read_config
 
 RUNS = Path("runs")
-FORMATS = ("module", "pt2", "onnx", "python")
 
-Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-Name = Annotated[str, tyro.conf.arg(metavar="NAME")]
-Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.py:NAME")]
-MovedModel = Annotated[str | None, tyro.conf.arg(metavar="FILE.py:NAME")]
-Data = Annotated[str, tyro.conf.arg(metavar="DATA")]
-Amount = Annotated[str, tyro.conf.arg(metavar="+15%|5000|none")]
+option = tyro.conf.arg
+Run = Annotated[Path, tyro.conf.Positional, option(metavar="RUN")]
+Name = Annotated[str, option(metavar="NAME")]
+Model = Annotated[
+    str,
+    tyro.conf.Positional,
+    option(metavar="FILE.py:NAME", help="your model, for example my_model.py:Net"),
+]
+MovedModel = Annotated[str | None, option(metavar="FILE.py:NAME")]
+Data = Annotated[str, option(metavar="DATA")]
+Flat = Annotated[bool, option(help="make a vector of every input")]
+Amount = Annotated[str, option(metavar="+15%|5000|none")]
+Seed = Annotated[int, option(help="every random number follows from it")]
+Device = Annotated[str, option(help="cpu or cuda")]
+NewRun = Annotated[Path | None, option(help="directory of the run; by default a new one in runs/")]
+Quiet = Annotated[bool, option(help="say nothing but errors and how it ended")]
+Figures = Annotated[Path | None, option(help="write the final figures as one flat object")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfRun:
+class Command:
+    """Fields are options. `does` names a function of a module beside this one, which is imported
+    when the command is run, and is given the command."""
+
+    does: ClassVar[str]
+
+    def run(self) -> None:
+        module, _, function = self.work().partition(".")
+        getattr(import_module(f"esper.karn.{module}"), function)(self)
+
+    def work(self) -> str:
+        return self.does
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRun(Command):
     """What commands about a run have in common."""
 
+    does_of_growth: ClassVar[str] = ""  # of a run of esper grow, where that is another
     path: Run
     """the directory of the run"""
 
+    def work(self) -> str:
+        from esper.api import GrowthFolder
+
+        grown = self.does_of_growth and GrowthFolder(self.path).holds_run
+        return self.does_of_growth if grown else self.does
+
 
 @dataclass(frozen=True, kw_only=True)
-class OfSuite:
+class OfSuite(Command):
     """What commands of the garden have in common."""
 
     suite: Name = "garden"
@@ -74,57 +107,42 @@ def settings_file(words: Sequence[str]) -> Path | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
+class Train(Command):
     """Train a controller: demo learns in minutes on two cores, garden is the main suite, gpu the
     same on one large GPU. Every setting of the preset can be changed here or in a file."""
 
-    config: Annotated[_presets(), tyro.conf.arg(name="")]  # type: ignore[valid-type]
-    out: Path | None = None
-    """directory of the run; by default a new one in runs/"""
+    does = "train_commands.start_run"
+    config: Annotated[_presets(), option(name="")]  # type: ignore[valid-type]
+    out: NewRun = None
     file: Path | None = None
     """settings in TOML, in place of the preset's; options given here count more"""
-    quiet: bool = False
-    """say nothing but errors and how it ended"""
-    json: Path | None = None
-    """write the final figures as one flat object"""
-
-    def run(self) -> None:
-        from esper.karn.train_commands import start_run
-
-        assert isinstance(self.config, TrainConfig)
-        start_run(self.config, self.out, quiet=self.quiet, json=self.json)
+    quiet: Quiet = False
+    json: Figures = None
 
 
 def train_command(words: Sequence[str]) -> Any:
     """`Train`, with the defaults of the file of settings that the words name."""
     if words[:1] != ["train"] or settings_file(words) is None:
         return Train
-    field = ("config", Annotated[_presets(words), tyro.conf.arg(name="")])
+    field = ("config", Annotated[_presets(words), option(name="")])
     made = make_dataclass("Train", [field], bases=(Train,), frozen=True, kw_only=True)
     made.__doc__ = Train.__doc__
     return made
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo:
+class Demo(Command):
     """The main job in minutes: train a controller on the small garden, compare it with others on
     test data, and write the report."""
 
-    out: Path | None = None
-    """directory of the run; by default a new one in runs/"""
+    does = "train_commands.run_demo"
+    out: NewRun = None
     rounds: int = PRESETS["demo"].rounds
     """rounds to train; fewer learn less"""
-    seed: int = 0
-    """every random number follows from it"""
+    seed: Seed = 0
     seeds: int = 2
     """cases of every context in the comparison at the end"""
-    json: Path | None = None
-    """write the final figures as one flat object"""
-
-    def run(self) -> None:
-        from esper.karn.train_commands import run_demo
-
-        run_demo(self)
+    json: Figures = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,24 +150,15 @@ class Resume(OfRun):
     """Go on with a run of esper train or esper grow that was stopped or killed, or of esper train
     that was given more rounds."""
 
-    quiet: bool = False
-    """say nothing but errors and how it ended"""
+    does = "train_commands.resume_run"
+    does_of_growth = "grow_commands.resume_growing"
+    quiet: Quiet = False
     json: Path | None = None
     """of esper train: write the final figures as one flat object"""
     model: MovedModel = None
     """of esper grow: where the model's code is now, if it was moved"""
-    data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
+    data: Annotated[str | None, option(metavar="DATA")] = None
     """of esper grow: where the data is now, if it was moved"""
-
-    def run(self) -> None:
-        from esper.karn.grow_commands import is_growth, resume_growing
-        from esper.karn.train_commands import resume_run
-
-        if is_growth(self.path):
-            resume_growing(self.path, model=self.model, data=self.data, quiet=self.quiet)
-            return
-
-        resume_run(self.path, quiet=self.quiet, json=self.json)
 
 
 # --- growing a network of your own ----------------------------------------------------------------
@@ -172,19 +181,19 @@ class BudgetOptions(RoomOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grow:
+class Grow(Command):
     """Train a network of your own and let it grow where that pays.
 
     FILE.py:NAME is your model: a class or a function without arguments, or the model itself.
     Afterwards: esper export RUN --format module|pt2|onnx|python."""
 
+    does = "grow_commands.start_growing"
     model: Model
-    """your model, for example my_model.py:Net"""
     data: Data
     """digits, mnist1d, stdlib, mnist, fashion_mnist, cifar10; a file of arrays, .npz or
     .safetensors (inputs, targets); or FILE.py:FUNCTION that returns (train, val)"""
     budget: BudgetOptions = field(default_factory=BudgetOptions)
-    slots: Annotated[tuple[str, ...], tyro.conf.arg(metavar="auto|PATH ...")] = (AUTO,)
+    slots: Annotated[tuple[str, ...], option(metavar="auto|PATH ...")] = (AUTO,)
     """where it may grow: paths of submodules, or auto; see esper inspect"""
     controller: Name = GrowSettings.controller
     """who decides: heuristic, another rule, tamiyo, or the directory of a trained run"""
@@ -198,53 +207,38 @@ class Grow:
     """samples of a step"""
     samples: int | None = None
     """train on the first so many samples only"""
-    flat: bool = False
-    """make a vector of every input"""
-    seed: int = GrowSettings.seed
-    """every random number follows from it"""
-    device: str = "cpu"
-    """cpu or cuda"""
-    out: Path | None = None
-    """directory of the run; by default a new one in runs/"""
-    quiet: bool = False
-    """say nothing but errors and how it ended"""
-
-    def run(self) -> None:
-        from esper.karn.grow_commands import start_growing
-
-        start_growing(self)
+    flat: Flat = False
+    seed: Seed = GrowSettings.seed
+    device: Device = "cpu"
+    out: NewRun = None
+    quiet: Quiet = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspect:
+class Inspect(Command):
     """Say where a network of your own could grow: every place, what can be planted there, what
     it would cost, and why other places are refused."""
 
+    does = "grow_commands.show_places"
     model: Model
-    """your model, for example my_model.py:Net"""
     data: Data
     """what it is trained on, as for esper grow; one batch is looked at"""
     budget: RoomOptions = field(default_factory=RoomOptions)
-    flat: bool = False
-    """make a vector of every input"""
-
-    def run(self) -> None:
-        from esper.karn.grow_commands import show_places
-
-        show_places(self)
+    flat: Flat = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export:
+class Export(Command):
     """Write the network of a finished run so that it runs without Esper, and check that it gives
     the same outputs.
 
     module: what was grown, to be added to your own class; pt2: a torch.export archive; onnx: for
     any runtime; python: one readable file that needs torch alone."""
 
+    does = "grow_commands.export_run"
     path: Run
     """the directory of a run of esper grow"""
-    format: Annotated[str, tyro.conf.arg(metavar="module|pt2|onnx|python")] = "python"
+    format: Annotated[str, option(metavar="module|pt2|onnx|python")] = "python"
     """what to write"""
     out: Path | None = None
     """where to; by default in the run's directory"""
@@ -253,74 +247,46 @@ class Export:
     fixed_batch: bool = False
     """keep the sample's batch size, for networks that cannot take another"""
 
-    def run(self) -> None:
-        from esper.karn.grow_commands import export_run
-
-        export_run(self)
-
 
 # --- runs, and what came of them ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runs:
+class Runs(Command):
     """List the runs in a folder: how far each is, and how good."""
 
+    does = "run_listing.list_runs"
     folder: Annotated[Path, tyro.conf.Positional] = RUNS
     """where to look"""
-
-    def run(self) -> None:
-        from esper.karn.run_listing import list_runs
-
-        list_runs(self.folder)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Show(OfRun):
     """Show what a run has come to: evaluations, the last update, anomalies; or what grew."""
 
-    def run(self) -> None:
-        from esper.karn.grow_commands import is_growth, show_growth
-        from esper.karn.run_listing import show_run
-
-        if is_growth(self.path):
-            show_growth(self.path)
-            return
-        show_run(self.path)
+    does = "run_listing.show_run"
+    does_of_growth = "grow_commands.show_growth"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Events(OfRun):
     """Ask a run's telemetry anything, read-only, also while it is written; or export it."""
 
+    does = "run_listing.ask_run"
     sql: str | None = None
     """a query, for example: select kind, count(*) from events group by kind"""
     export: Path | None = None
     """write every event as a line of JSON"""
-
-    def run(self) -> None:
-        from esper.karn.run_listing import ask_run
-
-        ask_run(self.path, self.sql, self.export)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteReport(OfRun):
     """Write pictures of a run and one self-contained page; of esper grow, the report in words."""
 
+    does = "run_listing.report_run"
+    does_of_growth = "grow_commands.show_growth"
     out: Path | None = None
     """where to; by default RUN/report"""
-
-    def run(self) -> None:
-        from esper.karn.grow_commands import is_growth, show_growth
-        from esper.karn.report import write_report
-        from esper.simic.training import RunFolder
-
-        if is_growth(self.path):
-            show_growth(self.path)
-            return
-        RunFolder.open(self.path)
-        print(f"Report: {write_report(self.path, self.out)}")
 
 
 # --- the garden: its contexts, its atlas, and controllers side by side ----------------------------
@@ -330,10 +296,7 @@ class WriteReport(OfRun):
 class Tasks(OfSuite):
     """List the contexts of a suite, with the score of never growing and the best known gain."""
 
-    def run(self) -> None:
-        from esper.karn.garden_commands import show_tasks
-
-        show_tasks(self.suite)
+    does = "garden_commands.show_tasks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,6 +305,7 @@ class MeasureAtlas(OfSuite):
 
     An arm is a slot, a blueprint, a blend and an epoch; all arms are played on several seeds."""
 
+    does = "garden_commands.run_atlas"
     show: bool = False
     """print the stored atlas; measure nothing"""
     out: Path | None = None
@@ -354,15 +318,8 @@ class MeasureAtlas(OfSuite):
     """also search schedules of several seeds: the oracle's, and the best constant one"""
     rows: int = 64
     """hosts that train together; a GPU is best filled with thousands"""
-    device: str = "cpu"
-    """cpu or cuda"""
-    json: Path | None = None
-    """write the summary as one flat object"""
-
-    def run(self) -> None:
-        from esper.karn.garden_commands import run_atlas
-
-        run_atlas(self)
+    device: Device = "cpu"
+    json: Figures = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,7 +328,8 @@ class Evaluate(OfSuite):
 
     Interrupt it at any time: with the same --out it goes on where it was."""
 
-    controllers: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]")] = (
+    does = "garden_commands.run_evaluation"
+    controllers: Annotated[tuple[str, ...], option(metavar="NAME [NAME ...]")] = (
         "never",
         "random",
         "heuristic",
@@ -389,55 +347,39 @@ class Evaluate(OfSuite):
     """file for every episode's result, one line of JSON each"""
     rows: int = 64
     """hosts that train together"""
-    device: str = "cpu"
-    """cpu or cuda"""
-    json: Path | None = None
-    """write the table as one flat object"""
+    device: Device = "cpu"
+    json: Figures = None
     quiet: bool = False
     """no progress"""
-
-    def run(self) -> None:
-        from esper.karn.garden_commands import run_evaluation
-
-        run_evaluation(self)
 
 
 # --- what there is --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Life:
+class Life(Command):
     """Watch a seed's whole life: planted, trained in isolation, blended, made permanent; a second
     one is pruned again. Trains a small network on MNIST-1D, which is generated on the spot."""
 
+    does = "life.tell_life"
     epochs: int = 20
     """epochs to train; the story needs at least 16"""
-    seed: int = 0
-    """every random number follows from it"""
+    seed: Seed = 0
     samples: int = 4000
     """training samples to generate"""
 
-    def run(self) -> None:
-        from esper.karn.life import tell_life
-
-        tell_life(epochs=self.epochs, seed=self.seed, samples=self.samples)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Blueprints:
+class Blueprints(Command):
     """List what can be planted in a host, and what each seed costs in each slot."""
 
-    host: Annotated[str, tyro.conf.arg(metavar="NAME")] = "conv1d"
+    does = "garden_commands.show_blueprints"
+    host: Annotated[str, option(metavar="NAME")] = "conv1d"
     """conv1d, conv2d, mlp or gpt"""
-
-    def run(self) -> None:
-        from esper.karn.garden_commands import show_blueprints
-
-        show_blueprints(self.host)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Version:
+class Version(Command):
     """Print the version."""
 
     def run(self) -> None:
@@ -445,13 +387,10 @@ class Version:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doctor:
+class Doctor(Command):
     """Say what is installed, which devices and data there are, and check that training works."""
 
-    def run(self) -> None:
-        from esper.karn.doctor import examine
-
-        examine()
+    does = "doctor.examine"
 
 
 def every_command(words: Sequence[str]) -> Any:

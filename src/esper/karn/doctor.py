@@ -15,14 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper import __version__
+from esper.karn.commands import Doctor
 from esper.leyline.errors import EsperError
-from esper.simic.training import (
-    PRESETS,
-    EvaluationConfig,
-    RunFolder,
-    Stopping,
-    train_run,
-)
+from esper.simic.training import PRESETS, EvaluationConfig, RunFolder, Stopping, train_run
 from esper.tolaria.tasks import find_task, task_names
 
 NEEDED = ("torch", "numpy", "safetensors", "tyro", "rich")
@@ -34,7 +29,7 @@ EXTRAS = {
 }
 
 
-def examine() -> None:
+def examine(_: Doctor) -> None:
     """Print everything; exit code 1 if training does not work."""
     console = Console()
     table = Table(box=None, show_header=False)
@@ -49,30 +44,23 @@ def examine() -> None:
             table.add_row(name, escape(f"not installed ({fix})"))
     threads = os.environ.get("OMP_NUM_THREADS")
     table.add_row("cores", f"{os.cpu_count()}, OMP_NUM_THREADS {threads or 'not set'}")
-    table.add_row("GPU", _gpu())
+    gpu = "none that torch can use"
+    if torch.cuda.is_available():
+        gpu = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    table.add_row("GPU", gpu)
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     table.add_row("free disk", f"{free:,.0f} GB")
     console.print(table)
     console.print("\n[bold]Data[/bold]")
     for name in task_names():
-        console.print(f"  {name}: {_data(name)}")
+        try:
+            found = f"{find_task(name).load(0).train.samples:,} samples to train on"
+        except EsperError as error:
+            found = f"[yellow]not found[/yellow]: {escape(str(error))}"
+        console.print(f"  {name}: {found}")
     console.print("\n[bold]A small training run[/bold]")
     if not _self_check(console):
         raise SystemExit(1)
-
-
-def _gpu() -> str:
-    if not torch.cuda.is_available():
-        return "none that torch can use"
-    return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
-
-
-def _data(name: str) -> str:
-    try:
-        data = find_task(name).load(0)
-    except EsperError as error:
-        return f"[yellow]not found[/yellow]: {escape(str(error))}"
-    return f"{data.train.samples:,} samples to train on"
 
 
 def _self_check(console: Console) -> bool:

@@ -29,8 +29,8 @@ from esper.simic.training.training_runs import load_controller
 DEVICE = "--device"
 
 
-def show_tasks(name: str) -> None:
-    suite = find_suite(name)
+def show_tasks(command: commands.Tasks) -> None:
+    suite = find_suite(command.suite)
     atlas = shipped_atlas(suite)
     known = {} if atlas is None else _facts(atlas)
     headings = ("context", "never grown", "best known", "by", "what it is")
@@ -43,7 +43,7 @@ def show_tasks(name: str) -> None:
             table.add_row(context.name, *known.get(context.key, ("", "", "")), what)
         wide_console().print(table)
     if atlas is None:
-        print(f"Nothing has been measured of {suite.name!r}: esper atlas --suite {name}")
+        print(f"Nothing has been measured of {suite.name!r}: esper atlas --suite {command.suite}")
 
 
 def _facts(atlas: Atlas) -> dict[str, tuple[str, str, str]]:
@@ -204,9 +204,9 @@ def print_standings(title: str, lines: list[Standing], rent: float) -> None:
     wide_console().print(table)
 
 
-def show_blueprints(host_name: str) -> None:
+def show_blueprints(command: commands.Blueprints) -> None:
     """What can be planted in a host, and what each seed costs in each slot."""
-    host = build_host(host_name)
+    host = build_host(command.host)
     specs = host.slot_specs()
     catalogue = build_catalogue(specs, sum(p.numel() for p in host.parameters()))
     slots = [f"{spec.name}\n{spec.channels} channels" for spec in specs]
@@ -214,7 +214,7 @@ def show_blueprints(host_name: str) -> None:
         "blueprint",
         *slots,
         "what it is",
-        title=f"{host_name}: {catalogue.host_params:,} parameters; a seed adds, by slot",
+        title=f"{command.host}: {catalogue.host_params:,} parameters; a seed adds, by slot",
         right=slots,
         fold=("what it is",),
         bold="blueprint",

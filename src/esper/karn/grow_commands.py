@@ -2,8 +2,7 @@
 
 import sys
 import traceback
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from torch import nn
 from esper import api
 from esper.api import GrowthFolder
 from esper.api.batches import Batches
+from esper.api.grow_settings import AUTO
 from esper.garden.own_code import spoken
-from esper.karn.commands import FORMATS, RUNS, BudgetOptions, Export, Grow, Inspect, RoomOptions
+from esper.karn.commands import RUNS, Export, Grow, Inspect, Resume, RoomOptions, Show, WriteReport
 from esper.karn.named_sources import NamedData, absolute, build_model, load_data
 from esper.kasmina import export_additions, export_onnx, export_program, export_python
 from esper.kasmina.export_files import Written
@@ -25,23 +25,18 @@ REPORT = "report.txt"
 FAILURE = "failure.txt"
 SAMPLE_ROWS = 8
 UNLIMITED = "none"  # the word for a budget without limit
-PLACES = {"module": "module", "pt2": "model.pt2", "onnx": "model.onnx", "python": "python"}
-USES = {
-    "module": "from module import load; model = load({name}())",
-    "pt2": "torch.export.load({path!r}).module()",
-    "onnx": "onnxruntime.InferenceSession({path!r})",
-    "python": "from model import Model; Model()(x)",
+FORMATS: Mapping[str, tuple[Callable[..., Written], str, str]] = {  # writer, file, how to use it
+    "module": (export_additions, "module", "from module import load; model = load({name}())"),
+    "pt2": (export_program, "model.pt2", "torch.export.load({path!r}).module()"),
+    "onnx": (export_onnx, "model.onnx", "onnxruntime.InferenceSession({path!r})"),
+    "python": (export_python, "python", "from model import Model; Model()(x)"),
 }
-
-
-def is_growth(path: Path) -> bool:
-    """Is this the directory of a run of `esper grow`?"""
-    return GrowthFolder(path).holds_run
 
 
 def start_growing(command: Grow) -> None:
     """Make a run directory and grow."""
-    budget = budget_of(command.budget)
+    epochs = command.budget.epochs
+    budget = api.Budget(_limit(command.budget), epochs)
     model = build_model(command.model, command.seed)
     data = load_data(command.data, seed=command.seed, flat=command.flat, samples=command.samples)
     device = _device(command.device)
@@ -49,15 +44,8 @@ def start_growing(command: Grow) -> None:
     GrowthFolder(path).require_fresh(
         fix=f"name another directory, or go on with: esper resume {path}"
     )
-    origin = {
-        "model": absolute(command.model),
-        "data": absolute(command.data),
-        "flat": command.flat,
-        "samples": command.samples,
-        "seed": command.seed,
-        "device": command.device,
-    }
-    epochs = command.budget.epochs
+    origin = {name: getattr(command, name) for name in ("flat", "samples", "seed", "device")}
+    origin |= {name: absolute(getattr(command, name)) for name in ("model", "data")}
     if not command.quiet:
         weights = sum(parameter.numel() for parameter in model.parameters())
         print(
@@ -66,7 +54,7 @@ def start_growing(command: Grow) -> None:
             "Ctrl-C stops; nothing but the present epoch is lost.",
             flush=True,
         )
-    slots: Any = "auto" if command.slots == ("auto",) else list(command.slots)
+    slots: Any = AUTO if command.slots == (AUTO,) else list(command.slots)
     _watched(
         path,
         lambda tell: api.grow(
@@ -92,30 +80,31 @@ def start_growing(command: Grow) -> None:
     )
 
 
-def resume_growing(path: Path, *, model: str | None, data: str | None, quiet: bool) -> None:
+def resume_growing(command: Resume) -> None:
     """Go on from the last checkpoint; model and data are built anew from where they came."""
-    origin = origin_of(path)
-    run = load_growth(path, model=model, data=data, quiet=quiet)
+    path, quiet = command.path, command.quiet
+    origin = GrowthOrigin(path, command.model, command.data)
+    run = origin.load_run(quiet=quiet)
     if run.finished:
         epochs = len(run.history)
         print(f"{path} is finished: {epochs} epochs. Write its network: esper export {path}")
         return
-    if not quiet and not needs_sample(path):  # else this was said already
-        _say_code(data or origin["data"])
-    found = _data_of(origin, data)
-    device = _device(origin["device"])
+    if not quiet and origin.keeps_sample:  # else this was said already
+        _say_code(origin.data)
+    found = origin.load_data()
+    device = _device(origin.notes["device"])
     if not quiet:
         print(f"{path}: going on after epoch {len(run.history)}", flush=True)
     _watched(
         path,
         lambda tell: api.resume(
             path,
-            model_of(path, origin, model),
+            origin.build_model(),
             found.train,
             found.val,
             test=found.test,
             device=device,
-            sample=_sample_of(path, found, device),
+            sample=None if origin.keeps_sample else origin.sample_of(found, device),
             on_epoch=tell,
         ),
         run.settings.epochs,
@@ -123,43 +112,54 @@ def resume_growing(path: Path, *, model: str | None, data: str | None, quiet: bo
     )
 
 
-def origin_of(path: Path) -> dict[str, Any]:
-    """Where the model and the data of a run come from."""
-    origin = api.read_origin(path)
-    if "model" not in origin:
-        raise RunError(
-            f"{path} was not made by esper grow",
-            given="a run of esper.grow(...) in a program",
-            fix=f"there, use esper.resume({str(path)!r}, model, train, val)",
-        )
-    return origin
+class GrowthOrigin:
+    """Where the model and the data of a run come from: as its folder says, or where they are now
+    if they were moved."""
 
+    def __init__(self, path: Path, model: str | None = None, data: str | None = None) -> None:
+        self.path, self.notes = path, api.read_origin(path)
+        if "model" not in self.notes:
+            raise RunError(
+                f"{path} was not made by esper grow",
+                given="a run of esper.grow(...) in a program",
+                fix=f"there, use esper.resume({str(path)!r}, model, train, val)",
+            )
+        self.model, self.data = model or self.notes["model"], data or self.notes["data"]
+        self.moved = model is not None
+        # A folder has no sample where inputs are not tensors alone.
+        self.keeps_sample = GrowthFolder(path).holds_sample
 
-def model_of(path: Path, origin: dict[str, Any], elsewhere: str | None) -> nn.Module:
-    """The model of a run, built anew."""
-    try:
-        return build_model(elsewhere or origin["model"], origin["seed"])
-    except EsperError as error:
-        if elsewhere is not None:
-            raise
-        raise RunError(
-            f"The model of {path} cannot be built any more",
-            given=str(error).rstrip("."),
-            fix="if its file was moved, say where it is with --model FILE.py:NAME",
-        ) from error
+    def build_model(self) -> nn.Module:
+        """The model of the run, built anew."""
+        try:
+            return build_model(self.model, self.notes["seed"])
+        except EsperError as error:
+            if self.moved:
+                raise
+            raise RunError(
+                f"The model of {self.path} cannot be built any more",
+                given=str(error).rstrip("."),
+                fix="if its file was moved, say where it is with --model FILE.py:NAME",
+            ) from error
 
+    def load_data(self) -> NamedData:
+        same = {name: self.notes[name] for name in ("seed", "flat", "samples")}
+        return load_data(self.data, **same)
 
-def load_growth(
-    path: Path, *, model: str | None = None, data: str | None = None, quiet: bool = False
-) -> api.GrownRun:
-    """A run as it is, around a model that is built anew; says which code of yours that runs."""
-    origin = origin_of(path)
-    again = needs_sample(path)
-    if not quiet:
-        _say_code(model or origin["model"], *([data or origin["data"]] if again else []))
-    rebuilt = model_of(path, origin, model)
-    sample = _sample_of(path, _data_of(origin, data), torch.device("cpu")) if again else None
-    return api.load_run(path, rebuilt, sample=sample)
+    def sample_of(self, data: NamedData, device: torch.device) -> Any:
+        """The sample that the run could not keep, from its data as when it began."""
+        settings = api.GrowSettings.of(GrowthFolder(self.path).checkpoint().notes["settings"])
+        batches = Batches.of("train", data.train, settings.batch_size, shuffle=True)
+        return batches.first(settings.seed, device)[0]
+
+    def load_run(self, *, quiet: bool = False) -> api.GrownRun:
+        """The run as it is, around a model built anew; says which code of yours that runs."""
+        if not quiet:
+            _say_code(self.model, *([] if self.keeps_sample else [self.data]))
+        model, sample = self.build_model(), None
+        if not self.keeps_sample:
+            sample = self.sample_of(self.load_data(), torch.device("cpu"))
+        return api.load_run(self.path, model, sample=sample)
 
 
 def _say_code(*named: str) -> None:
@@ -169,32 +169,9 @@ def _say_code(*named: str) -> None:
         print(f"Running the code in {', '.join(files)}", flush=True)
 
 
-def needs_sample(path: Path) -> bool:
-    """Has the run's folder no sample, because inputs are not tensors alone?"""
-    return not GrowthFolder(path).holds_sample
-
-
-def _sample_of(path: Path, data: NamedData, device: torch.device) -> Any:
-    """The sample that a run could not keep, from its data as when it began; None if it is kept."""
-    if not needs_sample(path):
-        return None
-    settings = api.GrowSettings.of(GrowthFolder(path).checkpoint().notes["settings"])
-    batches = Batches.of("train", data.train, settings.batch_size, shuffle=True)
-    return batches.first(settings.seed, device)[0]
-
-
-def _data_of(origin: dict[str, Any], elsewhere: str | None) -> NamedData:
-    return load_data(
-        elsewhere or origin["data"],
-        seed=origin["seed"],
-        flat=origin["flat"],
-        samples=origin["samples"],
-    )
-
-
-def show_growth(path: Path) -> None:
+def show_growth(command: Show | WriteReport) -> None:
     """What a run came to."""
-    print(load_growth(path).report())
+    print(GrowthOrigin(command.path).load_run().report())
 
 
 def line_of(path: Path) -> tuple[str, str, str]:
@@ -215,12 +192,11 @@ def show_places(command: Inspect) -> None:
     model = build_model(command.model, 0)
     data = load_data(command.data, flat=command.flat)
     sample, _ = _first_batch(data)
-    print(api.inspect(model, sample, budget=budget_of(command.budget)))
+    print(api.inspect(model, sample, budget=_limit(command.budget)))
 
 
-def budget_of(options: RoomOptions) -> api.Budget:
-    params = None if options.params == UNLIMITED else options.params
-    return api.Budget(params, options.epochs if isinstance(options, BudgetOptions) else None)
+def _limit(options: RoomOptions) -> str | None:
+    return None if options.params == UNLIMITED else options.params
 
 
 def _first_batch(data: NamedData) -> tuple[Any, Any]:
@@ -270,29 +246,25 @@ def _watched(
     try:
         run = work(tell)
     except KeyboardInterrupt:
-        if not is_growth(path):
-            print(f"Stopped before anything was written to {path}.", file=sys.stderr)
-        else:
-            print(f"\nStopped. Go on with: esper resume {path}", file=sys.stderr)
+        stopped = f"Stopped before anything was written to {path}."
+        if GrowthFolder(path).holds_run:
+            stopped = f"\nStopped. Go on with: esper resume {path}"
+        print(stopped, file=sys.stderr)
         raise SystemExit(130) from None
     except EsperError:
         raise
     except Exception as error:  # code of yours, in the middle of training
-        raise _failed(path, error) from error
+        fix = None
+        if GrowthFolder(path).holds_run:
+            failure = path / FAILURE
+            failure.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            fix = f"{failure} says where; once it is mended, go on with: esper resume {path}"
+        raise RunError("Training fails", given=spoken(error, ""), fix=fix) from error
     text = str(run.report())
     (path / REPORT).write_text(text + "\n", encoding="utf-8")
     if not quiet:
         print(f"\n{text}\n")
     print(f"{path} is finished. Write its network: esper export {path}")
-
-
-def _failed(path: Path, error: Exception) -> RunError:
-    """What to say of an error in the model's or the data's own code."""
-    fix = None
-    if is_growth(path):
-        (path / FAILURE).write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-        fix = f"{path / FAILURE} says where; once it is mended, go on with: esper resume {path}"
-    return RunError("Training fails", given=spoken(error, ""), fix=fix)
 
 
 def _line(record: dict[str, Any], epochs: int) -> str:
@@ -322,32 +294,23 @@ def export_run(command: Export) -> None:
     GrowthFolder(path).require_run(
         "is not a run of esper grow", fix="name the directory that esper grow wrote"
     )
-    origin = origin_of(path)
-    run = load_growth(path, model=command.model)
+    origin = GrowthOrigin(path, command.model)
+    run = origin.load_run()
     if not run.finished:
         raise RunError(
             f"{path} is not finished",
             given=f"epoch {len(run.history)} of {run.settings.epochs}",
             fix=f"go on with: esper resume {path}",
         )
-    out = command.out or path / PLACES[command.format]
-    batch = not command.fixed_batch
-    writers: dict[str, Callable[[], Written]] = {
-        "module": partial(export_additions, run.host, run.sample, out),
-        "pt2": partial(export_program, run.host, run.sample, out, dynamic_batch=batch),
-        "onnx": partial(export_onnx, run.host, run.sample, out, dynamic_batch=batch),
-        "python": partial(export_python, run.host, run.sample, out, dynamic_batch=batch),
-    }
-    written = writers[command.format]()
+    write, place, use = FORMATS[command.format]
+    batch = {} if command.format == "module" else {"dynamic_batch": not command.fixed_batch}
+    written = write(run.host, run.sample, command.out or path / place, **batch)
+    files = ""
+    if written.path.is_dir():
+        files = f" ({', '.join(sorted(file.name for file in written.path.iterdir()))})"
     print(
-        f"{_listed(written.path)}: largest difference from the grown network on a sample "
+        f"{written.path}{files}: largest difference from the grown network on a sample "
         f"{written.difference:.3g}"
     )
-    name = (command.model or origin["model"]).rpartition(":")[2]
-    print("Use it: " + USES[command.format].format(path=str(written.path), name=name))
-
-
-def _listed(path: Path) -> str:
-    if path.is_file():
-        return str(path)
-    return f"{path} ({', '.join(sorted(file.name for file in path.iterdir()))})"
+    name = origin.model.rpartition(":")[2]
+    print("Use it: " + use.format(path=str(written.path), name=name))

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import cross_entropy
 
+from esper.karn.commands import Life
 from esper.karn.palette import STAGE_COLOURS
 from esper.kasmina import export_module
 from esper.kasmina.hosts import build_host
@@ -55,8 +56,9 @@ class LivingNetwork:
         return accuracy(self.host, *self.data.validation)
 
 
-def tell_life(*, epochs: int, seed: int, samples: int) -> None:
+def tell_life(command: Life) -> None:
     """Two networks with the same start and the same data: one grows, one never does."""
+    epochs, seed, samples = command.epochs, command.seed, command.samples
     if epochs < MIN_EPOCHS or samples < BATCH:
         raise EsperError(
             "The story is too short for a whole life",

@@ -1,11 +1,14 @@
 """Runs for the terminal: which there are, what one came to, and any question about it."""
 
-from pathlib import Path
+from contextlib import suppress
 
 from rich.console import Console
 from rich.markup import escape
 
-from esper.karn.grow_commands import is_growth, line_of
+from esper.api import GrowthFolder
+from esper.karn.commands import Events, Runs, Show, WriteReport
+from esper.karn.grow_commands import line_of
+from esper.karn.report import write_report
 from esper.karn.terminal import table_of
 from esper.karn.train_commands import latest_evaluations
 from esper.leyline.errors import DataError, EsperError
@@ -13,15 +16,15 @@ from esper.nissa import RunReader, StoreError
 from esper.simic.training import RunError, RunFolder
 
 
-def list_runs(folder: Path) -> None:
-    found = []
+def list_runs(command: Runs) -> None:
+    folder, found = command.folder, []
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     for path in paths:
         try:
             found.append(RunFolder.open(path))
         except RunError:
             continue
-    grown = [path for path in paths if is_growth(path)]
+    grown = [path for path in paths if GrowthFolder(path).holds_run]
     if not found and not grown:
         raise RunError(f"There are no runs in {folder}", fix="train one: esper train demo")
     if found:
@@ -42,23 +45,17 @@ def _line(run: RunFolder) -> tuple[str, ...]:
         config, done = run.config, run.rounds()
     except EsperError:
         return ("unreadable", "", "", "")
+    line = None
+    with suppress(StoreError), RunReader(run.path) as reader:
+        line = latest_evaluations(reader).get("tamiyo")
     rounds = f"{done[-1] if done else 0} of {config.rounds}"
-    return config.suite, rounds, str(config.envs), _best(run.path)
+    return config.suite, rounds, str(config.envs), "" if line is None else f"{line.score:+.2f}"
 
 
-def _best(path: Path) -> str:
-    try:
-        with RunReader(path) as reader:
-            line = latest_evaluations(reader).get("tamiyo")
-    except StoreError:
-        return ""
-    return "" if line is None else f"{line.score:+.2f}"
-
-
-def show_run(path: Path) -> None:
-    run = RunFolder.open(path)
+def show_run(command: Show) -> None:
+    run = RunFolder.open(command.path)
     config, done, console = run.config, run.rounds(), Console()
-    with RunReader(path) as reader:
+    with RunReader(run.path) as reader:
         console.print(
             f"[bold]{escape(str(run.path))}[/bold]: {done[-1] if done else 0} of {config.rounds} "
             f"rounds are checkpointed; suite {escape(config.suite)}, {config.envs} environments"
@@ -85,12 +82,11 @@ def _show_update(console: Console, reader: RunReader) -> None:
         "select name, value from updates where round = (select max(round) from updates) "
         "order by name"
     ).rows
-    if not rows:
-        return
     table = table_of("metric", "value", title="the last update", right=("value",))
     for name, value in rows:
         table.add_row(name, f"{value:.4g}")
-    console.print(table)
+    if rows:
+        console.print(table)
 
 
 def _show_anomalies(console: Console, reader: RunReader) -> None:
@@ -102,9 +98,15 @@ def _show_anomalies(console: Console, reader: RunReader) -> None:
         console.print("No anomalies.")
 
 
-def ask_run(path: Path, sql: str | None, export: Path | None) -> None:
-    RunFolder.open(path)
-    with RunReader(path) as reader:
+def report_run(command: WriteReport) -> None:
+    RunFolder.open(command.path)
+    print(f"Report: {write_report(command.path, command.out)}")
+
+
+def ask_run(command: Events) -> None:
+    RunFolder.open(command.path)
+    sql, export = command.sql, command.export
+    with RunReader(command.path) as reader:
         if export is not None:
             try:
                 print(f"{reader.export(export)} events written to {export}")

@@ -21,7 +21,7 @@ from esper.garden import evaluate, find_suite, standings
 from esper.garden.controller_choice import controller_of
 from esper.garden.evaluation import Standing
 from esper.garden.statistics import Estimate
-from esper.karn.commands import RUNS, Demo
+from esper.karn.commands import RUNS, Demo, Resume, Train
 from esper.karn.garden_commands import print_standings, standing_figures
 from esper.karn.report import write_report
 from esper.karn.terminal import flat_estimate, progress, require_writable, write_flat
@@ -50,31 +50,31 @@ SHOWN_STAGES = (
 )
 
 
-def start_run(
-    config: TrainConfig, out: Path | None, *, quiet: bool = False, json: Path | None = None
-) -> RunFolder:
+def start_run(command: Train) -> RunFolder:
     """Make a run directory and train."""
+    config: TrainConfig = command.config
     require_device(config.device)
-    require_writable(json)
+    require_writable(command.json)
     for name in config.evaluation.baselines:
         controller_of(name, find_suite(config.suite))  # refuses a name that there is not
     facts = facts_of(config)
-    path = out or RunFolder.next_in(RUNS, Path(config.suite).stem)
+    path = command.out or RunFolder.next_in(RUNS, Path(config.suite).stem)
     try:
         run = RunFolder.create(path, config, facts)
     except OSError as error:
         raise RunError(f"{error.filename} cannot be made", given=error.strerror) from error
-    _train(run, quiet=quiet, json=json)
+    _train(run, command)
     return run
 
 
-def resume_run(path: Path, *, quiet: bool = False, json: Path | None = None) -> None:
+def resume_run(command: Resume) -> None:
     """Go on from the last checkpoint."""
-    run = RunFolder.open(path)
-    require_writable(json)
+    run = RunFolder.open(command.path)
+    require_writable(command.json)
     done = run.rounds()
     if done and done[-1] >= run.config.rounds:
-        _write_figures(run, json)
+        if command.json is not None:
+            write_flat(command.json, figures_of(run.path))
         print(f"{run.path} is finished: {done[-1]} rounds. Its report: esper report {run.path}")
         return
     now, then = versions(), run.facts.get("versions", {})
@@ -82,7 +82,7 @@ def resume_run(path: Path, *, quiet: bool = False, json: Path | None = None) -> 
     if changed:
         text = "from here on the numbers may be others than without the interruption"
         print(f"Versions have changed ({', '.join(changed)}): {text}.", file=sys.stderr)
-    _train(run, quiet=quiet, json=json)
+    _train(run, command)
 
 
 def versions() -> dict[str, str]:
@@ -107,8 +107,9 @@ def facts_of(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _train(run: RunFolder, *, quiet: bool, json: Path | None) -> None:
-    config, stop = run.config, Stopping(say=not quiet)
+def _train(run: RunFolder, command: Train | Resume) -> None:
+    config, quiet = run.config, command.quiet
+    stop = Stopping(say=not quiet)
     if not quiet:
         first = (run.rounds() or [0])[-1]
         print(
@@ -117,7 +118,7 @@ def _train(run: RunFolder, *, quiet: bool, json: Path | None) -> None:
             "Ctrl-C stops after the round; nothing is lost.",
             flush=True,
         )
-    view = _view(config, quiet)
+    view = _Silent() if quiet else _Screen(config) if sys.stderr.isatty() else _Lines(config)
     with view, ExitStack() as bars:
         tell = bars.enter_context(progress(quiet=quiet))
 
@@ -131,14 +132,10 @@ def _train(run: RunFolder, *, quiet: bool, json: Path | None) -> None:
         when = f"after round {done[-1]}" if done else "before the first round"
         print(f"Stopped {when}. Go on with: esper resume {run.path}", flush=True)
         raise SystemExit(128 + (stop.signal or 0))
-    _write_figures(run, json)
+    if command.json is not None:
+        write_flat(command.json, figures_of(run.path))
     if not quiet:
         print(sentence_of(run.path))
-
-
-def _write_figures(run: RunFolder, file: Path | None) -> None:
-    if file is not None:
-        write_flat(file, figures_of(run.path))
 
 
 # --- what came of it ------------------------------------------------------------------------
@@ -196,7 +193,7 @@ def sentence_of(path: Path) -> str:
 
 def run_demo(options: Demo) -> None:
     config = replace(PRESETS["demo"], rounds=options.rounds, seed=options.seed)
-    run = start_run(config, options.out)
+    run = start_run(Train(config=config, out=options.out))
     suite = find_suite(config.suite)
     learned = load_controller(run.path)
     others = [controller_of(name, suite) for name in COMPARED]
@@ -301,9 +298,3 @@ class _Screen(_Lines):
         if self.evaluations:
             lines.append("evaluations: " + "; ".join(self.evaluations))
         self.live.update(Group(*lines, table), refresh=True)
-
-
-def _view(config: TrainConfig, quiet: bool) -> _Silent:
-    if quiet:
-        return _Silent()
-    return _Screen(config) if sys.stderr.isatty() else _Lines(config)

@@ -7,18 +7,15 @@ import base64
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from html import escape
-from importlib.resources import files
+from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from esper.karn.report.run_facts import Facts, Row, Score, signed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from esper.karn.report.theme import Theme
+from esper.karn.report.theme import Theme
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Picture:
 
     name: str  # of its file
     words: str  # what it shows, for those who cannot see it
-    draw: Callable[["Theme"], "Figure"]
+    draw: Callable[[Theme], Figure]
     caption: str = ""
     light: bytes = b""
     dark: bytes = b""
@@ -47,13 +44,26 @@ class Markup(str):
     __slots__ = ()
 
 
+def template(name: str) -> str:
+    """The text of a file beside the code."""
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+
+
+PIECES = {
+    name: Template(piece)
+    for name, piece in re.findall(
+        r'<template id="(\w+)">\n?(.*?)</template>', template("page.html"), re.S
+    )
+}
+
+
 def fill(piece: str, **values: object) -> Markup:
     """One of the pieces of the page with its values."""
     safe = {
         name: value if isinstance(value, Markup) else escape(str(value))
         for name, value in values.items()
     }
-    return Markup(_pieces()[piece].substitute(safe))
+    return Markup(PIECES[piece].substitute(safe))
 
 
 def fill_each(piece: str, rows: Iterable[Mapping[str, object]]) -> Markup:
@@ -61,22 +71,16 @@ def fill_each(piece: str, rows: Iterable[Mapping[str, object]]) -> Markup:
     return Markup("".join(fill(piece, **row) for row in rows))
 
 
-@cache
-def _pieces() -> dict[str, Template]:
-    found = re.findall(r'<template id="(\w+)">\n?(.*?)</template>', template("page.html"), re.S)
-    return {name: Template(piece) for name, piece in found}
-
-
-def template(name: str) -> str:
-    """The text of a file beside the code."""
-    return (files("esper.karn.report") / "templates" / name).read_text(encoding="utf-8")
+def fill_texts(piece: str, texts: Iterable[str]) -> Markup:
+    return fill_each(piece, ({"text": text} for text in texts))
 
 
 def page(facts: Facts, sections: Sequence[Section]) -> str:
     """The whole page as HTML."""
-    sentences = _each_text("caution", cautions(facts))
-    anomalies = fill_each("anomaly", map(dict, facts.anomalies))
+    sentences = fill_texts("caution", cautions(facts))
+    anomalies = fill_each("anomaly", facts.anomalies)
     absent, settings = _settings(facts)
+    numbered = [{"number": n, **_parts(section)} for n, section in enumerate(sections)]
     return fill(
         "page",
         name=facts.path.resolve().name,
@@ -84,19 +88,13 @@ def page(facts: Facts, sections: Sequence[Section]) -> str:
         headline=headline(facts),
         tiles=fill_each("tile", _tiles(facts)),
         cautions=fill("cautions", sentences=sentences) if sentences else "",
-        links=fill_each(
-            "link", ({"number": n, "title": each.title} for n, each in enumerate(sections))
-        ),
-        sections=Markup("".join(_section(n, each) for n, each in enumerate(sections))),
+        links=fill_each("link", numbered),
+        sections=fill_each("section", numbered),
         attribution=_attribution(facts.attribution),
         anomalies=fill("anomalies", rows=anomalies) if anomalies else "",
-        absent=_each_text("absent", absent),
+        absent=fill_texts("absent", absent),
         settings=settings,
     )
-
-
-def _each_text(piece: str, texts: Iterable[str]) -> Markup:
-    return fill_each(piece, ({"text": text} for text in texts))
 
 
 def _tiles(facts: Facts) -> list[dict[str, str]]:
@@ -120,29 +118,23 @@ def _tiles(facts: Facts) -> list[dict[str, str]]:
     ]
 
 
-def _section(number: int, section: Section) -> Markup:
-    return fill(
-        "section",
-        number=number,
-        title=section.title,
-        reading=fill("reading", text=section.reading) if section.pictures else "",
-        pictures=Markup("".join(map(_picture, section.pictures))),
-        absent=_each_text("absent", section.absent),
+def _parts(section: Section) -> dict[str, str]:
+    """What is filled into a section and the link to it."""
+    pictures = (
+        {
+            "words": picture.words,
+            "light": base64.b64encode(picture.light).decode("ascii"),
+            "dark": base64.b64encode(picture.dark).decode("ascii"),
+            "caption": fill_texts("caption", [picture.caption] if picture.caption else []),
+        }
+        for picture in section.pictures
     )
-
-
-def _picture(picture: Picture) -> Markup:
-    return fill(
-        "picture",
-        words=picture.words,
-        light=_embedded(picture.light),
-        dark=_embedded(picture.dark),
-        caption=fill("caption", text=picture.caption) if picture.caption else "",
-    )
-
-
-def _embedded(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+    return {
+        "title": section.title,
+        "reading": fill_texts("reading", [section.reading] if section.pictures else []),
+        "pictures": fill_each("picture", pictures),
+        "absent": fill_texts("absent", section.absent),
+    }
 
 
 def _attribution(seeds: Sequence[Row]) -> Markup | str:
@@ -156,9 +148,9 @@ def _attribution(seeds: Sequence[Row]) -> Markup | str:
 
 def _settings(facts: Facts) -> tuple[list[str], Markup]:
     """What is not known, and tables of settings and versions."""
-    plain = {name: v for name, v in facts.config.items() if not isinstance(v, Mapping)}
-    tables: dict[str, Row] = {"run": plain} if plain else {}
-    tables |= {name: v for name, v in facts.config.items() if isinstance(v, Mapping)}
+    inner = {name: v for name, v in facts.config.items() if isinstance(v, Mapping)}
+    plain = {name: v for name, v in facts.config.items() if name not in inner}
+    tables: dict[str, Row] = ({"run": plain} if plain else {}) | inner
     absent = [] if tables else ["There is no config.toml."]
     versions = facts.about.get("versions")
     known: dict[str, Any] = dict(versions) if isinstance(versions, Mapping) else {}
@@ -191,12 +183,18 @@ def _value(value: Any) -> str:
 
 def headline(facts: Facts) -> str:
     """What was learned, with its figures."""
-    done = _done(facts)
+    rounds = "1 round" if facts.last_round == 1 else f"{facts.last_round:,} rounds"
+    time = "" if facts.training_seconds is None else f" and {duration(facts.training_seconds)}"
+    done = f"After {facts.played:,} episodes in {rounds}{time},"
     best = facts.best
     if best is None:
+        said = f"{done} the controller has not been evaluated yet."
         if not facts.played:
-            return f"Nothing has been played yet.{_baseline_words(facts)}"
-        return f"{done} the controller has not been evaluated yet.{_baseline_words(facts)}"
+            said = "Nothing has been played yet."
+        others = [f"{_article(name)} {score}" for name, score in facts.baselines.items()]
+        if others:
+            said += f" To compare with: {_listed(others)}; never growing is 0."
+        return said
     compared = [
         f"{_relation(best, score)} {_article(name)} ({score})"
         for name, score in facts.baselines.items()
@@ -232,7 +230,7 @@ def cautions(facts: Facts) -> list[str]:
             f"{facts.rolled_back:,} of {facts.played:,} episodes failed and were rolled back."
         )
     if facts.resumed_after:
-        rounds = ", ".join(str(number) for number in facts.resumed_after)
+        rounds = ", ".join(map(str, facts.resumed_after))
         found.append(f"The run was resumed after round {rounds}.")
     if facts.dropped:
         lost = ", ".join(f"{count:,} of {what}" for what, count in facts.dropped.items())
@@ -261,12 +259,6 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _done(facts: Facts) -> str:
-    time = "" if facts.training_seconds is None else f" and {duration(facts.training_seconds)}"
-    rounds = "1 round" if facts.last_round == 1 else f"{facts.last_round:,} rounds"
-    return f"After {facts.played:,} episodes in {rounds}{time},"
-
-
 def _relation(best: Score, other: Score) -> str:
     """What the intervals allow to say."""
     if best.interval is None or other.interval is None:
@@ -282,10 +274,3 @@ def _article(name: str) -> str:
 
 def _listed(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def _baseline_words(facts: Facts) -> str:
-    if not facts.baselines:
-        return ""
-    found = [f"{_article(name)} {score}" for name, score in facts.baselines.items()]
-    return f" To compare with: {_listed(found)}; never growing is 0."
