@@ -4,10 +4,10 @@ What a command does is imported when it is run, so that asking for help does not
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
 import tyro
 
@@ -21,6 +21,7 @@ RUNS = Path("runs")
 option = tyro.conf.arg
 Run = Annotated[Path, tyro.conf.Positional, option(metavar="RUN")]
 Name = Annotated[str, option(metavar="NAME")]
+Names = Annotated[tuple[str, ...], option(metavar="NAME [NAME ...]")]
 Model = Annotated[
     str,
     tyro.conf.Positional,
@@ -37,12 +38,15 @@ Quiet = Annotated[bool, option(help="say nothing but errors and how it ended")]
 Figures = Annotated[Path | None, option(help="write the final figures as one flat object")]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Command:
-    """Fields are options. `does` names a function of a module beside this one, which is imported
-    when the command is run, and is given the command."""
+    """A dataclass whose fields are options. `does` names a function of a module beside this one,
+    which is imported when the command is run, and is given the command."""
 
     does: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def run(self) -> None:
         module, _, function = self.work().partition(".")
@@ -52,7 +56,6 @@ class Command:
         return self.does
 
 
-@dataclass(frozen=True, kw_only=True)
 class OfRun(Command):
     """What commands about a run have in common."""
 
@@ -67,7 +70,6 @@ class OfRun(Command):
         return self.does_of_growth if grown else self.does
 
 
-@dataclass(frozen=True, kw_only=True)
 class OfSuite(Command):
     """What commands of the garden have in common."""
 
@@ -106,7 +108,6 @@ def settings_file(words: Sequence[str]) -> Path | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Train(Command):
     """Train a controller: demo learns in minutes on two cores, garden is the main suite, gpu the
     same on one large GPU. Every setting of the preset can be changed here or in a file."""
@@ -124,13 +125,14 @@ def train_command(words: Sequence[str]) -> Any:
     """`Train`, with the defaults of the file of settings that the words name."""
     if words[:1] != ["train"] or settings_file(words) is None:
         return Train
-    field = ("config", Annotated[_presets(words), option(name="")])
-    made = make_dataclass("Train", [field], bases=(Train,), frozen=True, kw_only=True)
-    made.__doc__ = Train.__doc__
-    return made
+
+    class FromFile(Train):
+        __doc__ = Train.__doc__
+        config: Annotated[_presets(words), option(name="")]  # type: ignore[valid-type]
+
+    return Annotated[FromFile, tyro.conf.subcommand("train")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Demo(Command):
     """The main job in minutes: train a controller on the small garden, compare it with others on
     test data, and write the report."""
@@ -145,7 +147,6 @@ class Demo(Command):
     json: Figures = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Resume(OfRun):
     """Go on with a run of esper train or esper grow that was stopped or killed, or of esper train
     that was given more rounds."""
@@ -180,7 +181,6 @@ class BudgetOptions(RoomOptions):
     """epochs to train"""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Grow(Command):
     """Train a network of your own and let it grow where that pays.
 
@@ -214,7 +214,6 @@ class Grow(Command):
     quiet: Quiet = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class Inspect(Command):
     """Say where a network of your own could grow: every place, what can be planted there, what
     it would cost, and why other places are refused."""
@@ -227,7 +226,6 @@ class Inspect(Command):
     flat: Flat = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class Export(Command):
     """Write the network of a finished run so that it runs without Esper, and check that it gives
     the same outputs.
@@ -251,7 +249,6 @@ class Export(Command):
 # --- runs, and what came of them ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Runs(Command):
     """List the runs in a folder: how far each is, and how good."""
 
@@ -260,7 +257,6 @@ class Runs(Command):
     """where to look"""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Show(OfRun):
     """Show what a run has come to: evaluations, the last update, anomalies; or what grew."""
 
@@ -268,7 +264,6 @@ class Show(OfRun):
     does_of_growth = "grow_commands.show_growth"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Events(OfRun):
     """Ask a run's telemetry anything, read-only, also while it is written; or export it."""
 
@@ -279,7 +274,6 @@ class Events(OfRun):
     """write every event as a line of JSON"""
 
 
-@dataclass(frozen=True, kw_only=True)
 class WriteReport(OfRun):
     """Write pictures of a run and one self-contained page; of esper grow, the report in words."""
 
@@ -292,14 +286,12 @@ class WriteReport(OfRun):
 # --- the garden: its contexts, its atlas, and controllers side by side ----------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Tasks(OfSuite):
     """List the contexts of a suite, with the score of never growing and the best known gain."""
 
     does = "garden_commands.show_tasks"
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeasureAtlas(OfSuite):
     """Measure what every single seed gains in every context of a suite, or show what is known.
 
@@ -322,18 +314,13 @@ class MeasureAtlas(OfSuite):
     json: Figures = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluate(OfSuite):
     """Play controllers on the same cases and compare them on test data.
 
     Interrupt it at any time: with the same --out it goes on where it was."""
 
     does = "garden_commands.run_evaluation"
-    controllers: Annotated[tuple[str, ...], option(metavar="NAME [NAME ...]")] = (
-        "never",
-        "random",
-        "heuristic",
-    )
+    controllers: Names = ("never", "random", "heuristic")
     """never, random, heuristic, periodic, plateau, gap, race, best_constant, oracle,
     fixed:slot=early,blueprint=conv,..., or the directory of a run"""
     suite: Name = "garden_mlp"
@@ -356,7 +343,6 @@ class Evaluate(OfSuite):
 # --- what there is --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Life(Command):
     """Watch a seed's whole life: planted, trained in isolation, blended, made permanent; a second
     one is pruned again. Trains a small network on MNIST-1D, which is generated on the spot."""
@@ -369,16 +355,14 @@ class Life(Command):
     """training samples to generate"""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Blueprints(Command):
     """List what can be planted in a host, and what each seed costs in each slot."""
 
     does = "garden_commands.show_blueprints"
-    host: Annotated[str, option(metavar="NAME")] = "conv1d"
+    host: Name = "conv1d"
     """conv1d, conv2d, mlp or gpt"""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Version(Command):
     """Print the version."""
 
@@ -386,7 +370,6 @@ class Version(Command):
         print(f"esper {__version__}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Doctor(Command):
     """Say what is installed, which devices and data there are, and check that training works."""
 

@@ -1,17 +1,10 @@
 """The garden in the terminal: contexts, atlas, controllers side by side, and blueprints."""
 
+from functools import partial
 from pathlib import Path
 
-from esper.garden import (
-    Atlas,
-    Suite,
-    by_shape,
-    evaluate,
-    find_suite,
-    measure_atlas,
-    search_plans,
-    standings,
-)
+from esper import garden
+from esper.garden import Atlas, Suite, find_suite
 from esper.garden.atlas import shipped_atlas
 from esper.garden.controller_choice import controller_of
 from esper.garden.evaluation import Standing
@@ -48,8 +41,7 @@ def show_tasks(command: commands.Tasks) -> None:
 
 def _facts(atlas: Atlas) -> dict[str, tuple[str, str, str]]:
     """By context: the score of never growing, the best net gain, and the arm that has it."""
-    gains = atlas.best_gains().tolist()
-    scores = atlas.control.mean(1).tolist()
+    scores, gains = atlas.control.mean(1).tolist(), atlas.best_gains().tolist()
     rows = zip(atlas.contexts, scores, gains, atlas.best(), strict=True)
     return {
         context.key: (
@@ -66,57 +58,49 @@ def run_atlas(options: commands.MeasureAtlas) -> None:
     folder = options.out or Path(f"atlas-{suite.name}")
     if options.show:
         stored = Atlas.load(folder) if options.out else shipped_atlas(suite)
-        if stored is None:
-            raise DataError(
-                f"No atlas of suite {suite.name!r} is shipped",
-                fix="measure one, or name a directory with --out",
-            )
-        _print_atlas(suite, stored)
     else:
         stored = _measured(options, suite, folder)
-        _print_atlas(suite, stored)
+    if stored is None:
+        raise DataError(
+            f"No atlas of suite {suite.name!r} is shipped",
+            fix="measure one, or name a directory with --out",
+        )
+    _print_atlas(suite, stored)
+    if not options.show:
         print(f"Stored in {folder}.")
-    write_flat(options.json, _atlas_figures(stored))
+    # At the default rent by plain names, at the others with the rent behind.
+    figures: dict[str, float] = {"contexts": len(stored.contexts), "arms": len(stored.arms)}
+    figures["seeds"] = stored.gain.shape[2]
+    for rent in RENTS:
+        suffix = "" if rent == DEFAULT_RENT else f"_rent_{rent:g}"
+        figures |= {f"{name}{suffix}": value for name, value in stored.summary(rent).items()}
+    write_flat(options.json, figures)
 
 
 def _measured(options: commands.MeasureAtlas, suite: Suite, folder: Path) -> Atlas:
     """Measure, and keep what is known as soon as it is."""
     require_device(options.device, DEVICE)
-    if len(by_shape(suite.training)) > 1:
-        raise EsperError(
-            "An atlas is of hosts of one shape",
-            given=", ".join(group[0].host_shape for group in by_shape(suite.training)),
-            fix="split the suite",
-        )
+    shapes = [group[0].host_shape for group in garden.by_shape(suite.training)]
+    if len(shapes) > 1:
+        given = ", ".join(shapes)
+        raise EsperError("An atlas is of hosts of one shape", given=given, fix="split the suite")
     with progress() as report:
-        atlas = measure_atlas(
+        atlas = garden.measure_atlas(
             suite.training,
             epochs=options.epochs,
             seeds=options.seeds,
             rows=options.rows,
             device=options.device,
-            progress=lambda done, total: report("episodes", done, total),
+            progress=partial(report, "episodes"),
         )
         atlas.save(folder)
         if options.schedules:
-            atlas = search_plans(
-                atlas,
-                rows=options.rows,
-                device=options.device,
-                progress=lambda done, total: report("searching, episodes", done, total),
+            said = partial(report, "searching, episodes")
+            atlas = garden.search_plans(
+                atlas, rows=options.rows, device=options.device, progress=said
             )
             atlas.save(folder)
     return atlas
-
-
-def _atlas_figures(atlas: Atlas) -> dict[str, float]:
-    """Flat: at the default rent by plain names, at the others with the rent behind."""
-    figures: dict[str, float] = {"contexts": len(atlas.contexts), "arms": len(atlas.arms)}
-    figures["seeds"] = atlas.gain.shape[2]
-    for rent in RENTS:
-        suffix = "" if rent == DEFAULT_RENT else f"_rent_{rent:g}"
-        figures |= {f"{name}{suffix}": value for name, value in atlas.summary(rent).items()}
-    return figures
 
 
 def _print_atlas(suite: Suite, atlas: Atlas) -> None:
@@ -162,7 +146,7 @@ def run_evaluation(options: commands.Evaluate) -> None:
         for name in options.controllers
     ]
     with progress(quiet=options.quiet) as report:
-        results = evaluate(
+        results = garden.evaluate(
             controllers,
             groups[options.group],
             seeds=options.seeds,
@@ -171,7 +155,7 @@ def run_evaluation(options: commands.Evaluate) -> None:
             device=options.device,
             progress=report,
         )
-    lines = standings(results, options.rent)
+    lines = garden.standings(results, options.rent)
     print_standings(f"{suite.name}, {options.group} contexts", lines, options.rent)
     write_flat(options.json, standing_figures(lines))
 
@@ -219,8 +203,7 @@ def show_blueprints(command: commands.Blueprints) -> None:
         fold=("what it is",),
         bold="blueprint",
     )
-    for index, name in enumerate(catalogue.names):
-        costs = [row[index] for row in catalogue.costs]
+    for name, costs in zip(catalogue.names, zip(*catalogue.costs, strict=True), strict=True):
         cells = [
             "-" if cost == NOT_APPLICABLE else f"{cost:,} ({cost / catalogue.host_params:.0%})"
             for cost in costs

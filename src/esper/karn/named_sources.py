@@ -140,6 +140,10 @@ class NamedData:
     val: Any
     test: Any | None = None
 
+    @classmethod
+    def of(cls, splits: Splits) -> "NamedData":
+        return cls(tuple(splits.train), tuple(splits.validation), tuple(splits.test))
+
 
 def load_data(
     text: str, *, seed: int = 0, flat: bool = False, samples: int | None = None
@@ -150,7 +154,11 @@ def load_data(
     elif ":" in text or text.endswith(".py"):
         data = _from_code(text, seed)
     else:
-        data = _from_task(text, seed)
+        name = text.replace("-", "_")
+        known = [each for each in task_names() if not each.endswith("_mlp")]  # the same data again
+        if name not in task_names():
+            raise UnknownNameError.of("data", text, known, fix=OTHERWISE)
+        data = NamedData.of(find_task(name).load(seed))
     if samples is not None and samples < 1:
         raise DataError("There must be something to train on", given=f"{samples} samples")
     if not (flat or samples):
@@ -162,37 +170,20 @@ def load_data(
             fix="do the same in your function",
         )
     inputs, targets = data.train
-    data = NamedData((inputs[:samples], targets[:samples]), data.val, data.test)
-    return _flattened(data) if flat else data
-
-
-def _flattened(data: NamedData) -> NamedData:
-    def flat(split: Any) -> Any:
-        return None if split is None else (split[0].flatten(1), split[1])
-
-    return NamedData(flat(data.train), flat(data.val), flat(data.test))
-
-
-def _from_task(text: str, seed: int) -> NamedData:
-    name = text.replace("-", "_")
-    known = [each for each in task_names() if not each.endswith("_mlp")]  # the same data again
-    if name not in task_names():
-        raise UnknownNameError.of("data", text, known, fix=OTHERWISE)
-    return _named(find_task(name).load(seed))
-
-
-def _named(splits: Splits) -> NamedData:
-    return NamedData(tuple(splits.train), tuple(splits.validation), tuple(splits.test))
+    splits = [(inputs[:samples], targets[:samples]), data.val, data.test]
+    if flat:
+        splits = [split and (split[0].flatten(1), split[1]) for split in splits]
+    return NamedData(*splits)
 
 
 def _from_code(text: str, seed: int) -> NamedData:
     found = load_named(text, "data")
     if isinstance(found, Task):
-        return _named(found.load(seed))
+        return NamedData.of(found.load(seed))
     if isinstance(found, DataFamily):
         for name, family in FAMILIES.items():
             if family is found:
-                return _named(Source(family=name, seed=seed).load())
+                return NamedData.of(Source(family=name, seed=seed).load())
         raise CodeError(f"{text} is not registered", fix="register_family(NAME, it) in its file")
     if callable(found):
         found = call_named(found, text, "returns (train, val)")

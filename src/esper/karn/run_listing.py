@@ -60,42 +60,28 @@ def show_run(command: Show) -> None:
             f"[bold]{escape(str(run.path))}[/bold]: {done[-1] if done else 0} of {config.rounds} "
             f"rounds are checkpointed; suite {escape(config.suite)}, {config.envs} environments"
         )
-        _show_evaluations(console, reader)
-        _show_update(console, reader)
-        _show_anomalies(console, reader)
-
-
-def _show_evaluations(console: Console, reader: RunReader) -> None:
-    title = "evaluations (net gain / scale, validation data)"
-    table = table_of("controller", "round", "score", "95 % interval", title=title)
-    rows = reader.query(
-        "select controller, round, score, low, high from evaluations where context = 'all' "
-        "order by controller = 'tamiyo', controller, round"
-    ).rows
-    for controller, round_, score, low, high in rows:
-        table.add_row(controller, str(round_), f"{score:+.3f}", f"[{low:+.3f}, {high:+.3f}]")
-    console.print(table if rows else "Nothing has been evaluated yet.")
-
-
-def _show_update(console: Console, reader: RunReader) -> None:
-    rows = reader.query(
-        "select name, value from updates where round = (select max(round) from updates) "
-        "order by name"
-    ).rows
-    table = table_of("metric", "value", title="the last update", right=("value",))
-    for name, value in rows:
-        table.add_row(name, f"{value:.4g}")
-    if rows:
-        console.print(table)
-
-
-def _show_anomalies(console: Console, reader: RunReader) -> None:
-    rows = reader.query("select round, raised, message, advice from anomalies order by round").rows
-    for round_, raised, message, advice in rows:
-        word = "[red]anomaly[/red]" if raised else "[green]over[/green]"
-        console.print(f"round {round_}: {word}: {escape(f'{message} {advice}')}")
-    if not rows:
-        console.print("No anomalies.")
+        title = "evaluations (net gain / scale, validation data)"
+        table = table_of("controller", "round", "score", "95 % interval", title=title)
+        rows = reader.query(
+            "select controller, round, score, low, high from evaluations where context = 'all' "
+            "order by controller = 'tamiyo', controller, round"
+        ).rows
+        for controller, round_, score, low, high in rows:
+            table.add_row(controller, str(round_), f"{score:+.3f}", f"[{low:+.3f}, {high:+.3f}]")
+        console.print(table if rows else "Nothing has been evaluated yet.")
+        metrics = sorted(reader.update().items())
+        table = table_of("metric", "value", title="the last update", right=("value",))
+        for name, value in metrics:
+            table.add_row(name, f"{value:.4g}")
+        if metrics:
+            console.print(table)
+        anomalies = list(reader.anomalies())
+        for row in anomalies:
+            word = "[red]anomaly[/red]" if row["raised"] else "[green]over[/green]"
+            said = escape(f"{row['message']} {row['advice']}")
+            console.print(f"round {row['round']}: {word}: {said}")
+        if not anomalies:
+            console.print("No anomalies.")
 
 
 def report_run(command: WriteReport) -> None:

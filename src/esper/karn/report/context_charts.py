@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from esper.karn.palette import BLUE, FAMILY_COLOURS, FAMILY_MARKERS, GREEN, VERMILION
-from esper.karn.report.run_facts import Facts, signed
+from esper.karn.report.run_facts import Facts, Row, signed
 from esper.karn.report.theme import AbsentError, Look, Theme, legend_beside, new_figure, readable_on
 
 MOST_KINDS = 30  # columns that can be read
@@ -194,12 +194,12 @@ def _beside(axes: Axes, title: str, unit: str, labels: Sequence[str], **font: An
 
 def gain_by_parameters(facts: Facts, theme: Theme) -> Figure:
     """A small dot an episode, a large one a context's mean; never growing is at the origin."""
-    rows = [row for row in facts.episodes if row["net_gain"] is not None]
-    if not rows:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in facts.episodes:
+        if row["net_gain"] is not None:
+            groups[row["context"]].append(row)
+    if not groups:
         raise AbsentError("No episode has ended yet, so no parameters have bought anything")
-    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        groups[row["context"]].append(row)
     looks = appearances(sorted(groups), facts)
     figure = new_figure(max(4.8, 0.21 * len(groups) + 1.2))
     axes = figure.subplots()
@@ -228,7 +228,7 @@ def gain_by_parameters(facts: Facts, theme: Theme) -> Figure:
 
 def appearances(contexts: Sequence[str], facts: Facts) -> dict[str, tuple[str, str]]:
     """Colour and marker: a colour for each family, no pair twice while there are enough."""
-    families = list(dict.fromkeys(sorted(facts.family(context) for context in contexts)))
+    families = sorted({facts.family(context) for context in contexts})
     used: Counter[str] = Counter()
     found = {}
     for context in contexts:

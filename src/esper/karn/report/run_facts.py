@@ -128,11 +128,8 @@ class Facts:
     @property
     def training_seconds(self) -> float | None:
         """Without the controls and baselines that are measured first."""
-        found = [value for phase in PHASES for value in self.phase(phase).values]
-        return sum(found) if found else None
-
-    def phase(self, name: str) -> Series:
-        return self.seconds.get(name, Series([], []))
+        spent = [self.seconds[phase].values for phase in PHASES if phase in self.seconds]
+        return sum(map(sum, spent)) if spent else None
 
     @property
     def rolled_back(self) -> int:
@@ -175,6 +172,8 @@ def read_facts(run: Path) -> Facts:
         episodes = _of_rounds(reader, "episodes", "1", late)
         plantings = _of_rounds(reader, "lifecycle", f"after = '{SeedStage.GERMINATED.name}'", late)
         learned, baselines = _scores(reader)
+        controls = read_controls(folder)
+        stories = (_story(reader, *each, controls) for each in choose(episodes, plantings).items())
         return Facts(
             path=folder,
             config=config,
@@ -189,7 +188,7 @@ def read_facts(run: Path) -> Facts:
                 "SELECT substr(name, 9), round, sum(value) FROM samples "
                 "WHERE name LIKE 'seconds\\_%' ESCAPE '\\' GROUP BY round, name ORDER BY round",
             ),
-            shares={head: _shares(reader, head, rounds) for head in reader.layout.heads},
+            shares=_shares(reader, rounds),
             attribution=_best_attribution(reader),
             anomalies=[row for row in reader.anomalies() if row["raised"]],
             notes=reader.notes(),
@@ -198,7 +197,7 @@ def read_facts(run: Path) -> Facts:
             late=late,
             episodes=episodes,
             plantings=plantings,
-            stories=read_stories(reader, episodes, plantings, read_controls(folder)),
+            stories=[story for story in stories if story.cells],
         )
 
 
@@ -226,15 +225,9 @@ def _late_rounds(rounds: Sequence[RoundSummary]) -> list[int]:
 
 
 def _of_rounds(reader: RunReader, table: str, condition: str, rounds: Sequence[int]) -> list[Row]:
-    if not rounds:
-        return []
-    return list(
-        reader.query(
-            f"SELECT * FROM {table} WHERE round BETWEEN ? AND ? AND {condition} "  # noqa: S608
-            "ORDER BY round, event, n",
-            (rounds[0], rounds[-1]),
-        )
-    )
+    sql = f"SELECT * FROM {table} WHERE round BETWEEN ? AND ? AND {condition} "  # noqa: S608
+    ends = (rounds[0], rounds[-1]) if rounds else (None, None)  # no row is between nothing
+    return list(reader.query(f"{sql} ORDER BY round, event, n", ends))
 
 
 def _best_attribution(reader: RunReader) -> list[Row]:
@@ -265,25 +258,30 @@ def _series(reader: RunReader, sql: str) -> dict[str, Series]:
     return dict(found)
 
 
-def _shares(reader: RunReader, head: str, rounds: Sequence[RoundSummary]) -> Shares:
-    """Without the round that is being played: its first steps are not like the others."""
-    played = {each.round for each in rounds if each.episodes}
-    shares = _planted_in(reader) if head == "slot" else reader.action_shares(head)
-    return [(number, found) for number, found in shares if number in played]
+def _shares(reader: RunReader, rounds: Sequence[RoundSummary]) -> dict[str, Shares]:
+    """By head, without the round that is being played: its first steps are not like the others.
 
-
-def _planted_in(reader: RunReader) -> Shares:
-    """Slots of plantings; the head's own shares are over every op that names a slot."""
+    Slots are those of plantings; the head's own shares are over every op that names a slot.
+    """
     counts: dict[int, dict[str, int]] = defaultdict(lambda: dict.fromkeys(reader.layout.slots, 0))
     for number, slot, count in reader.query(
         "SELECT round, slot, count(*) FROM lifecycle WHERE after = ? AND cause = ? GROUP BY 1, 2",
         (SeedStage.GERMINATED.name, LifecycleOp.GERMINATE.name),
     ).rows:
         counts[number][slot] = count
-    return [
+    planted = [
         (number, {slot: count / sum(found.values()) for slot, count in found.items()})
         for number, found in sorted(counts.items())
     ]
+    played = {each.round for each in rounds if each.episodes}
+    return {
+        head: [
+            (number, found)
+            for number, found in (planted if head == "slot" else reader.action_shares(head))
+            if number in played
+        ]
+        for head in reader.layout.heads
+    }
 
 
 # --- episodes that are worth a look -------------------------------------------------------------
@@ -298,9 +296,7 @@ def choose(episodes: Sequence[Row], plantings: Sequence[Row]) -> dict[str, Row]:
         (row for row in known if (row["round"], row["env"]) in grown),
         key=lambda row: (row["net_gain"], row["round"], row["env"]),
     )
-    chosen: dict[str, Row] = {}
-    if ranked:
-        chosen[BEST] = ranked[-1]
+    chosen: dict[str, Row] = {BEST: ranked[-1]} if ranked else {}
     if len(ranked) > 2:
         chosen[TYPICAL] = ranked[(len(ranked) - 1) // 2]
     if len(ranked) > 1:
@@ -309,14 +305,6 @@ def choose(episodes: Sequence[Row], plantings: Sequence[Row]) -> dict[str, Row]:
         often = Counter(row["context"] for row in waited).most_common(1)[0][0]
         chosen[WAITING] = next(row for row in reversed(waited) if row["context"] == often)
     return chosen
-
-
-def read_stories(
-    reader: RunReader, episodes: Sequence[Row], plantings: Sequence[Row], controls: Controls
-) -> list[Story]:
-    chosen = choose(episodes, plantings)
-    stories = [_story(reader, kind, row, controls) for kind, row in chosen.items()]
-    return [story for story in stories if story.cells]
 
 
 def _story(reader: RunReader, kind: str, episode: Row, controls: Controls) -> Story:
@@ -330,6 +318,12 @@ def _story(reader: RunReader, kind: str, episode: Row, controls: Controls) -> St
         found = [measured.get(step, {}).get(name) for step in range(steps)]
         return np.array([np.nan if value is None else value for value in found], dtype=float)
 
+    score = episode["control"]
+    same_case = (  # of the curves with its seed, the one that ends in its score
+        each
+        for each in controls.get(episode["seed"], ())
+        if score is not None and abs(each[-SCORED_EPOCHS:].mean() - score) < SAME_SCORE
+    )
     failures = reader.query(
         "SELECT step, reason FROM rollbacks WHERE round = ? AND env = ?", (number, env)
     ).rows
@@ -342,18 +336,9 @@ def _story(reader: RunReader, kind: str, episode: Row, controls: Controls) -> St
         accuracy=curve("accuracy"),
         committed=curve("committed"),
         alpha={slot: curve(f"alpha_{slot}") for slot in slots},
-        control=_control(episode, controls),
+        control=next(same_case, None),
         failure=failures[0] if failures else None,
     )
-
-
-def _control(episode: Row, controls: Controls) -> Array | None:
-    """The curve of the same case: of those with its seed, the one that ends in its score."""
-    score = episode["control"]
-    for curve in controls.get(episode["seed"], ()):
-        if score is not None and abs(curve[-SCORED_EPOCHS:].mean() - score) < SAME_SCORE:
-            return curve
-    return None
 
 
 def read_controls(run: Path) -> Controls:

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from matplotlib.figure import Figure
 
@@ -34,7 +35,10 @@ def contents(facts: Facts) -> list[Section]:
     }
     found = []
     for name, said in tomllib.loads(template("sections.toml")).items():
-        pictures = [_chart(each, words, facts) for each, words in said.get("pictures", {}).items()]
+        pictures = [
+            Picture(chart, words, partial(CHARTS[chart], facts))
+            for chart, words in said.get("pictures", {}).items()
+        ]
         section = Section(said["title"], said["reading"].format_map(known), pictures)
         if name == TIMELINES:
             episodes = [_episode(story) for story in facts.stories]
@@ -55,10 +59,6 @@ def drawn(section: Section) -> Section:
     return replace(section, pictures=pictures, absent=absent)
 
 
-def _chart(name: str, words: str, facts: Facts) -> Picture:
-    return Picture(name, words, lambda theme: CHARTS[name](facts, theme))
-
-
 def _episode(story: Story) -> Picture:
     row = story.episode
     caption = (
@@ -68,8 +68,7 @@ def _episode(story: Story) -> Picture:
     if story.failure is not None:
         step, reason = story.failure
         caption += f" Rolled back in epoch {step + 1}: {reason}."
-    name = f"timeline-{story.kind}"
-    return Picture(name, title(story), lambda theme: timeline(story, theme), caption)
+    return Picture(f"timeline-{story.kind}", title(story), partial(timeline, story), caption)
 
 
 def _not_told(facts: Facts) -> list[str]:

@@ -4,8 +4,7 @@ A step is a decision and then an epoch: epoch `t` is drawn from t - ½ to t + ½
 before it at its left edge.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
@@ -40,15 +39,6 @@ _SHOWN = {
     SeedStage.EMBARGOED.name: "embargoed",
 }
 _TYPICAL = {SeedStage.TRAINING.name: FAINTEST, SeedStage.EMBARGOED.name: 0.8}  # strength
-
-
-@dataclass(frozen=True)
-class SeedLife:
-    """One seed in a slot, from its planting to its removal or the end."""
-
-    blueprint: str
-    first: int  # step
-    last: int
 
 
 def timeline(story: Story, theme: Theme) -> Figure:
@@ -162,32 +152,28 @@ def strength(cell: Cell, story: Story) -> float:
     return float(FAINTEST + (1.0 - FAINTEST) * min(max(alpha, 0.0), 1.0))
 
 
-def lives(cells: Sequence[Cell]) -> Iterator[SeedLife]:
-    """The seeds of one slot, in order."""
-    for occupied, found in groupby(cells, lambda cell: cell.stage in _OCCUPIED):
-        if occupied:
-            own = list(found)
-            yield SeedLife(own[0].blueprint or "?", own[0].step, own[-1].step)
+def lives(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """The seeds of one slot, in order: each from its planting to its removal or the end."""
+    stretches = groupby(cells, lambda cell: cell.stage in _OCCUPIED)
+    return [list(found) for occupied, found in stretches if occupied]
 
 
 def _names(axes: Axes, cells: Sequence[Cell], height: float, story: Story, theme: Theme) -> None:
     """In the longest stage where there is room, else anywhere in the bar, else above it."""
     for life in lives(cells):
-        wide = LETTER * story.steps / 25 * len(life.blueprint) + 0.3
-        own = [cell for cell in cells if life.first <= cell.step <= life.last]
-        stretch = max((list(found) for _, found in groupby(own, lambda c: c.stage)), key=len)
+        name = life[0].blueprint or "?"
+        wide = LETTER * story.steps / 25 * len(name) + 0.3
+        stretch = max((list(found) for _, found in groupby(life, lambda c: c.stage)), key=len)
         if len(stretch) < wide:
-            stretch = own
+            stretch = life
         middle = (stretch[0].step + stretch[-1].step + 1) / 2 + 0.5
+        above = height + THICK / 2 + 0.02
+        look: Look = {"y": above, "color": theme.ink, "fontsize": 7.5, "va": "bottom"}
         if len(stretch) >= wide:
             centre = stretch[len(stretch) // 2]
             colour = readable_on(theme.mixed(STAGE_COLOURS[centre.stage], strength(centre, story)))
-            look: Look = {"color": colour, "fontsize": 8.5, "va": "center_baseline"}
-            axes.text(middle, height, life.blueprint, ha="center", zorder=4, **look)
-        else:
-            above = height + THICK / 2 + 0.02
-            look = {"color": theme.ink, "fontsize": 7.5, "va": "bottom"}
-            axes.text(middle, above, life.blueprint, ha="center", zorder=4, **look)
+            look = {"y": height, "color": colour, "fontsize": 8.5, "va": "center_baseline"}
+        axes.text(middle, s=name, ha="center", zorder=4, **look)
 
 
 def _legend(axes: Axes, story: Story, theme: Theme) -> None:

@@ -12,16 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from esper.karn import palette
+from esper.karn.report import theme as themes
 from esper.karn.report.run_facts import PHASES, Facts, Series, Shares
-from esper.karn.report.theme import (
-    AbsentError,
-    Look,
-    Theme,
-    apart,
-    legend_beside,
-    new_figure,
-    over_rounds,
-)
+from esper.karn.report.theme import AbsentError, Look, Theme, legend_beside, new_figure, over_rounds
 from esper.leyline.constants import KL_STOP_FACTOR
 
 CURVE = 4.8  # inches
@@ -111,7 +104,7 @@ def _baselines(axes: Axes, facts: Facts, theme: Theme) -> None:
     if facts.best is not None:
         lines.append((facts.best.value, palette.LEARNED_COLOUR, f"Tamiyo's best {facts.best}"))
     low, high = axes.get_ylim()
-    heights = apart([value for value, _, _ in lines], 0.06 * (high - low))
+    heights = themes.apart([value for value, _, _ in lines], 0.06 * (high - low))
     for (value, colour, text), height in zip(lines, heights, strict=True):
         arrow: Look = {"arrowstyle": "-", "color": colour, "linewidth": 1.6, "relpos": (0.0, 0.5)}
         axes.annotate(
@@ -139,11 +132,11 @@ def _limits(facts: Facts) -> tuple[float, float]:
 
 def action_shares(facts: Facts, theme: Theme) -> Figure:
     """Areas, stacked: the op over all decisions, what was planted over plantings."""
-    panels: dict[str, Shares] = {}
-    for head, shares in facts.shares.items():
-        some = [(number, found) for number, found in shares if sum(found.values()) > 0]
-        if some:
-            panels[head] = some
+    some = {
+        head: [(number, found) for number, found in shares if sum(found.values()) > 0]
+        for head, shares in facts.shares.items()
+    }
+    panels = {head: shares for head, shares in some.items() if shares}
     if not panels:
         raise AbsentError("No decision has been recorded yet")
     figure = new_figure(SHARES_PANEL * len(panels) + 0.4)
@@ -212,21 +205,29 @@ def health(facts: Facts, theme: Theme) -> Figure:
     """Six small panels over the same rounds."""
     if not facts.updates:
         raise AbsentError("No update of the learner has been recorded yet")
-    panels: Mapping[str, Callable[[Axes, Facts, Theme], None]] = {
-        "kl": _kl,
-        "variance": _variance,
-        "entropy": _entropy,
-        "clip": _clip,
-        "gradient": _gradient,
-        "rollback": _rollbacks,
+    panels: Mapping[str, tuple[str, Callable[[Axes, Facts, Theme], None]]] = {
+        "kl": ("KL of an update, nats", _kl),
+        "variance": ("variance of returns explained by the value (1 is all)", _variance),
+        "entropy": ("entropy by head (1: uniform over what is legal)", _entropy),
+        "clip": ("steps whose ratio was clipped, by head", _clip),
+        "gradient": ("gradient norm by head, before clipping", _gradient),
+        "rollback": ("episodes that were rolled back", _rollbacks),
     }
     rounds = [number for series in facts.updates.values() for number in series.rounds]
     figure = new_figure(3 * HEALTH_PANEL + 0.4)
     places = figure.subplots(3, 2)
-    for axes, (name, draw) in zip(places.flat, panels.items(), strict=True):
+    for axes, (name, (title, draw)) in zip(places.flat, panels.items(), strict=True):
+        axes.set_title(title)
         draw(axes, facts, theme)
+        if axes.get_legend_handles_labels()[0]:
+            legend_beside(axes, labelspacing=0.3, fontsize=8.5)
         over_rounds(axes, min(rounds), max(rounds), label=axes in places[-1])
-        _findings(axes, name, facts)
+        # A line where an anomaly was raised.
+        on_top: Look = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+        for row in facts.anomalies:
+            if PANEL_OF_ANOMALY.get(row["name"], name) == name:
+                axes.axvline(row["round"], color=palette.VERMILION, lw=1.2, ls=(0, (2, 2)))
+                axes.plot(row["round"], 0.97, marker="v", ms=6, color=palette.VERMILION, **on_top)
     return figure
 
 
@@ -239,7 +240,6 @@ def _line(axes: Axes, series: Series | None, **look: Any) -> None:
 
 def _kl(axes: Axes, facts: Facts, theme: Theme) -> None:
     _line(axes, facts.updates.get("kl"), color=palette.BLUE)
-    axes.set_title("KL of an update, nats")
     axes.set_ylim(bottom=0)
     target = facts.setting("ppo", "target_kl")
     if isinstance(target, int | float):
@@ -253,20 +253,17 @@ def _variance(axes: Axes, facts: Facts, theme: Theme) -> None:
     series = facts.updates.get("explained_variance")
     _line(axes, series, color=palette.BLUE)
     axes.axhline(0.0, color=theme.faint, lw=1.0)
-    axes.set_title("variance of returns explained by the value (1 is all)")
     lowest = min((value for value in series.values if value == value), default=0) if series else 0
     axes.set_ylim(min(-0.1, max(lowest - 0.1, -1.0)), 1.05)
 
 
 def _entropy(axes: Axes, facts: Facts, theme: Theme) -> None:
     _heads(axes, facts, "heads.{}.entropy")
-    axes.set_title("entropy by head (1: uniform over what is legal)")
     axes.set_ylim(0, 1.05)
 
 
 def _clip(axes: Axes, facts: Facts, theme: Theme) -> None:
     _heads(axes, facts, "heads.{}.clip_fraction")
-    axes.set_title("steps whose ratio was clipped, by head")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylim(bottom=0)
 
@@ -275,21 +272,18 @@ def _gradient(axes: Axes, facts: Facts, theme: Theme) -> None:
     _heads(axes, facts, "gradient_norms.heads.{}")
     value = facts.updates.get("gradient_norms.value")
     _line(axes, value, color=palette.VALUE_COLOUR, label="value")
-    axes.set_title("gradient norm by head, before clipping")
     shown = [value for line in axes.get_lines() for value in np.ravel(line.get_ydata())]
     if any(value > 0 for value in shown):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
-    _legend(axes)
 
 
 def _rollbacks(axes: Axes, facts: Facts, theme: Theme) -> None:
     played = [each for each in facts.rounds if each.episodes]
     shares = [each.rolled_back / each.episodes for each in played]
     axes.bar([each.round for each in played], shares, width=0.9, color=palette.VERMILION)
-    axes.set_title("episodes that were rolled back")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylim(0, max(0.05, 1.1 * max(shares, default=0.0)))
     if not facts.rolled_back:
@@ -302,21 +296,6 @@ def _heads(axes: Axes, facts: Facts, pattern: str) -> None:
     for place, head in enumerate(heads):
         colour = palette.HEAD_COLOURS[place % len(palette.HEAD_COLOURS)]
         _line(axes, facts.updates.get(pattern.format(head)), color=colour, label=head)
-    _legend(axes)
-
-
-def _legend(axes: Axes) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        legend_beside(axes, labelspacing=0.3, fontsize=8.5)
-
-
-def _findings(axes: Axes, panel: str, facts: Facts) -> None:
-    """A line where an anomaly was raised."""
-    on_top: Look = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-    for row in facts.anomalies:
-        if PANEL_OF_ANOMALY.get(row["name"], panel) == panel:
-            axes.axvline(row["round"], color=palette.VERMILION, lw=1.2, ls=(0, (2, 2)))
-            axes.plot(row["round"], 0.97, marker="v", ms=6, color=palette.VERMILION, **on_top)
 
 
 # --- time -----------------------------------------------------------------------------------------
