@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from esper.kasmina import SlottedModel, additions_export, blueprint, export_additions, export_module
 from esper.kasmina import unregister_blueprint as forget
 from esper.kasmina.blueprints import zeroed
-from esper.kasmina.export_files import names_in
 from esper.leyline import ExportError, SlotSpec
 from tests.kasmina.grown_hosts import HOSTS, RULES, USERS, plant
 from tests.kasmina.test_python_export import grown
@@ -29,7 +29,7 @@ def test_a_model_of_its_own_class_becomes_the_exported_one(entry: Entry, tmp_pat
     ]
     assert [file.name for file in tmp_path.iterdir()] == ["net"]
     plain = export_module(host, entry.sample)
-    made = names_in(written.path / "module.py")["load"](entry.model(start=2))
+    made = run_path(str(written.path / "module.py"))["load"](entry.model(start=2))
     assert {n for n, _ in made.named_parameters()} == {n for n, _ in plain.named_parameters()}
     require_same(outputs(entry, plain), outputs(entry, made))
 
@@ -52,7 +52,7 @@ def test_the_loaded_model_learns_as_the_exported_one_does(tmp_path: Path) -> Non
     written = export_additions(host, entry.sample, tmp_path / "net")
     pair = [
         export_module(host, entry.sample),
-        names_in(written.path / "module.py")["load"](entry.model(start=2)),
+        run_path(str(written.path / "module.py"))["load"](entry.model(start=2)),
     ]
     for model in pair:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -105,7 +105,7 @@ def test_a_new_model_gets_the_precision_of_the_one_that_grew(
     written = export_additions(host, sample, tmp_path / "net")
     assert written.difference == 0.0
     plain = export_module(host, sample).eval()
-    made = names_in(written.path / "module.py")["load"](Precise()).eval()
+    made = run_path(str(written.path / "module.py"))["load"](Precise()).eval()
     dtypes = [
         {name: tensor.dtype for name, tensor in [*m.named_parameters(), *m.named_buffers()]}
         for m in (plain, made)
@@ -129,7 +129,9 @@ def test_nothing_grown_is_the_weights_alone(tmp_path: Path) -> None:
     sample = torch.randn(4, 6)
     host = SlottedModel(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), ["0"], sample, rules=RULES)
     written = export_additions(host, sample, tmp_path / "net")
-    made = names_in(written.path / "module.py")["load"](nn.Sequential(nn.Linear(6, 6), nn.ReLU()))
+    made = run_path(str(written.path / "module.py"))["load"](
+        nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+    )
     assert torch.equal(made(sample), host(sample))
 
 

@@ -14,7 +14,6 @@ from esper.kasmina.hosts import (
     GptHost,
     MlpHost,
     SegmentedHost,
-    SlotShape,
     build_host,
 )
 from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention
@@ -172,7 +171,7 @@ def test_a_language_model_whose_heads_do_not_divide_its_width_is_refused() -> No
 
 def test_a_host_with_the_wrong_number_of_slots_is_refused() -> None:
     with pytest.raises(EsperError, match="1 segments, 1 slots"):
-        SegmentedHost([nn.Identity()], [SlotShape(Layout.DENSE, 3)])
+        SegmentedHost([nn.Identity()], [(Layout.DENSE, 3, ())])
 
 
 # --- the layers, against torch's own -------------------------------------------------------

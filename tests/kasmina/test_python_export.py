@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from runpy import run_path
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,7 +18,6 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina import SlottedModel, export_files, export_module, export_python
-from esper.kasmina.export_files import names_in
 from esper.kasmina.watching import Sample, call
 from esper.leyline import ExportError
 from tests.kasmina.grown_hosts import HOSTS, RULES, plant
@@ -77,7 +77,7 @@ def test_the_file_gives_the_networks_bits(entry: Entry, tmp_path: Path) -> None:
     else:
         assert written.difference == 0.0
     model = export_module(host.eval(), entry.sample).eval()
-    loaded = names_in(written.path / "model.py")["Model"]()
+    loaded = run_path(str(written.path / "model.py"))["Model"]()
     for batch in (1, 3):
         inputs = rows(entry.sample, batch)
         for found, wanted in zip(outputs(loaded, inputs), outputs(model, inputs), strict=True):
@@ -183,7 +183,7 @@ def test_constants_blocks_sizes_and_nests_are_written(tmp_path: Path) -> None:
     host.fossilize("body")
     written = export_python(host, sample, tmp_path / "net")
     assert written.difference == 0.0
-    model = names_in(written.path / "model.py")["Model"]()
+    model = run_path(str(written.path / "model.py"))["Model"]()
     found = model(x[:2], {"left": [x[:2], x[:2]]}, 0.5)
     assert found["rows"] == 4
     assert found["same"][:2] == [None, 3]
@@ -241,7 +241,7 @@ def test_any_stack_of_layers_is_written_bit_for_bit(
     host.fossilize("0")
     with tempfile.TemporaryDirectory() as folder:
         written = export_python(host, sample, Path(folder) / "net")
-        model = names_in(written.path / "model.py")["Model"]()
+        model = run_path(str(written.path / "model.py"))["Model"]()
     assert written.difference == 0.0
     inputs = torch.randn(batch, *shape)
     with torch.no_grad():
@@ -252,7 +252,7 @@ def test_weights_keep_their_names_and_can_be_moved_and_loaded(tmp_path: Path) ->
     host, sample = HOSTS["residual cnn"].build()
     host.model.stem.weight.requires_grad_(False)
     written = export_python(host, sample, tmp_path / "net")
-    model = names_in(written.path / "model.py")["Model"]()
+    model = run_path(str(written.path / "model.py"))["Model"]()
     plain = export_module(host, sample)
     state = plain.state_dict()
     assert set(model.state_dict()) <= set(state)
@@ -370,7 +370,7 @@ def test_names_that_anyone_chose_cannot_become_code(tmp_path: Path) -> None:
     sample = torch.randn(4, 6)
     host = SlottedModel(Keyed(), ["parts.a\nraise SystemExit"], sample, rules=RULES)
     written = export_python(host, sample, tmp_path / "net")
-    model = names_in(written.path / "model.py")["Model"]()
+    model = run_path(str(written.path / "model.py"))["Model"]()
     assert list(model(sample)) == ['"""\nraise SystemExit #']
 
 
@@ -378,6 +378,6 @@ def test_the_batch_may_be_fixed(tmp_path: Path) -> None:
     sample = torch.randn(4, 6)
     host = SlottedModel(Fixed(), ["fc"], sample, rules=RULES)
     written = export_python(host, sample, tmp_path / "net", dynamic_batch=False)
-    model = names_in(written.path / "model.py")["Model"]()
+    model = run_path(str(written.path / "model.py"))["Model"]()
     with pytest.raises(ValueError, match=r"should be torch\.float32 \(4, 6\), not"):
         model(sample[:2])

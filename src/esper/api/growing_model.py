@@ -176,7 +176,7 @@ class GrowingModel(SlottedModel):
                 given=type(made).__name__,
                 valid="a class such as torch.optim.AdamW",
             )
-        self._optimizers.clear()
+        self.optimizers.clear()
         self._let_seeds_join(made)
         self.track(made)
         return made

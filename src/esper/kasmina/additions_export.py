@@ -7,19 +7,13 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from runpy import run_path
 
 import torch
 from torch import Tensor, fx, nn
 
-from esper.kasmina.export_files import (
-    Written,
-    failing,
-    from_template,
-    largest_difference,
-    names_in,
-    run,
-    writing_python,
-)
+from esper.kasmina import export_files
+from esper.kasmina.export_files import Written
 from esper.kasmina.plain_module import drop_taps, export_module
 from esper.kasmina.slotted import SlottedModel
 from esper.kasmina.watching import Sample
@@ -41,10 +35,23 @@ def export_additions(host: SlottedModel, sample: Sample, folder: str | Path) -> 
     present one, before it gets its name.
     """
     plain = export_module(host, sample)
-    bare = _bare(host)
+    if isinstance(host.model, fx.GraphModule) or type(host.model).__module__.startswith("esper."):
+        raise _refuse(f"the model is a {type(host.model).__name__}, not a class of yours")
+    # A copy of the model as its class makes it, with other weights at most.
+    bare = copy.deepcopy(host.model, {id(slot): slot for slot in host.slots})
+    drop_taps(bare)
     source = _source(bare, plain)
-    with writing_python(Path(folder), CODE_FILE, source, plain.state_dict()) as code:
-        difference = _compare(plain, bare, sample, code)
+    for tensor in _floats(bare).values():  # as the class makes it
+        tensor.data = tensor.data.to(torch.float32)
+    with export_files.writing_python(Path(folder), CODE_FILE, source, plain.state_dict()) as code:
+        with export_files.failing("The written file does not load"):
+            made: nn.Module = run_path(str(code))["load"](bare)
+        with export_files.failing("The written file does not run"):
+            outputs = [
+                [export_files.run(each, sample, evaluating=mode) for each in (plain, made)]
+                for mode in (True, False)
+            ]
+        difference = export_files.largest_difference(plain, "The written file", outputs)
     return Written(Path(folder), difference)
 
 
@@ -54,18 +61,6 @@ def _refuse(reason: str) -> ExportError:
         given=reason,
         fix="the formats python and pt2 have no such limit",
     )
-
-
-def _bare(host: SlottedModel) -> nn.Module:
-    """A copy of the model as its class makes it, with other weights at most."""
-    if isinstance(host.model, fx.GraphModule) or type(host.model).__module__.startswith("esper."):
-        raise _refuse(f"the model is a {type(host.model).__name__}, not a class of yours")
-    bare = copy.deepcopy(host.model, {id(slot): slot for slot in host.slots})
-    drop_taps(bare)
-    return bare
-
-
-# --- the source ------------------------------------------------------------------------------
 
 
 def _source(bare: nn.Module, plain: nn.Module) -> str:
@@ -92,7 +87,7 @@ def _source(bare: nn.Module, plain: nn.Module) -> str:
         "CLASSES": "\n\n\n".join(classes) or "# Nothing has grown: these are the weights alone.",
         "GRAFTS": textwrap.indent("\n".join(grafts), "    "),
     }
-    return from_template("module", fillings)
+    return export_files.from_template("module", fillings)
 
 
 def _floats(module: nn.Module) -> dict[str, Tensor]:
@@ -167,19 +162,3 @@ def _class_of(module: fx.GraphModule, classes: list[str]) -> str:
     body = textwrap.indent("\n".join(lines), " " * 8)
     classes.append(f"class {name}(nn.Module):\n    def __init__(self):\n{body}\n\n{forward}")
     return name
-
-
-# --- checking --------------------------------------------------------------------------------
-
-
-def _compare(plain: nn.Module, bare: nn.Module, sample: Sample, code: Path) -> float:
-    for tensor in _floats(bare).values():  # as the class makes it
-        tensor.data = tensor.data.to(torch.float32)
-    with failing("The written file does not load"):
-        made: nn.Module = names_in(code)["load"](bare)
-    with failing("The written file does not run"):
-        outputs = [
-            (run(plain, sample, evaluating=mode), run(made, sample, evaluating=mode))
-            for mode in (True, False)
-        ]
-    return largest_difference(plain, "The written file", outputs)

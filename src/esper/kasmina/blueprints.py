@@ -15,12 +15,7 @@ from torch import Tensor, nn
 from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention, TokenLinear
 from esper.leyline.catalogue import NOT_APPLICABLE, BlueprintCatalogue, blend_costs
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
-from esper.leyline.errors import (
-    BlueprintError,
-    DuplicateNameError,
-    UnknownNameError,
-    first_line,
-)
+from esper.leyline.errors import BlueprintError, DuplicateNameError, UnknownNameError, first_line
 from esper.leyline.slots import Family, SlotConfig, SlotSpec
 
 M = TypeVar("M", bound=nn.Module)
@@ -56,30 +51,30 @@ _REGISTRY: dict[tuple[Family, str], Blueprint] = {}
 
 
 def blueprint(
-    name: str, family: Family | str, *, fixed_extent: bool = False
+    name: str, family: Family | str, *others: Family | str, fixed_extent: bool = False
 ) -> Callable[[Builder], Builder]:
-    """Register a seed builder for a family of slots; its docstring's first line is its summary."""
-    try:
-        kind = Family(family)
-    except ValueError:
-        raise UnknownNameError.of(
-            "blueprint family", str(family), [each.value for each in Family]
-        ) from None
+    """Register a seed builder for families of slots; its docstring's first line is its summary."""
+    for each in (family, *others):
+        if each not in list(Family):
+            raise UnknownNameError.of("blueprint family", str(each), [one.value for one in Family])
+    kinds = [Family(each) for each in (family, *others)]
     if not name.isidentifier():
         raise BlueprintError(
             "A blueprint's name must be an identifier", given=repr(name), fix="use a_name_like_this"
         )
 
     def register(build: Builder) -> Builder:
-        if (kind, name) in _REGISTRY:
-            raise DuplicateNameError(
-                f"Blueprint {name!r} is already registered for {kind.value} slots",
-                given=f"{build.__module__}.{build.__qualname__}",
-                valid="a name not among " + ", ".join(blueprint_names(kind)),
-                fix="choose another name, or unregister_blueprint() the old one first",
-            )
+        for kind in kinds:
+            if (kind, name) in _REGISTRY:
+                raise DuplicateNameError(
+                    f"Blueprint {name!r} is already registered for {kind.value} slots",
+                    given=f"{build.__module__}.{build.__qualname__}",
+                    valid="a name not among " + ", ".join(blueprint_names(kind)),
+                    fix="choose another name, or unregister_blueprint() the old one first",
+                )
         summary = (inspect.getdoc(build) or name).splitlines()[0]
-        _REGISTRY[kind, name] = Blueprint(name, kind, build, fixed_extent, summary)
+        for kind in kinds:
+            _REGISTRY[kind, name] = Blueprint(name, kind, build, fixed_extent, summary)
         return build
 
     return register
@@ -188,16 +183,15 @@ def zeroed(layer: M) -> M:
     return layer
 
 
-def learning_rate_scales(module: nn.Module) -> dict[str, float]:
+def learning_rate_scales(module: nn.Module, prefix: str = "") -> dict[str, float]:
     """Learning-rate multiplier of each parameter, by name.
 
     A submodule sets one for its own parameters with an attribute `learning_rate_scale`.
     """
     scales: dict[str, float] = {}
-    for prefix, part in module.named_modules():
-        scale = float(getattr(part, "learning_rate_scale", 1.0))
-        for name, _ in part.named_parameters(recurse=False):
-            scales[f"{prefix}.{name}" if prefix else name] = scale
+    for path, part in module.named_modules(prefix=prefix):
+        for name, _ in part.named_parameters(path, recurse=False):
+            scales[name] = float(getattr(part, "learning_rate_scale", 1.0))
     return scales
 
 
@@ -232,9 +226,9 @@ class Rescale(nn.Module):
 class Attend(nn.Module):
     """Normalised tokens [B, T, C] attend to each other through one head of half the width."""
 
-    def __init__(self, channels: int, norm: nn.Module, *, causal: bool) -> None:
+    def __init__(self, channels: int, *, causal: bool) -> None:
         super().__init__()
-        self.norm = norm
+        self.norm = ChannelNorm(channels)
         self.attention = SelfAttention(channels, inner=reduced(channels, 2), causal=causal)
         zeroed(self.attention.out)
 
@@ -275,15 +269,17 @@ def _convolution(
     return kind(given, returned, kernel, padding=kernel // 2, groups=groups)
 
 
-@blueprint("norm", Family.CONV1D)
-@blueprint("norm", Family.CONV2D)
+def _two(first: nn.Module, last: nn.Module) -> nn.Module:
+    return nn.Sequential(first, activation(), zeroed(last))
+
+
+@blueprint("norm", Family.CONV1D, Family.CONV2D)
 def position_norm(spec: SlotSpec) -> nn.Module:
     """Normalises each sample over channels and positions."""
     return Replace(GroupNorm(spec.channels, position_axes=len(spec.extent)))
 
 
-@blueprint("squeeze", Family.CONV1D)
-@blueprint("squeeze", Family.CONV2D)
+@blueprint("squeeze", Family.CONV1D, Family.CONV2D)
 def squeeze(spec: SlotSpec) -> nn.Module:
     """Rescales each channel by what all positions hold (squeeze-and-excite)."""
     inner = reduced(spec.channels, 4)
@@ -302,11 +298,8 @@ def squeeze(spec: SlotSpec) -> nn.Module:
 @blueprint("pointwise", Family.CONV1D)
 def pointwise(spec: SlotSpec) -> nn.Module:
     """Mixes channels at each position on its own."""
-    return nn.Sequential(
-        _convolution(spec, spec.channels, spec.channels),
-        activation(),
-        zeroed(_convolution(spec, spec.channels, spec.channels)),
-    )
+    width = spec.channels
+    return _two(_convolution(spec, width, width), _convolution(spec, width, width))
 
 
 @blueprint("bottleneck", Family.CONV2D)
@@ -322,52 +315,35 @@ def bottleneck(spec: SlotSpec) -> nn.Module:
     )
 
 
-@blueprint("depthwise", Family.CONV1D)
-@blueprint("depthwise", Family.CONV2D)
+@blueprint("depthwise", Family.CONV1D, Family.CONV2D)
 def depthwise(spec: SlotSpec) -> nn.Module:
     """Filters each channel over its positions, then mixes channels."""
     width = spec.channels
-    return nn.Sequential(
-        _convolution(spec, width, width, KERNELS[spec.family], groups=width),
-        activation(),
-        zeroed(_convolution(spec, width, width)),
-    )
+    each = _convolution(spec, width, width, KERNELS[spec.family], groups=width)
+    return _two(each, _convolution(spec, width, width))
 
 
-@blueprint("conv", Family.CONV1D)
-@blueprint("conv", Family.CONV2D)
+@blueprint("conv", Family.CONV1D, Family.CONV2D)
 def conv(spec: SlotSpec) -> nn.Module:
     """A full convolution block: two layers that see neighbours and mix channels."""
-    kernel = KERNELS[spec.family]
-    inner = spec.channels if spec.family is Family.CONV1D else reduced(spec.channels, 2)
-    return nn.Sequential(
-        _convolution(spec, spec.channels, inner, kernel),
-        activation(),
-        zeroed(_convolution(spec, inner, spec.channels, kernel)),
-    )
+    width, kernel = spec.channels, KERNELS[spec.family]
+    inner = width if spec.family is Family.CONV1D else reduced(width, 2)
+    return _two(_convolution(spec, width, inner, kernel), _convolution(spec, inner, width, kernel))
 
 
 @blueprint("token_mix", Family.CONV1D, fixed_extent=True)
 def token_mix(spec: SlotSpec) -> nn.Module:
     """Mixes positions however far apart, the same way in every channel."""
     (length,) = spec.extent
-    if length is None:
-        raise BlueprintError(
-            f"token_mix needs the length of slot {spec.name!r}",
-            given="a length that varies",
-            valid="a fixed length",
-            fix="use conv or attention where lengths vary",
-        )
+    assert length is not None, "a blueprint of fixed extent fits no slot whose length varies"
     inner = reduced(length, 2)
-    return nn.Sequential(
-        TokenLinear(length, inner), activation(), zeroed(TokenLinear(inner, length))
-    )
+    return _two(TokenLinear(length, inner), TokenLinear(inner, length))
 
 
 @blueprint("attention", Family.CONV1D)
 def position_attention(spec: SlotSpec) -> nn.Module:
     """Lets every position look at every other."""
-    return Transposed(Attend(spec.channels, ChannelNorm(spec.channels), causal=False))
+    return Transposed(Attend(spec.channels, causal=False))
 
 
 # --- for vectors of features [B, C] and tokens [B, T, C]; those for tokens are causal ---------
@@ -388,8 +364,7 @@ def _two_layers(spec: SlotSpec, inner: int) -> list[nn.Module]:
     ]
 
 
-@blueprint("norm", Family.DENSE)
-@blueprint("norm", Family.TRANSFORMER)
+@blueprint("norm", Family.DENSE, Family.TRANSFORMER)
 def norm(spec: SlotSpec) -> nn.Module:
     """Normalises each vector of features, or token, over its channels."""
     return Replace(ChannelNorm(spec.channels))
@@ -401,8 +376,7 @@ def lora(spec: SlotSpec) -> nn.Module:
     return lowrank(spec)
 
 
-@blueprint("gate", Family.DENSE)
-@blueprint("gate", Family.TRANSFORMER)
+@blueprint("gate", Family.DENSE, Family.TRANSFORMER)
 def gate(spec: SlotSpec) -> nn.Module:
     """Rescales each channel by what the others are."""
     return Rescale(nn.Sequential(*_two_layers(spec, reduced(spec.channels, 8))))
@@ -420,11 +394,10 @@ def lowrank(spec: SlotSpec) -> nn.Module:
 @blueprint("attention", Family.TRANSFORMER)
 def attention(spec: SlotSpec) -> nn.Module:
     """Lets every token look at those before it."""
-    return Attend(spec.channels, ChannelNorm(spec.channels), causal=True)
+    return Attend(spec.channels, causal=True)
 
 
-@blueprint("mlp", Family.DENSE)
-@blueprint("mlp", Family.TRANSFORMER)
+@blueprint("mlp", Family.DENSE, Family.TRANSFORMER)
 def mlp(spec: SlotSpec) -> nn.Module:
     """Two layers: with a narrow middle for features, with one twice as wide for tokens."""
     dense = spec.family is Family.DENSE

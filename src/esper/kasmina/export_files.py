@@ -4,9 +4,8 @@ all, in the place of nothing but an earlier export.
 
 import copy
 import re
-import runpy
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +66,7 @@ def origin_of(error: BaseException) -> str:
 # --- running and comparing -------------------------------------------------------------------
 
 
-def run(module: nn.Module, sample: Sample, *, evaluating: bool) -> object:
+def run(module: nn.Module, sample: Sample, *, evaluating: bool = False) -> object:
     """The output on the sample, with random numbers of its own; nothing remembers the run."""
     args, kwargs = copied(sample)
     with state_kept(module), randomness_kept(module, stream=0), torch.no_grad():
@@ -95,9 +94,7 @@ def tolerance_of(model: nn.Module) -> float:
     return max([TOLERANCE, *(8 * torch.finfo(dtype).eps for dtype in floats)])
 
 
-def largest_difference(
-    model: nn.Module, what: str, outputs: Iterable[tuple[object, object]]
-) -> float:
+def largest_difference(model: nn.Module, what: str, outputs: Iterable[Sequence[object]]) -> float:
     """Between pairs of outputs, wanted and given; raises if the model's precision allows less."""
     tolerance = tolerance_of(model)
     return max(require_equal(wanted, given, tolerance, what) for wanted, given in outputs)
@@ -249,16 +246,9 @@ def from_template(template: str, fillings: Mapping[str, str]) -> str:
     """The template of this name, with the weights' reader, the imports and what is given."""
     written = "\n".join(fillings.values())
     imports = [line for used, line in _IMPORTS.items() if re.search(used, written)]
-    text = _read(template)
-    for mark, filling in {"READER": _read("reader").rstrip(), **fillings}.items():
+    reader, text = (
+        (_TEMPLATES / f"{name}.txt").read_text(encoding="utf-8") for name in ("reader", template)
+    )
+    for mark, filling in {"READER": reader.rstrip(), **fillings}.items():
         text = text.replace(f"@{mark}@", filling)
     return text.replace("@IMPORTS@\n", "".join(f"{line}\n" for line in imports))
-
-
-def _read(template: str) -> str:
-    return (_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
-
-
-def names_in(code: Path) -> dict[str, Any]:
-    """What a written file defines."""
-    return runpy.run_path(str(code))

@@ -32,17 +32,11 @@ def flow_statistics(h: Tensor, channel_axis: int) -> Tensor:
         "spread": spread,
         "silence": silent.mean(whole),
         "peaks": peaks.log10(),
-        "roughness": _roughness(h, channel_axis + 1, whole),
+        "roughness": torch.full_like(spread, torch.nan),
     }
+    places = [axis for axis in inner if axis != channel_axis + 1 and h.shape[axis] > 1]
+    if places:  # half the mean squared step between neighbours / the variance over places
+        steps = h.diff(dim=places[-1]).square().mean(whole)
+        variance = h.var(dim=places[-1], correction=0).mean(whole[:-1])
+        named["roughness"] = 0.5 * (steps + TINY) / (variance + TINY)
     return torch.stack([named[name] for name in FLOW_STATISTICS], 1)
-
-
-def _roughness(h: Tensor, channel_axis: int, whole: tuple[int, ...]) -> Tensor:
-    """[V]: half the mean squared step between neighbouring places / the variance over places."""
-    places = [axis for axis in range(2, h.dim()) if axis != channel_axis and h.shape[axis] > 1]
-    if not places:
-        return torch.full((len(h),), torch.nan, device=h.device)
-    axis = places[-1]
-    steps = h.diff(dim=axis).square().mean(whole)
-    variance = h.var(dim=axis, correction=0).mean(tuple(range(1, h.dim() - 1)))
-    return 0.5 * (steps + TINY) / (variance + TINY)

@@ -4,8 +4,10 @@ Legality and gates are one thing: an action is legal exactly when its gate accep
 condition can say, for any host and slot, why it is not met.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,24 +81,31 @@ class Situation:
         costs = self.catalogue.total_costs()  # [S, P, K]
         return (costs >= 0) & (costs <= self.room()[:, None, None, None])
 
+    def facts(self, host: int, slot: int) -> dict[str, Any]:
+        """By name, what refusals speak of: the rules, the slot's state, what there is room for."""
+        arrays = self.life.state_dict().items()
+        state = {
+            name: array[host].expand(self.life.shape[1])[slot].item() for name, array in arrays
+        }
+        costs = self.catalogue.total_costs()[slot]
+        room, cheapest = int(self.room()[host]), min(costs[costs >= 0].tolist(), default=None)
+        known = {"stage": SeedStage(int(state["stage"])).name, "room": room, "cheapest": cheapest}
+        return vars(self.rules) | state | known
+
 
 @dataclass(frozen=True)
 class Condition:
-    met: Callable[[Situation], Tensor]  # [N, S] bool
-    otherwise: Callable[[Situation, int, int], str]  # why not, for one host and slot
+    met: Callable[[Situation], Tensor]  # [N, S] bool, or [N, 1], [S] for all slots or hosts alike
+    otherwise: str  # why not, to be filled in with the facts of one slot
 
 
-@dataclass(frozen=True)
 class Gate:
     """The way into a stage: its conditions in order, the first about the stage it starts from."""
 
-    after: SeedStage
-    op: LifecycleOp | None  # None: passes by itself, with time
-    conditions: tuple[Condition, ...]
-
-    @classmethod
-    def into(cls, after: SeedStage, op: LifecycleOp | None, *conditions: Condition) -> "Gate":
-        return cls(after, op, conditions)
+    def __init__(self, after: SeedStage, op: LifecycleOp | None, *conditions: Condition) -> None:
+        self.after = after
+        self.op = op  # None: passes by itself, with time
+        self.conditions = conditions
 
     def accepts(self, situation: Situation) -> Tensor:
         """[N, S] bool."""
@@ -110,149 +119,117 @@ class Gate:
 
         When the slot is in the wrong stage, the other conditions mean nothing and are left out.
         """
-        reasons: list[str] = []
-        for position, condition in enumerate(self.conditions):
-            if not bool(condition.met(situation)[host, slot]):
-                reasons.append(condition.otherwise(situation, host, slot))
-                if position == 0:
-                    break
-        return reasons
-
-
-def _stage_name(situation: Situation, host: int, slot: int) -> str:
-    return SeedStage(int(situation.life.stage[host, slot])).name
+        shape = situation.life.shape
+        met = [bool(each.met(situation).expand(shape)[host, slot]) for each in self.conditions]
+        unmet = [each for each, is_met in zip(self.conditions, met, strict=True) if not is_met]
+        facts = situation.facts(host, slot)
+        return [each.otherwise.format(**facts) for each in (unmet if met[0] else unmet[:1])]
 
 
 def _in_stage(*stages: SeedStage) -> Condition:
     names = " or ".join(stage.name for stage in stages)
-
-    def otherwise(situation: Situation, host: int, slot: int) -> str:
-        return f"the slot is {_stage_name(situation, host, slot)}, not {names}"
-
-    return Condition(lambda situation: situation.life.at(*stages), otherwise)
+    return Condition(lambda now: now.life.at(*stages), f"the slot is {{stage}}, not {names}")
 
 
-def _old_enough(rule: Callable[[GateRules], int]) -> Condition:
-    def met(situation: Situation) -> Tensor:
-        return situation.life.epochs_in_stage >= rule(situation.rules)
-
-    def otherwise(situation: Situation, host: int, slot: int) -> str:
-        spent = int(situation.life.epochs_in_stage[host, slot])
-        stage = _stage_name(situation, host, slot)
-        return f"{spent} epochs in {stage}, at least {rule(situation.rules)} needed"
-
-    return Condition(met, otherwise)
+def _old_enough(rule: str) -> Condition:
+    return Condition(
+        lambda now: now.life.epochs_in_stage >= getattr(now.rules, rule),
+        f"{{epochs_in_stage}} epochs in {{stage}}, at least {{{rule}}} needed",
+    )
 
 
-def _host_ready(situation: Situation) -> Tensor:
-    ready = situation.life.epoch >= situation.rules.min_host_epochs
-    return ready[:, None].expand(situation.life.shape)
-
-
-def _why_host_not_ready(situation: Situation, host: int, slot: int) -> str:
-    lived, least = int(situation.life.epoch[host]), situation.rules.min_host_epochs
-    return f"the host has trained for {lived} epochs, at least {least} needed"
-
-
-def _something_fits(situation: Situation) -> Tensor:
-    return situation.affordable().flatten(2).any(dim=2)
-
-
-def _why_nothing_fits(situation: Situation, host: int, slot: int) -> str:
-    costs = situation.catalogue.total_costs()[slot]
-    if not bool((costs >= 0).any()):
-        return "no blueprint fits this slot"
-    cheapest = int(costs[costs >= 0].min())
-    room = int(situation.room()[host])
-    return f"the cheapest seed costs {cheapest} parameters, the budget has room for {room}"
-
-
-def _measured(name: str, rule: str, finding: str) -> Condition:
+def _measured(name: str, rule: str, finding: str) -> tuple[Condition, Condition]:
     """The seed's gradient or contribution is known, and at least what the rule asks for."""
 
-    def met(situation: Situation) -> Tensor:
-        life, least = situation.life, getattr(situation.rules, rule)
-        if least is None:
-            return torch.ones(life.shape, dtype=torch.bool)
-        enough: Tensor = getattr(life, f"{name}_known") & (getattr(life, name) >= least)
-        return enough
+    def known(now: Situation) -> Tensor:
+        is_known: Tensor = getattr(now.life, f"{name}_known")
+        return is_known | (getattr(now.rules, rule) is None)
 
-    def otherwise(situation: Situation, host: int, slot: int) -> str:
-        if not bool(getattr(situation.life, f"{name}_known")[host, slot]):
-            return f"the seed's {name} has not been measured yet"
-        seen = float(getattr(situation.life, name)[host, slot])
-        return f"{finding.format(seen)}, at least {getattr(situation.rules, rule)} needed"
+    def enough(now: Situation) -> Tensor:
+        least = getattr(now.rules, rule)
+        seen, is_known = getattr(now.life, name), getattr(now.life, f"{name}_known")
+        is_enough: Tensor = ~is_known | (seen >= (-inf if least is None else least))
+        return is_enough
 
-    return Condition(met, otherwise)
-
-
-def _stable(situation: Situation) -> Tensor:
-    life, most = situation.life, situation.rules.max_loss_rise
-    if most is None:
-        return torch.ones(life.shape, dtype=torch.bool)
-    calm = ~life.loss_rise_known | (life.loss_rise <= most)
-    return calm[:, None].expand(life.shape)
+    return (
+        Condition(known, f"the seed's {name} has not been measured yet"),
+        Condition(enough, f"{finding}, at least {{{rule}}} needed"),
+    )
 
 
-def _why_unstable(situation: Situation, host: int, slot: int) -> str:
-    seen = float(situation.life.loss_rise[host])
-    most = situation.rules.max_loss_rise
-    return f"the training loss rose by {seen:.0%} in the last epoch, at most {most:.0%} allowed"
+def _something_fits(now: Situation) -> Tensor:
+    return (now.catalogue.total_costs() >= 0).flatten(1).any(dim=1)
 
 
-def _why_alpha(situation: Situation, host: int, slot: int) -> str:
-    return f"alpha is {float(situation.life.alpha[host, slot]):.3g} and still moving"
+def _stable(now: Situation) -> Tensor:
+    life, most = now.life, now.rules.max_loss_rise
+    calm = ~life.loss_rise_known | (life.loss_rise <= (inf if most is None else most))
+    return calm[:, None]
 
 
-def _why_embargoed(situation: Situation, host: int, slot: int) -> str:
-    return f"the slot rests for {int(situation.life.embargo[host, slot])} more epochs"
-
-
+_STILL_MOVING = "alpha is {alpha:.3g} and still moving"
 GATES = (
-    Gate.into(
+    Gate(
         SeedStage.GERMINATED,
         LifecycleOp.GERMINATE,
         _in_stage(SeedStage.DORMANT),
-        Condition(_host_ready, _why_host_not_ready),
-        Condition(_something_fits, _why_nothing_fits),
+        Condition(
+            lambda now: (now.life.epoch >= now.rules.min_host_epochs)[:, None],
+            "the host has trained for {epoch} epochs, at least {min_host_epochs} needed",
+        ),
+        Condition(_something_fits, "no blueprint fits this slot"),
+        Condition(
+            lambda now: now.affordable().flatten(2).any(dim=2) | ~_something_fits(now),
+            "the cheapest seed costs {cheapest} parameters, the budget has room for {room}",
+        ),
     ),
-    Gate.into(SeedStage.TRAINING, None, _in_stage(SeedStage.GERMINATED)),
-    Gate.into(
+    Gate(SeedStage.TRAINING, None, _in_stage(SeedStage.GERMINATED)),
+    Gate(
         SeedStage.BLENDING,
         LifecycleOp.ADVANCE,
         _in_stage(SeedStage.TRAINING),
-        _old_enough(lambda rules: rules.min_training_epochs),
-        _measured("gradient", "min_gradient", "the seed's gradient norm is {:.3g}"),
+        _old_enough("min_training_epochs"),
+        *_measured("gradient", "min_gradient", "the seed's gradient norm is {gradient:.3g}"),
     ),
-    Gate.into(
+    Gate(
         SeedStage.HOLDING,
         None,
         _in_stage(SeedStage.BLENDING),
-        Condition(lambda situation: situation.life.alpha >= 1.0, _why_alpha),
+        Condition(lambda now: now.life.alpha >= 1.0, _STILL_MOVING),
     ),
-    Gate.into(
+    Gate(
         SeedStage.FOSSILIZED,
         LifecycleOp.FOSSILIZE,
         _in_stage(SeedStage.HOLDING),
-        _old_enough(lambda rules: rules.min_holding_epochs),
-        _measured("contribution", "min_contribution", "the seed contributes {:.4g}"),
-        Condition(_stable, _why_unstable),
+        _old_enough("min_holding_epochs"),
+        *_measured("contribution", "min_contribution", "the seed contributes {contribution:.4g}"),
+        Condition(
+            _stable,
+            "the training loss rose by {loss_rise:.0%} in the last epoch, at most "
+            "{max_loss_rise:.0%} allowed",
+        ),
     ),
-    Gate.into(SeedStage.PRUNED, LifecycleOp.PRUNE, _in_stage(*sorted(LIVING_STAGES))),
-    Gate.into(
+    Gate(SeedStage.PRUNED, LifecycleOp.PRUNE, _in_stage(*sorted(LIVING_STAGES))),
+    Gate(
         SeedStage.EMBARGOED,
         None,
         _in_stage(SeedStage.PRUNED),
-        Condition(lambda situation: situation.life.alpha == 0.0, _why_alpha),
+        Condition(lambda now: now.life.alpha == 0.0, _STILL_MOVING),
     ),
-    Gate.into(
+    Gate(
         SeedStage.RESETTING,
         None,
         _in_stage(SeedStage.EMBARGOED),
-        Condition(lambda situation: situation.life.embargo <= 0, _why_embargoed),
+        Condition(lambda now: now.life.embargo <= 0, "the slot rests for {embargo} more epochs"),
     ),
-    Gate.into(
-        SeedStage.DORMANT, None, _in_stage(SeedStage.RESETTING), _old_enough(lambda rules: 1)
+    Gate(
+        SeedStage.DORMANT,
+        None,
+        _in_stage(SeedStage.RESETTING),
+        Condition(
+            lambda now: now.life.epochs_in_stage >= 1,
+            "{epochs_in_stage} epochs in {stage}, at least 1 needed",
+        ),
     ),
 )
 GATES_INTO = {gate.after: gate for gate in GATES}
@@ -315,14 +292,8 @@ def require_legal(situation: Situation, actions: Actions, legal: Legality) -> No
         return
     host = int(refused.nonzero()[0, 0])
     op, slot = LifecycleOp(int(actions["op"][host])), int(actions["slot"][host])
-    reasons: Sequence[str] = explain(
-        situation,
-        host,
-        op,
-        slot,
-        blueprint=int(actions["blueprint"][host]),
-        blend=int(actions["blend"][host]),
-    )
+    chosen = {head: int(actions[head][host]) for head in ("blueprint", "blend")}
+    reasons = explain(situation, host, op, slot, **chosen)
     open_ops = [o.name for o in LifecycleOp if bool(legal.masks["op"][host, o])]
     raise GateRefusedError(
         f"{op.name} of slot {situation.catalogue.slots.names[slot]!r} in host {host} is refused",

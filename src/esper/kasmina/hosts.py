@@ -4,7 +4,6 @@ Shapes: `B` batch, `C` channels, `L` positions, `H` height, `W` width, `T` token
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import gcd
 
 import torch
@@ -20,13 +19,8 @@ INITIAL_SCALE = 0.02  # of embeddings, so that positions and tokens start as sma
 EXPANSION = 4  # a transformer's feed-forward middle, in widths
 
 
-@dataclass(frozen=True)
-class SlotShape:
-    """The activations that leave one segment, without the batch."""
-
-    layout: Layout
-    channels: int
-    extent: tuple[int | None, ...] = ()
+# The activations that leave one segment, without the batch: layout, channels, the other axes.
+SlotShape = tuple[Layout, int, tuple[int | None, ...]]
 
 
 class SegmentedHost(nn.Module):
@@ -45,8 +39,8 @@ class SegmentedHost(nn.Module):
         self.segments = nn.ModuleList(segments)
         names = SlotConfig.of_size(len(shapes)).names
         self._specs = tuple(
-            SlotSpec(name=name, layout=at.layout, channels=at.channels, extent=at.extent)
-            for name, at in zip(names, shapes, strict=True)
+            SlotSpec(name=name, layout=layout, channels=channels, extent=extent)
+            for name, (layout, channels, extent) in zip(names, shapes, strict=True)
         )
 
     def slot_specs(self) -> tuple[SlotSpec, ...]:
@@ -72,8 +66,7 @@ class MlpHost(SegmentedHost):
             nn.Sequential(nn.Linear(width, width), nn.ReLU()),
             nn.Linear(width, classes),
         ]
-        shapes = [SlotShape(Layout.DENSE, channels) for channels in (features, width, width)]
-        super().__init__(segments, shapes)
+        super().__init__(segments, [(Layout.DENSE, size, ()) for size in (features, width, width)])
 
 
 class Conv1dHost(SegmentedHost):
@@ -98,7 +91,7 @@ class Conv1dHost(SegmentedHost):
             convolution = nn.Conv1d(given, channels, kernel, stride=STRIDE, padding=padding)
             segments.append(nn.Sequential(*entry, convolution, nn.ReLU()))
             given, size = channels, (size + 2 * padding - kernel) // STRIDE + 1
-            shapes.append(SlotShape(Layout.SEQUENCE, channels, (size,)))
+            shapes.append((Layout.SEQUENCE, channels, (size,)))
         segments.append(nn.Sequential(nn.Flatten(1), nn.Linear(channels * size, classes)))
         super().__init__(segments, shapes)
 
@@ -127,7 +120,7 @@ class Conv2dHost(SegmentedHost):
                 )
             )
             given, size = width, (size + 1) // 2
-            shapes.append(SlotShape(Layout.IMAGE, width, (size, size)))
+            shapes.append((Layout.IMAGE, width, (size, size)))
         segments.append(
             nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(given, classes))
         )
@@ -191,7 +184,7 @@ class GptHost(SegmentedHost):
         bodies: list[nn.Module] = [Block(width, heads) for _ in range(blocks)]
         bodies[:1] = [nn.Sequential(Embedding(vocabulary, width, context), *bodies[:1])]
         head = nn.Sequential(ChannelNorm(width), nn.Linear(width, vocabulary, bias=False))
-        super().__init__([*bodies, head], [SlotShape(Layout.TOKENS, width, (None,))] * blocks)
+        super().__init__([*bodies, head], [(Layout.TOKENS, width, (None,))] * blocks)
 
 
 HOSTS: dict[str, Callable[..., SegmentedHost]] = {

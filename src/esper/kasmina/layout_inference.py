@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from esper.kasmina.watching import Call, ModuleCall, Run, Sample, WatchedModule, arguments_of, watch
+from esper.kasmina.watching import Call, ModuleCall, Run, Sample, Watched, arguments_of, watch
 from esper.leyline.errors import SlotError
 from esper.leyline.slots import Layout
 
 Axes = frozenset[int]
-
 
 FIRST, LAST = 1, -1  # where a module has its channels: behind the batch, or at the end
 
@@ -47,15 +46,8 @@ _LAST = (
     nn.RMSNorm,
 )
 # What the modules above call the number of channels that they return.
-_CHANNEL_COUNTS = (
-    "out_channels",
-    "num_features",
-    "num_channels",
-    "out_features",
-    "embedding_dim",
-    "embed_dim",
-    "normalized_shape",
-)
+_CHANNEL_COUNTS = {"out_channels", "num_features", "num_channels", "out_features"}
+_CHANNEL_COUNTS |= {"embedding_dim", "embed_dim", "normalized_shape"}
 _KEEPS_AXES = {nn.ReLU.__module__, nn.Dropout.__module__}  # the homes of activations and dropouts
 
 
@@ -106,7 +98,15 @@ class Evidence:
                 valid="2, 3 or 4 axes: [B, C], [B, C, L], [B, T, C], [B, C, H, W] or [B, H, W, C]",
             )
         self._require_batch()
-        layout = self._layout()
+        if len(self.shape) == 2:
+            layout = Layout.DENSE
+        elif self._channel_axis() == FIRST:
+            layout = Layout.SEQUENCE if len(self.shape) == 3 else Layout.IMAGE
+        elif len(self.shape) == 3:
+            layout = self._order_of_tokens()
+        else:
+            self._require_image()
+            layout = Layout.IMAGE_LAST
         if self.moved is not None and layout.batch_axis not in self.moved:
             raise SlotError(
                 f"{opening(self.where)} does not return something for every sample: no axis that "
@@ -115,16 +115,6 @@ class Evidence:
                 fix="name a submodule whose output has the batch as an axis",
             )
         return layout
-
-    def _layout(self) -> Layout:
-        if len(self.shape) == 2:
-            return Layout.DENSE
-        if self._channel_axis() == FIRST:
-            return Layout.SEQUENCE if len(self.shape) == 3 else Layout.IMAGE
-        if len(self.shape) == 4:
-            self._require_image()
-            return Layout.IMAGE_LAST
-        return self._order_of_tokens()
 
     def _require_batch(self) -> None:
         """Convolutions take a lone sample too; its channels would then pass for the batch."""
@@ -185,10 +175,17 @@ class Evidence:
         from, else by all of those that see the same two sizes, else by the axis that follows the
         sample's batch, or is as long."""
         for event in self.origins:
-            own = is_batch_first(event.module)
-            if own is not None:
+            if (own := is_batch_first(event.module)) is not None:
                 return Layout.TOKENS if own else Layout.TIME_FIRST
-        layouts = set(_votes(self.shape[:2], self.events))
+        layouts: set[Layout] = set()
+        for event in self.events:
+            own = is_batch_first(event.module)
+            for shape in _shapes(event) if own is not None else ():
+                batch_then_time = shape[:2] if own else shape[1::-1]
+                if len(shape) == 3 and self.shape[:2] == batch_then_time:
+                    layouts.add(Layout.TOKENS)
+                if len(shape) == 3 and self.shape[:2] == batch_then_time[::-1]:
+                    layouts.add(Layout.TIME_FIRST)
         if len(layouts) != 1 and self.moved is not None and len(self.moved & {0, 1}) == 1:
             return Layout.TOKENS if 0 in self.moved else Layout.TIME_FIRST
         if not layouts and self.shape[0] == self.batch and self.shape[0] != self.shape[1]:
@@ -249,24 +246,12 @@ def is_batch_first(module: nn.Module) -> bool | None:
     return None
 
 
-def _votes(sizes: list[int], events: Sequence[ModuleCall]) -> Iterator[Layout]:
-    """What recurrent and attention modules say of activations whose first two axes are `sizes`."""
-    for event in events:
-        batch_first = is_batch_first(event.module)
-        for shape in _shapes(event) if batch_first is not None else ():
-            batch_then_time = shape[:2] if batch_first else shape[1::-1]
-            if len(shape) == 3 and sizes == batch_then_time:
-                yield Layout.TOKENS
-            if len(shape) == 3 and sizes == batch_then_time[::-1]:
-                yield Layout.TIME_FIRST
-
-
 # --- axes that follow the batch --------------------------------------------------------------
 
 
 def axes_that_follow(
-    model: nn.Module, places: Sequence[WatchedModule], sample: Sample, run: Run
-) -> list[list[Axes] | None]:
+    model: nn.Module, places: Mapping[int, Watched], sample: Sample, run: Run
+) -> dict[int, list[Axes] | None]:
     """By watched module and call: the axes whose size follows the batch; None: it is not known.
 
     The batch is the sample's first axis, unless recurrent or attention modules show that this is
@@ -285,8 +270,8 @@ def axes_that_follow(
             pairs = zip(run.returned, again.returned, strict=False)
             is_batch = axis == 0 and any(a.shape[:1] != b.shape[:1] for a, b in pairs)
         if is_batch:
-            return [_moved(a, b) for a, b in zip(run.calls, again.calls, strict=True)]
-    return [None for _ in places]
+            return {index: _moved(run.calls[index], again.calls[index]) for index in places}
+    return dict.fromkeys(places)
 
 
 def batch_size(sample: Sample, axis: int = 0) -> int | None:

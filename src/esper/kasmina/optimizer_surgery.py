@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import LBFGS, Muon, Optimizer, SparseAdam
 
 from esper.leyline.errors import OptimizerMismatchError
@@ -37,8 +37,8 @@ def prepare_groups(optimizer: Optimizer, scales: Iterable[float]) -> None:
         _group_for(optimizer, scale)
 
 
-def _group_for(optimizer: Optimizer, scale: float) -> dict[str, object]:
-    groups: list[dict[str, object]] = optimizer.param_groups
+def _group_for(optimizer: Optimizer, scale: float) -> dict[str, Any]:
+    groups: list[dict[str, Any]] = optimizer.param_groups
     for group in groups:
         if group.get(SCALE_KEY, 1.0) == scale:
             return group
@@ -49,14 +49,9 @@ def _group_for(optimizer: Optimizer, scale: float) -> dict[str, object]:
             given=f"{len(groups)} groups, none with {SCALE_KEY} = {scale}",
             fix="call prepare_groups(optimizer, scales) before making the scheduler",
         )
-    options = {key: value for key, value in model.items() if key not in ("params", "param_names")}
-    rate = options["lr"]
-    assert isinstance(rate, (float, int, Tensor))
-    options |= {"lr": rate * scale, SCALE_KEY: scale, "params": []}
-    if "param_names" in model:
-        options["param_names"] = []
-    groups.append(options)
-    return options
+    empty: dict[str, Any] = {key: [] for key in ("params", "param_names") if key in model}
+    groups.append({**model, **empty, "lr": model["lr"] * scale, SCALE_KEY: scale})
+    return groups[-1]
 
 
 def add_parameters(
@@ -74,11 +69,9 @@ def add_parameters(
         )
     groups = {name: _group_for(optimizer, (scales or {}).get(name, 1.0)) for name in named}
     for name, parameter in named.items():
-        members, names = groups[name]["params"], groups[name].get("param_names")
-        assert isinstance(members, list)
-        members.append(parameter)
-        if isinstance(names, list):
-            names.append(name)
+        groups[name]["params"].append(parameter)
+        if "param_names" in groups[name]:
+            groups[name]["param_names"].append(name)
 
 
 def remove_parameters(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> None:

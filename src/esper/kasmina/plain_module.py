@@ -13,9 +13,9 @@ module's output, in the way that suits the module best:
 import copy
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from esper.kasmina.export_files import failing, origin_of, require_equal, run
 from esper.kasmina.isolation import randomness_kept, state_kept
-from esper.kasmina.slot import Mode, Part, Seed, Slot, Tap, part_of
+from esper.kasmina.slot import Mode, Part, Seed, Slot, part_of, taps_on
 from esper.kasmina.slotted import SlottedModel
 from esper.kasmina.watching import Sample
 from esper.leyline.errors import ExportError
@@ -52,8 +52,8 @@ def export_module(host: SlottedModel, sample: Sample) -> nn.Module:
     """
     with host.committed():
         carriers = list(_carriers(host))
-        expected, seen = _run_host(host, carriers, sample)
-        model = _build(host, carriers, seen)
+        expected = _run_host(host, carriers, sample)
+        model = _build(host, carriers)
     for mode, wanted in expected.items():
         with failing(
             f"In {mode} mode the exported network fails where the host does not",
@@ -64,13 +64,31 @@ def export_module(host: SlottedModel, sample: Sample) -> nn.Module:
     return model
 
 
-class _Carrier(NamedTuple):
+@dataclass(eq=False)
+class _Carrier:
     """A module whose output goes through a seed that is on: where it is, and what of the output."""
 
     path: str
     module: nn.Module
     slot: Slot
     part: Part
+    # What it returned for the sample, if it was called: the type of it all, the slot's precision.
+    returned: type | None = None
+    dtype: torch.dtype | None = None
+
+    def note(self, _module: nn.Module, _args: object, output: Any) -> None:
+        """A forward hook; raises if the part could not be exchanged in what the module returns."""
+        kind = type(output)
+        if self.part is not None and kind is not tuple and not hasattr(kind, "_fields"):
+            copied = type(output.copy()) if hasattr(output, "copy") else None
+            if copied is not kind:
+                raise ExportError(
+                    f"No part of the output that carries slot {self.slot.spec.name!r} can be "
+                    "exchanged",
+                    given=f"a {kind.__name__}, which has no copy() that returns one",
+                    valid="a tuple, named tuple, list or dict",
+                )
+        self.returned, self.dtype = kind, part_of(output, self.part).dtype
 
 
 def _carriers(host: SlottedModel) -> Iterator[_Carrier]:
@@ -88,43 +106,9 @@ def _carriers(host: SlottedModel) -> Iterator[_Carrier]:
         yield _Carrier(paths[id(place.module)], place.module, slot, place.part)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What a carrier returned for the sample: the type of it all, the precision of the slot's h."""
-
-    returned: type
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, carrier: _Carrier, output: Any) -> "_Seen":
-        kind = type(output)
-        if carrier.part is not None and kind is not tuple and not hasattr(kind, "_fields"):
-            copied = type(output.copy()) if hasattr(output, "copy") else None
-            if copied is not kind:
-                name = carrier.slot.spec.name
-                raise ExportError(
-                    f"No part of the output that carries slot {name!r} can be exchanged",
-                    given=f"a {kind.__name__}, which has no copy() that returns one",
-                    valid="a tuple, named tuple, list or dict",
-                )
-        return cls(kind, part_of(output, carrier.part).dtype)
-
-
-def _run_host(
-    host: SlottedModel, carriers: list[_Carrier], sample: Sample
-) -> tuple[dict[str, object], dict[Slot, _Seen]]:
-    """The host's outputs by mode, and what the carriers returned."""
-    seen: dict[Slot, _Seen] = {}
-
-    def note(carrier: _Carrier, output: object) -> None:
-        seen[carrier.slot] = _Seen.of(carrier, output)
-
-    handles = [
-        carrier.module.register_forward_hook(
-            lambda _module, _args, output, carrier=carrier: note(carrier, output)
-        )
-        for carrier in carriers
-    ]
+def _run_host(host: SlottedModel, carriers: list[_Carrier], sample: Sample) -> dict[str, object]:
+    """The host's outputs by mode; the carriers note what they return."""
+    handles = [each.module.register_forward_hook(each.note) for each in carriers]
     advice = {"present": "if it is training that takes no such batch, call host.eval() before"}
     expected: dict[str, object] = {}
     try:
@@ -140,16 +124,16 @@ def _run_host(
         for handle in handles:
             handle.remove()
     for carrier in carriers:
-        if carrier.part is not None and carrier.slot not in seen:
+        if carrier.part is not None and carrier.returned is None:
             raise ExportError(
                 f"The sample does not reach slot {carrier.slot.spec.name!r}",
                 given="the module that carries it was not called",
                 fix="give a sample for which it is",
             )
-    return expected, seen
+    return expected
 
 
-def _build(host: SlottedModel, carriers: list[_Carrier], seen: Mapping[Slot, _Seen]) -> nn.Module:
+def _build(host: SlottedModel, carriers: list[_Carrier]) -> nn.Module:
     # Slots are not copied with the hooks that lead to them; results of past forwards, which a
     # model may have kept, cannot be copied with their history.
     memo: dict[int, Any] = {id(slot): slot for slot in host.slots}
@@ -163,7 +147,7 @@ def _build(host: SlottedModel, carriers: list[_Carrier], seen: Mapping[Slot, _Se
     for carrier in carriers:
         seed = copy.deepcopy(carrier.slot.seed, memo)
         assert seed is not None
-        _graft(model, carrier, seed, seen.get(carrier.slot))
+        _graft(model, carrier, seed)
     drop_taps(model)
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.grad = None
@@ -177,36 +161,31 @@ def _build(host: SlottedModel, carriers: list[_Carrier], seen: Mapping[Slot, _Se
 class _Growth(nn.Module):
     """Turns a carrier's output into the grown one, as its slot does: h + alpha * g(h)."""
 
-    def __init__(self, seed: Seed, alpha: float, part: Part, seen: _Seen | None) -> None:
+    def __init__(self, seed: Seed, carrier: _Carrier) -> None:
         super().__init__()
         vars(self).update(vars(seed))  # so that names begin with what the seed consists of
-        self.alpha, self.part = alpha, part
-        self.returned = None if seen is None else seen.returned
-        self.cast_to = _precision(seed, seen)
+        self.alpha, self.part = carrier.slot.alpha, carrier.part
+        self.returned = carrier.returned
+        # What h has to be cast to where a host mixes precisions; with autocast there is no need.
+        self.cast_to: torch.dtype | None = None
+        own = next(seed.parameters(), None)
+        if own is not None and carrier.dtype not in (None, own.dtype):
+            self.cast_to = None if torch.is_autocast_enabled(own.device.type) else own.dtype
 
     def grow(self, output: Any) -> Any:
         h = output if self.part is None else output[self.part]
         g = Seed.forward(cast("Seed", self), h if self.cast_to is None else h.to(self.cast_to))
         grown = h + (g if self.alpha == 1.0 else self.alpha * g).to(h.dtype)
-        return grown if self.part is None else self._put_back(output, self.part, grown)
-
-    def _put_back(self, output: Any, part: int | str, value: Any) -> Any:
-        """What `replace_part` does, in operations that a graph can hold."""
-        if isinstance(part, int) and self.returned is tuple:
-            return output[:part] + (value,) + output[part + 1 :]  # noqa: RUF005
+        if self.part is None:
+            return grown
+        # What `replace_part` does, in operations that a graph can hold.
+        if isinstance(self.part, int) and self.returned is tuple:
+            return output[: self.part] + (grown,) + output[self.part + 1 :]  # noqa: RUF005
         if fields := getattr(self.returned, "_fields", None):
-            return output._replace(**{fields[part]: value})
+            return output._replace(**{fields[self.part]: grown})
         changed = output.copy()
-        changed.__setitem__(part, value)
+        changed.__setitem__(self.part, grown)
         return changed
-
-
-def _precision(seed: Seed, seen: _Seen | None) -> torch.dtype | None:
-    """What h has to be cast to where a host mixes precisions; with autocast there is no need."""
-    parameter = next(seed.parameters(), None)
-    if parameter is None or seen is None or torch.is_autocast_enabled(parameter.device.type):
-        return None
-    return None if parameter.dtype == seen.dtype else parameter.dtype
 
 
 class _Stage(_Growth):
@@ -223,24 +202,31 @@ class _Hook(_Growth):
         return self.grow(output)
 
 
-def _graft(root: nn.Module, place: _Carrier, seed: Seed, seen: _Seen | None) -> None:
+def _graft(root: nn.Module, place: _Carrier, seed: Seed) -> None:
     """Let the copy of a carrier in `root` carry `seed`, a copy of the one in its slot, for good."""
     path, slot = place.path, place.slot
     carrier = root.get_submodule(path)
     name = "seed" if place.part is None else "seed_" + re.sub(r"\W", "_", str(place.part))
-    growth = seed, slot.alpha, place.part, seen
-    taps = [
-        key
-        for key, hook in carrier._forward_hooks.items()
-        if isinstance(hook, Tap) and hook.slot is slot
-    ]
+    taps = taps_on(carrier, slot)
     other_hooks = len(carrier._forward_hooks) > len(taps)
     if isinstance(carrier, fx.GraphModule):
-        _call_before_return(path, carrier, _adopt(carrier, name, _plain(_Stage(*growth))))
+        graph = carrier.graph
+        if type(graph._codegen) is not CodeGen:
+            raise ExportError(
+                f"Submodule {path!r} is a graph made by torch.export, into which no seed can be "
+                "put",
+                given=type(graph._codegen).__name__,
+                fix="plant the seed in the module from which the graph was made",
+            )
+        name = _adopt(carrier, name, _plain(_Stage(seed, place)))
+        returned = graph.output_node()
+        with graph.inserting_before(returned):
+            returned.args = (graph.call_module(name, (returned.args[0],)),)
+        carrier.recompile()
     elif type(carrier).forward is nn.Sequential.forward and not other_hooks:
-        _adopt(carrier, name, _plain(_Stage(*growth)))
+        _adopt(carrier, name, _plain(_Stage(seed, place)))
     else:
-        hook = _plain(_Hook(*growth))
+        hook = _plain(_Hook(seed, place))
         home = _home(root, path)
         relative = path.removeprefix(home).strip(".").replace(".", "_")
         _adopt(root.get_submodule(home), f"{relative}_{name}" if relative else name, hook)
@@ -253,7 +239,7 @@ def _graft(root: nn.Module, place: _Carrier, seed: Seed, seen: _Seen | None) -> 
 def drop_taps(root: nn.Module) -> None:
     """Take away the hooks that tie the modules to slots."""
     for module in root.modules():
-        for key in [k for k, hook in module._forward_hooks.items() if isinstance(hook, Tap)]:
+        for key in taps_on(module):
             del module._forward_hooks[key]
 
 
@@ -290,20 +276,6 @@ def _home(root: nn.Module, path: str) -> str:
             )
         path = path.rpartition(".")[0]
     return path
-
-
-def _call_before_return(path: str, carrier: fx.GraphModule, name: str) -> None:
-    graph = carrier.graph
-    if type(graph._codegen) is not CodeGen:
-        raise ExportError(
-            f"Submodule {path!r} is a graph made by torch.export, into which no seed can be put",
-            given=type(graph._codegen).__name__,
-            fix="plant the seed in the module from which the graph was made",
-        )
-    returned = graph.output_node()
-    with graph.inserting_before(returned):
-        returned.args = (graph.call_module(name, (returned.args[0],)),)
-    carrier.recompile()
 
 
 # --- Esper's classes as graphs ---------------------------------------------------------------
@@ -353,26 +325,6 @@ def _trace(module: nn.Module, name: str | None = None) -> fx.GraphModule:
     attributes that change, or numbers drawn while it is recorded.
     """
     name = name or type(module).__name__
-    graphs = _record(module)
-    code, other = (graph.python_code("self").src for graph in graphs)
-    if code != other:
-        raise _untraceable(name, "its forward looks at self.training")
-    graph = graphs[0]
-    for node in graph.nodes:
-        if node.op == "get_attr" and node.target.startswith("_tensor_constant"):
-            raise _untraceable(name, "its forward makes tensors that do not depend on its input")
-        node.meta.clear()  # holds Esper's classes
-        node.type = None
-    graph._tracer_cls = None  # would be saved with the graph, and is Esper's
-    plain = fx.GraphModule(module, graph, class_name=name)
-    for child in plain._modules:  # the graph's copies of containers are bare
-        plain._modules[child] = module._modules[child]
-    return plain
-
-
-def _record(module: nn.Module) -> list[fx.Graph]:
-    """Its graph in the present mode and in the other one, leaving the module as it was."""
-    name = type(module).__name__
     graphs: list[fx.Graph] = []
     with state_kept(module), randomness_kept(module):
         before, drawn = dict(vars(module)), (torch.get_rng_state(), random.getstate())
@@ -389,7 +341,19 @@ def _record(module: nn.Module) -> list[fx.Graph]:
         raise _untraceable(name, f"its forward sets self.{changed[0]}")
     if drew:
         raise _untraceable(name, "its forward draws random numbers by itself")
-    return graphs
+    graph, other = graphs  # in the present mode and in the other one
+    if graph.python_code("self").src != other.python_code("self").src:
+        raise _untraceable(name, "its forward looks at self.training")
+    for node in graph.nodes:
+        if node.op == "get_attr" and node.target.startswith("_tensor_constant"):
+            raise _untraceable(name, "its forward makes tensors that do not depend on its input")
+        node.meta.clear()  # holds Esper's classes
+        node.type = None
+    graph._tracer_cls = None  # would be saved with the graph, and is Esper's
+    plain = fx.GraphModule(module, graph, class_name=name)
+    for child in plain._modules:  # the graph's copies of containers are bare
+        plain._modules[child] = module._modules[child]
+    return plain
 
 
 def _untraceable(name: str, reason: str) -> ExportError:

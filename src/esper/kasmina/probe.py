@@ -5,8 +5,8 @@ otherwise it is refused with the reason and what to do instead.
 """
 
 import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,8 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.layout_inference import Axes, Evidence, axes_that_follow, batch_size, opening
-from esper.kasmina.slot import Part, Slot, Tap, part_of
-from esper.kasmina.watching import ModuleCall, Run, Sample, WatchedModule, watch
+from esper.kasmina.slot import Part, Slot, part_of, taps_on
+from esper.kasmina.watching import ModuleCall, Run, Sample, Watched, watch
 from esper.leyline.errors import EsperError, SlotError, UnknownNameError, first_line
 from esper.leyline.slots import Layout, SlotSpec
 
@@ -123,58 +123,47 @@ def survey(model: nn.Module, targets: Sequence[Target], sample: Sample) -> list[
     Raises only if nothing can be said of any: no slot fits this model, or it fails on the sample.
     """
     require_slottable(model)
-    modules: list[nn.Module | EsperError] = []
-    for target in targets:
+    watched: dict[int, Watched] = {}
+    refused: dict[int, EsperError] = {}
+    for index, target in enumerate(targets):
         try:
-            modules.append(module_at(model, target.path))
+            watched[index] = module_at(model, target.path), partial(_choose_part, target)
         except EsperError as refusal:
-            modules.append(refusal)
-    watched = [
-        WatchedModule(module, partial(_choose_part, target))
-        for target, module in zip(targets, modules, strict=True)
-        if isinstance(module, nn.Module)
-    ]
+            refused[index] = refusal
     seen = _Survey(model, watched, sample)
-    numbers = iter(range(len(watched)))
     return [
-        Sighting(target, module)
-        if isinstance(module, EsperError)
-        else seen.sighting(target, module, next(numbers))
-        for target, module in zip(targets, modules, strict=True)
+        Sighting(target, refused[index]) if index in refused else seen.sighting(target, index)
+        for index, target in enumerate(targets)
     ]
 
 
 class _Survey:
     """The runs of a model under watch, and what they say of each watched module."""
 
-    def __init__(self, model: nn.Module, watched: Sequence[WatchedModule], sample: Sample) -> None:
+    def __init__(self, model: nn.Module, watched: Mapping[int, Watched], sample: Sample) -> None:
         self._model = model
+        self._watched = watched
         self._runs = _run(model, watched, sample) if watched else []
         self._batch = batch_size(sample)
         self._moved = {id(r): axes_that_follow(model, watched, sample, r) for r in self._runs}
         self._taken: dict[tuple[int, Part], Target] = {}
 
-    def sighting(self, target: Target, module: nn.Module, index: int) -> Sighting:
+    def sighting(self, target: Target, index: int) -> Sighting:
         """What the runs say of the watched module `index`."""
         found: Place | EsperError
         try:
-            found = self._place(target, module, index)
+            found = self._place(target, index)
         except SlotError as refusal:
             found = refusal
-        called = next((run for run in self._runs if run.calls[index]), None)
-        if called is None:
-            return Sighting(target, found)
-        calls = called.calls[index]
-        return Sighting(
-            target,
-            found,
-            calls=len(calls),
-            first_event=calls[0].event,
-            output=calls[0].output,
-            is_returned=any(call.output is each for call in calls for each in called.returned),
-        )
+        for run in self._runs:
+            if calls := run.calls[index]:
+                first = calls[0]
+                returned = any(call.output is each for call in calls for each in run.returned)
+                return Sighting(target, found, len(calls), first.event, first.output, returned)
+        return Sighting(target, found)
 
-    def _place(self, target: Target, module: nn.Module, index: int) -> Place:
+    def _place(self, target: Target, index: int) -> Place:
+        module, _ = self._watched[index]
         run = self._run_that_teaches(target, index)
         _require_no_nesting(self._model, target, run.events)
         part, spec = self._describe(target, run, index)
@@ -228,18 +217,20 @@ class _Survey:
         }
         if len(layouts) > 1:
             _refuse_different(where, "layouts", outputs)
-        layout = Layout(layouts.pop())
-        specs = [_spec_of(target.slot_name, layout, output) for output in outputs]
-        if len({spec.channels for spec in specs}) > 1:
+        name, layout = target.slot_name, Layout(layouts.pop())
+        if layout.channel_axis >= outputs[0].dim():
+            shape = list(outputs[0].shape)
+            raise SlotError(f"Slot {name!r} is not laid out as {layout.value}", given=shape)
+        channels = {output.shape[layout.channel_axis] for output in outputs}
+        if len(channels) > 1:
             _refuse_different(where, "widths", outputs)
-        extent = tuple(
-            sizes[0] if len(set(sizes)) == 1 else None
-            for sizes in zip(*(spec.extent for spec in specs), strict=True)
-        )
-        return calls[0].part, replace(specs[0], extent=extent)
+        extents = zip(*(layout.extent(output.shape) for output in outputs), strict=True)
+        extent = tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in extents)
+        spec = SlotSpec(name=name, layout=layout, channels=channels.pop(), extent=extent)
+        return calls[0].part, spec
 
 
-def _run(model: nn.Module, watched: Sequence[WatchedModule], sample: Sample) -> list[Run]:
+def _run(model: nn.Module, watched: Mapping[int, Watched], sample: Sample) -> list[Run]:
     """One run in evaluation mode, and one in training mode if that leaves a question.
 
     (Evaluation skips no layer by chance and takes a batch of one; but some parts of a model only
@@ -252,7 +243,7 @@ def _run(model: nn.Module, watched: Sequence[WatchedModule], sample: Sample) -> 
             runs.append(watch(model, watched, sample, training=training))
         except Exception as error:  # the user's code; the other mode may still work
             failures.append(error)
-        if runs and all(runs[-1].brings_gradients(index) for index in range(len(watched))):
+        if runs and all(runs[-1].brings_gradients(index) for index in watched):
             break
     if not runs:
         raise SlotError(
@@ -274,40 +265,31 @@ def _refuse_different(where: str, what: str, outputs: Sequence[Tensor]) -> None:
 def _choose_part(target: Target, output: object) -> Part:
     """Which part of a module's output the slot serves: the only tensor, unless told."""
     where, part = opening(target.where), target.part
-    if isinstance(output, Tensor):
-        if part is not None:
+    chosen: list[Part] = [None]
+    if isinstance(output, (tuple, list, dict)):
+        parts = output.items() if isinstance(output, dict) else enumerate(output)
+        tensors = [key for key, value in parts if isinstance(value, Tensor)]
+        chosen = [key for key in tensors if part is None or str(key) == str(part)]
+        if len(chosen) != 1:
             raise SlotError(
-                f"{where} returns one tensor, so there are no parts to pick from",
-                given=f"part {part!r}",
-                fix="leave the part out",
+                f"{where} returns a {type(output).__name__}; say which tensor to grow",
+                given="no part" if part is None else f"part {part!r}",
+                valid=", ".join(f"@{key}" for key in tensors) or "it holds no tensor",
+                fix=f"for example '{target.path}@{tensors[0]}'" if tensors else None,
             )
-        _require_activations(where, output)
-        return None
-    parts: dict[int | str, object]
-    if isinstance(output, dict):
-        parts = dict(output)
-    elif isinstance(output, (tuple, list)):
-        parts = dict(enumerate(output))
-    else:
+    elif not isinstance(output, Tensor):
         raise SlotError(
             f"{where} returns something a slot cannot serve",
             given=type(output).__name__,
             valid="a tensor, or a tuple, list or dict that holds one",
         )
-    tensors = [key for key, value in parts.items() if isinstance(value, Tensor)]
-    chosen = tensors if part is None else [key for key in tensors if str(key) == str(part)]
-    if len(chosen) != 1:
+    elif part is not None:
         raise SlotError(
-            f"{where} returns a {type(output).__name__}; say which tensor to grow",
-            given="no part" if part is None else f"part {part!r}",
-            valid=", ".join(f"@{key}" for key in tensors) or "it holds no tensor",
-            fix=f"for example '{target.path}@{tensors[0]}'" if tensors else None,
+            f"{where} returns one tensor, so there are no parts to pick from",
+            given=f"part {part!r}",
+            fix="leave the part out",
         )
-    _require_activations(where, part_of(output, chosen[0]))
-    return chosen[0]
-
-
-def _require_activations(where: str, tensor: Tensor) -> None:
+    tensor: Tensor = part_of(output, chosen[0])
     if not tensor.is_floating_point():
         raise SlotError(
             f"{where} does not return floating-point activations",
@@ -318,9 +300,9 @@ def _require_activations(where: str, tensor: Tensor) -> None:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
         raise SlotError(f"{where} returns a {kind} tensor", valid="a dense tensor")
     if tensor.numel() == 0:
-        raise SlotError(
-            f"{where} returns an empty tensor", given=list(tensor.shape), fix="give a larger sample"
-        )
+        shape = list(tensor.shape)
+        raise SlotError(f"{where} returns an empty tensor", given=shape, fix="give a larger sample")
+    return chosen[0]
 
 
 def _require_no_nesting(model: nn.Module, target: Target, events: Sequence[ModuleCall]) -> None:
@@ -343,14 +325,6 @@ def _require_no_nesting(model: nn.Module, target: Target, events: Sequence[Modul
             )
 
 
-def _spec_of(name: str, layout: Layout, output: Tensor) -> SlotSpec:
-    shape = list(output.shape)
-    if layout.channel_axis >= len(shape):
-        raise SlotError(f"Slot {name!r} is not laid out as {layout.value}", given=shape)
-    channels = shape[layout.channel_axis]
-    return SlotSpec(name=name, layout=layout, channels=channels, extent=layout.extent(shape))
-
-
 # --- models and submodules that cannot carry slots, whatever passes through them -------------
 
 
@@ -370,9 +344,7 @@ def require_slottable(model: nn.Module) -> None:
             fix="run the model once on the sample, so that its lazy modules get their sizes",
         )
     for name, module in model.named_modules():
-        if isinstance(module, Slot) or any(
-            isinstance(h, Tap) for h in module._forward_hooks.values()
-        ):
+        if isinstance(module, Slot) or taps_on(module):
             raise SlotError(
                 "The model carries slots already",
                 given=f"submodule {name!r}",

@@ -14,17 +14,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from esper.kasmina.export_files import (
-    Written,
-    copied,
-    failing,
-    largest_difference,
-    origin_of,
-    require_file_target,
-    run,
-    set_evaluating,
-    writing,
-)
+from esper.kasmina import export_files
+from esper.kasmina.export_files import Written
 from esper.kasmina.isolation import state_kept
 from esper.kasmina.layout_inference import batch_size
 from esper.kasmina.plain_module import export_module
@@ -49,18 +40,16 @@ def export_program(
     size, before it gets its name; the largest difference is returned.
     """
     path = Path(path)
-    require_file_target(path, ".pt2", rb"PK\x03\x04")
-    model = export_module(host, sample)
-    set_evaluating(model)
-    program = capture(model, sample, dynamic_batch)
-    with writing(path, path) as file:
+    export_files.require_file_target(path, ".pt2", rb"PK\x03\x04")
+    model, sample, program = captured(host, sample, dynamic_batch, on_cpu=False)
+    with export_files.writing(path, path) as file:
         torch.export.save(program, file)
         loaded = torch.export.load(file).module()
         outputs = (
-            (run(model, inputs, evaluating=True), run(loaded, inputs, evaluating=False))
+            [export_files.run(each, inputs) for each in (model, loaded)]
             for inputs in batches(sample, dynamic_batch)
         )
-        difference = largest_difference(model, "The saved program", outputs)
+        difference = export_files.largest_difference(model, "The saved program", outputs)
     return Written(path, difference)
 
 
@@ -76,40 +65,28 @@ def export_onnx(
     """
     path = Path(path)
     _require_packages()
-    require_file_target(path, ".onnx", rb"\x08.\x12\x07pytorch")
-    model, sample, program = captured_on_cpu(host, sample, dynamic_batch)
-    with (
-        failing("The network cannot be converted to ONNX", fix="export_program has no such limit"),
-        _quiet(),
-    ):
+    export_files.require_file_target(path, ".onnx", rb"\x08.\x12\x07pytorch")
+    model, sample, program = captured(host, sample, dynamic_batch)
+    limit = "The network cannot be converted to ONNX"
+    with export_files.failing(limit, fix="export_program has no such limit"), _quiet():
         onnx = torch.onnx.export(program, dynamo=True, verbose=False)
     assert onnx is not None
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    with writing(path, path) as file:
+    with export_files.writing(path, path) as file:
         onnx.save(file, external_data=weights > SINGLE_FILE_BYTES)
-        infer = _session(file)
-        outputs = (
-            (_tensors_in(run(model, inputs, evaluating=True)), infer(inputs))
-            for inputs in batches(sample, dynamic_batch)
-        )
-        difference = largest_difference(model, "The ONNX file", outputs)
+        runtime = importlib.import_module("onnxruntime")
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3  # errors
+        session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        names = [each.name for each in session.get_inputs()]
+        outputs = []
+        for inputs in batches(sample, dynamic_batch):
+            arrays = [tensor.detach().numpy() for tensor in _tensors_in(arguments_of(inputs))]
+            returned = session.run(None, dict(zip(names, arrays, strict=True)))
+            wanted = _tensors_in(export_files.run(model, inputs))
+            outputs.append((wanted, [torch.from_numpy(array) for array in returned]))
+        difference = export_files.largest_difference(model, "The ONNX file", outputs)
     return Written(path, difference)
-
-
-def _session(file: Path) -> Callable[[Sample], list[Tensor]]:
-    """An ONNX file as a function from a sample to its outputs."""
-    runtime = importlib.import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3  # errors
-    session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
-
-    def infer(inputs: Sample) -> list[Tensor]:
-        arrays = [tensor.detach().numpy() for tensor in _tensors_in(arguments_of(inputs))]
-        returned = session.run(None, dict(zip(names, arrays, strict=True)))
-        return [torch.from_numpy(array) for array in returned]
-
-    return infer
 
 
 def _tensors_in(value: object) -> list[Tensor]:
@@ -145,55 +122,47 @@ def _quiet() -> Iterator[None]:
 # --- capturing -------------------------------------------------------------------------------
 
 
-def captured_on_cpu(
-    host: SlottedModel, sample: Sample, dynamic_batch: bool
+def captured(
+    host: SlottedModel, sample: Sample, dynamic_batch: bool, *, on_cpu: bool = True
 ) -> tuple[nn.Module, Sample, ExportedProgram]:
-    """The committed network in eval mode, the sample and the network's graph, all on the CPU."""
-    model = export_module(host, sample).cpu()
-    set_evaluating(model)
-    sample = tree_map_only(Tensor, Tensor.cpu, sample)
-    return model, sample, capture(model, sample, dynamic_batch)
-
-
-def capture(model: nn.Module, sample: Sample, dynamic_batch: bool) -> ExportedProgram:
-    args, kwargs = copied(sample)
+    """The committed network in eval mode, the sample and the network's graph."""
+    model = export_module(host, sample)
+    export_files.set_evaluating(model)
+    if on_cpu:
+        model, sample = model.cpu(), tree_map_only(Tensor, Tensor.cpu, sample)
+    args, kwargs = export_files.copied(sample)
     shapes = None
     if dynamic_batch:
-        batch, size = Dim("batch"), _batch(sample)
+        batch, varies = Dim("batch"), _varying(sample)
         named = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-        shapes = tree_map(lambda leaf: {0: batch} if _varies(leaf, size) else None, dict(named))
+        shapes = tree_map(lambda leaf: {0: batch} if varies(leaf) else None, dict(named))
     try:
         with torch.no_grad(), state_kept(model), _quiet():
-            return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # the user's code, under a tracer
-        raise ExportError(
-            "torch.export cannot capture the network",
-            given=origin_of(error),
-            fix=_advice(origin_of(error), dynamic_batch),
-        ) from error
-
-
-def _advice(reason: str, dynamic_batch: bool) -> str | None:
-    if "data-dependent" in reason:
-        return "where it branches on the values of a tensor, let torch.where choose"
-    if dynamic_batch:
-        return (
-            "if the batch is the reason, write x.shape[0] in place of len(x) in the model, or "
-            "keep the sample's batch size with dynamic_batch=False"
-        )
-    return None
+        reason, fix = export_files.origin_of(error), None
+        if "data-dependent" in reason:
+            fix = "where it branches on the values of a tensor, let torch.where choose"
+        elif dynamic_batch:
+            fix = (
+                "if the batch is the reason, write x.shape[0] in place of len(x) in the model, or "
+                "keep the sample's batch size with dynamic_batch=False"
+            )
+        what = "torch.export cannot capture the network"
+        raise ExportError(what, given=reason, fix=fix) from error
+    return model, sample, program
 
 
 def batches(sample: Sample, dynamic_batch: bool) -> Iterator[Sample]:
     """The sample and, if the batch may vary, the sample twice over in one batch."""
     yield sample
     if dynamic_batch:
-        size = _batch(sample)
-        yield tree_map(lambda leaf: torch.cat([leaf] * 2) if _varies(leaf, size) else leaf, sample)
+        varies = _varying(sample)
+        yield tree_map(lambda leaf: torch.cat([leaf] * 2) if varies(leaf) else leaf, sample)
 
 
-def _batch(sample: Sample) -> int:
-    """The length of the first input's first axis."""
+def _varying(sample: Sample) -> Callable[[object], bool]:
+    """Says which inputs may vary with the batch, the length of the first input's first axis."""
     size = batch_size(sample)
     if size is None or size < 2:
         raise ExportError(
@@ -202,8 +171,4 @@ def _batch(sample: Sample) -> int:
             valid="a batch of 2 or more",
             fix="give a larger sample, or dynamic_batch=False",
         )
-    return size
-
-
-def _varies(value: object, batch: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch
+    return lambda value: isinstance(value, Tensor) and value.shape[:1] == (size,)

@@ -14,8 +14,9 @@ import math
 import operator
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import torch
@@ -25,17 +26,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from esper.kasmina.export_files import (
-    Written,
-    copied,
-    failing,
-    from_template,
-    largest_difference,
-    names_in,
-    writing_python,
-)
+from esper.kasmina import export_files
+from esper.kasmina.export_files import Written
 from esper.kasmina.isolation import randomness_kept
-from esper.kasmina.program_export import batches, captured_on_cpu
+from esper.kasmina.program_export import batches, captured
 from esper.kasmina.slotted import SlottedModel
 from esper.kasmina.watching import Sample, arguments_of
 from esper.leyline.errors import ExportError
@@ -53,21 +47,9 @@ RESERVED = frozenset(
     | set(dir(builtins))
 )
 
-_INFIX = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.floordiv: "//",
-    operator.mod: "%",
-    operator.pow: "**",
-    operator.eq: "==",
-    operator.ne: "!=",
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-}
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%"}
+_SIGNS |= {"pow": "**", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_INFIX = {getattr(operator, name): sign for name, sign in _SIGNS.items()}
 _TENSOR_INFIX = {"add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/"}
 # Python functions of torch.nn.functional whose arguments are those of the operation.
 _FUNCTIONAL = {"adaptive_avg_pool2d", "hardswish", "leaky_relu", "silu", "elu", "mish", "hardtanh"}
@@ -77,6 +59,8 @@ _NO_METHODS = {"to"}
 # Recorded while the graph was made; the inputs are checked where they come in.
 _DROPPED = {"_assert_tensor_metadata", "sym_constrain_range", "sym_constrain_range_for_size"}
 _WHOLE = 2**63 - 1  # the end of a slice that has none
+_PLAIN = {bool, int, float, complex, str, type(None)}  # whose `repr` makes them
+_PLAIN |= {torch.dtype, torch.layout, torch.memory_format}
 
 
 def export_python(
@@ -92,15 +76,35 @@ def export_python(
     Returned is the largest difference between what the file and the network give on the sample,
     twice in a row, and on a batch of twice the size: as a rule 0. Above 1e-5 nothing is written.
     """
-    model, sample, program = captured_on_cpu(host, sample, dynamic_batch)
+    model, sample, program = captured(host, sample, dynamic_batch)
     source, tensors = _source(model, program, sample)
-    with writing_python(Path(folder), CODE_FILE, source, tensors) as code:
-        difference = _compare(model, sample, dynamic_batch, code)
+    with export_files.writing_python(Path(folder), CODE_FILE, source, tensors) as code:
+        pairs = []
+        for inputs in batches(sample, dynamic_batch):
+            with export_files.failing("The written file does not run"):
+                given = _replay(run_path(str(code))["Model"](), inputs)
+            pairs.append(zip(_replay(copy.deepcopy(model), inputs), given, strict=True))
+        first, second = zip(*pairs, strict=True)
+        remembers = "The network remembers something between calls, so the file"
+        difference = max(
+            export_files.largest_difference(model, "The file", first),
+            export_files.largest_difference(model, remembers, second),
+        )
     return Written(Path(folder), difference)
 
 
 def _refuse(reason: str, fix: str = "the format pt2 has no such limit") -> ExportError:
     return ExportError("The network cannot be written as Python", given=reason, fix=fix)
+
+
+def _replay(module: nn.Module, inputs: Sample) -> list[list[object]]:
+    """The leaves of what it returns, called twice; what it remembers, it remembers."""
+    with randomness_kept(module, stream=0), torch.no_grad():
+        outputs: list[list[object]] = []
+        for _ in range(2):
+            args, kwargs = export_files.copied(inputs)
+            outputs.append(copy.deepcopy(tree_leaves(module(*args, **kwargs))))
+        return outputs
 
 
 # --- the source ------------------------------------------------------------------------------
@@ -138,7 +142,7 @@ def _source(
         "ARGUMENTS": ", ".join(["self", *arguments]),
         "BODY": body,
     }
-    return from_template("model", fillings), tensors
+    return export_files.from_template("model", fillings), tensors
 
 
 def _weights(
@@ -171,11 +175,9 @@ def _arguments(model: nn.Module, sample: Sample) -> tuple[list[str], list[tuple[
             raise _refuse(f"an argument of its forward is called {name!r}", fix="rename it")
     leaves = [leaf for name, value in given.items() for leaf in _paths_to_leaves(value, name)]
     if len(leaves) != len(tree_leaves((args, kwargs))):
-        kinds = {type(value).__name__ for _, value in leaves}
-        raise _refuse(
-            f"its arguments are {', '.join(sorted(kinds))}",
-            fix="pass tensors, or tuples, lists and dicts of them",
-        )
+        kinds = ", ".join(sorted({type(value).__name__ for _, value in leaves}))
+        fix = "pass tensors, or tuples, lists and dicts of them"
+        raise _refuse(f"its arguments are {kinds}", fix)
     return list(given), leaves
 
 
@@ -208,37 +210,8 @@ def _structure(value: Any, classes: dict[str, Sequence[str]]) -> str:
     known = isinstance(value, tuple) and fields and name.isidentifier() and name not in RESERVED
     if known and classes.setdefault(name, fields) == fields:
         return f"{name}({', '.join(_structure(each, classes) for each in value)})"
-    raise _refuse(
-        f"it returns a {name}",
-        fix="return tensors in tuples, named tuples, lists or dicts",
-    )
-
-
-# --- checking --------------------------------------------------------------------------------
-
-
-def _compare(model: nn.Module, sample: Sample, dynamic_batch: bool, code: Path) -> float:
-    """Run the file beside the model; the largest difference, if it is small enough."""
-    pairs = []
-    for inputs in batches(sample, dynamic_batch):
-        with failing("The written file does not run"):
-            given = _replay(names_in(code)["Model"](), inputs)
-        pairs.append(zip(_replay(copy.deepcopy(model), inputs), given, strict=True))
-    first, second = zip(*pairs, strict=True)
-    remembers = "The network remembers something between calls, so the file"
-    return max(
-        largest_difference(model, "The file", first), largest_difference(model, remembers, second)
-    )
-
-
-def _replay(module: nn.Module, inputs: Sample) -> list[list[object]]:
-    """The leaves of what it returns, called twice; what it remembers, it remembers."""
-    with randomness_kept(module, stream=0), torch.no_grad():
-        outputs: list[list[object]] = []
-        for _ in range(2):
-            args, kwargs = copied(inputs)
-            outputs.append(copy.deepcopy(tree_leaves(module(*args, **kwargs))))
-        return outputs
+    fix = "return tensors in tuples, named tuples, lists or dicts"
+    raise _refuse(f"it returns a {name}", fix)
 
 
 # --- lines of Python -------------------------------------------------------------------------
@@ -281,10 +254,7 @@ class _Lines:
             return DEVICE
         if isinstance(value, float) and not math.isfinite(value):
             return "math.nan" if math.isnan(value) else f"{'-' if value < 0 else ''}math.inf"
-        plain = (bool, int, float, complex, str, type(None))
-        if type(value) in plain or isinstance(
-            value, (torch.dtype, torch.layout, torch.memory_format)
-        ):
+        if type(value) in _PLAIN:
             return repr(value)
         raise _refuse(f"an operation takes a {type(value).__name__}")
 
@@ -294,23 +264,22 @@ class _Lines:
         target = node.target
         if isinstance(target, torch._ops.HigherOrderOperator):
             self._block(node, target.name())
-            return
-        if isinstance(target, torch._ops.OpOverload):
-            if target._schema.name.partition("::")[2] in _DROPPED:
-                return
-            expression = self._torch_call(node, target)
-        else:
-            assert callable(target)
-            expression = self._python_call(node, target)
-        self._assign(node, expression)
+        elif not isinstance(target, torch._ops.OpOverload):
+            self._assign(node, self._python_call(node, target))
+        elif target._schema.name.partition("::")[2] not in _DROPPED:
+            self._assign(node, self._torch_call(node, target))
 
     def _assign(self, node: fx.Node, expression: str) -> None:
         if node.users:
-            self._names[node] = self._free(node.name)
-            expression = f"{self._names[node]} = {expression}"
+            name = node.name
+            while name in self._taken or name in RESERVED:
+                name += "_"
+            self._taken.add(name)
+            self._names[node] = name
+            expression = f"{name} = {expression}"
         self.lines.append(INDENT * 2 + expression)
 
-    def _python_call(self, node: fx.Node, target: Callable[..., Any]) -> str:
+    def _python_call(self, node: fx.Node, target: Any) -> str:
         """Arithmetic on sizes, and picking from a tuple."""
         given = [self.text(each) for each in node.args]
         if target is operator.getitem:
@@ -362,7 +331,11 @@ class _Lines:
 
     def _block(self, node: fx.Node, name: str) -> None:
         """`with torch.autocast(...)` and `with torch.no_grad()` of the model's own code."""
-        settings, body, given = _parts_of_block(node)
+        bodies = [each for each in node.args if isinstance(each, fx.Node) and each.op == "get_attr"]
+        if not bodies:
+            raise _refuse(f"it uses {node.target}")
+        place = node.args.index(bodies[0])
+        settings, given = node.args[:place], node.args[place + 1 :]
         if name == "wrap_with_autocast":
             device, dtype, enabled, cached = (self.text(each) for each in settings)
             opening = f"torch.autocast({device}, {dtype}, {enabled}, {cached})"
@@ -370,7 +343,7 @@ class _Lines:
             opening = f"torch.set_grad_enabled({self.text(settings[0])})"
         else:
             raise _refuse(f"it uses {name}, control flow that depends on data")
-        inner = getattr(self._root, str(body.target))
+        inner = getattr(self._root, str(bodies[0].target))
         assert isinstance(inner, fx.GraphModule)
         places = inner.graph.find_nodes(op="placeholder")
         outer = {place: self.text(value) for place, value in zip(places, given, strict=True)}
@@ -383,26 +356,10 @@ class _Lines:
         self.lines += [INDENT + line for line in lines.lines]
         self._assign(node, lines.text(tuple(results)))
 
-    # --- names ---------------------------------------------------------------------------
-
-    def _free(self, name: str) -> str:
-        while name in self._taken or name in RESERVED:
-            name += "_"
-        self._taken.add(name)
-        return name
-
     def _delete(self, names: list[str]) -> None:
         if names:
             self.lines.append(f"{INDENT * 2}del {', '.join(names)}")
             names.clear()
-
-
-def _parts_of_block(node: fx.Node) -> tuple[list[Any], fx.Node, list[Any]]:
-    """Its settings, the graph that is its body, and what that is given."""
-    for place, value in enumerate(node.args):
-        if isinstance(value, fx.Node) and value.op == "get_attr":
-            return list(node.args[:place]), value, list(node.args[place + 1 :])
-    raise _refuse(f"it uses {node.target}")
 
 
 def _last_uses(graph: fx.Graph, keep: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:

@@ -40,19 +40,13 @@ class Seed(nn.Module):
     """g in h + alpha * g(h), in the host's own layout."""
 
     def __init__(
-        self,
-        spec: SlotSpec,
-        body: nn.Module,
-        gate: BlendGate | None,
-        *,
-        draws: bool = False,
-        fixed_extent: bool = False,
+        self, spec: SlotSpec, body: nn.Module, gate: BlendGate | None, draws: bool, fixed: bool
     ) -> None:
         super().__init__()
         self.body = body
         self.gate = gate
         self.draws = draws  # random numbers, for dropout say
-        self.fixed_extent = fixed_extent  # do its weights depend on the slot's extent?
+        self.fixed_extent = fixed  # do its weights depend on the slot's extent?
         straight = spec.to_canonical == tuple(range(len(spec.to_canonical)))
         self.permutation = None if straight else (spec.to_canonical, spec.from_canonical)
 
@@ -67,15 +61,7 @@ class Seed(nn.Module):
         return g
 
 
-def build_seed(
-    plan: Blueprint,
-    spec: SlotSpec,
-    blend: Blend,
-    *,
-    stream: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Seed:
+def build_seed(plan: Blueprint, spec: SlotSpec, blend: Blend, stream: int) -> Seed:
     """A newborn seed, checked to be exactly nothing.
 
     It is drawn on the CPU from its own stream, so that planting leaves the host's random
@@ -83,18 +69,11 @@ def build_seed(
     """
     with torch.device("cpu"), randomness_kept(stream=derive_seed(stream, "weights")):
         body = plan.build(spec)
-        draws = _require_zero_point(plan, spec, body)
-    gate = BlendGate(spec.channels, spec.channel_axis) if blend is Blend.GATE else None
-    seed = Seed(spec, body, gate, draws=draws, fixed_extent=plan.fixed_extent)
-    return seed.to(device=device, dtype=dtype)
-
-
-def _require_zero_point(plan: Blueprint, spec: SlotSpec, body: nn.Module) -> bool:
-    """Raise unless the newborn body returns zeros; says whether it draws random numbers."""
-    h = torch.randn(spec.canonical_shape(batch=2))
-    before = torch.get_rng_state()
-    with state_kept(body), torch.no_grad():
-        output = body(h)
+        h = torch.randn(spec.canonical_shape(batch=2))
+        before = torch.get_rng_state()
+        with state_kept(body), torch.no_grad():
+            output = body(h)
+        draws = not torch.equal(before, torch.get_rng_state())
     if bool((output != 0).any()):  # also true of NaN
         raise BlueprintError(
             f"Blueprint {plan.name!r} is not zero when it is new",
@@ -102,7 +81,8 @@ def _require_zero_point(plan: Blueprint, spec: SlotSpec, body: nn.Module) -> boo
             valid="exactly 0 everywhere",
             fix="end it with zeroed(layer) and nothing after, or with a ScalarGate",
         )
-    return not torch.equal(before, torch.get_rng_state())
+    gate = BlendGate(spec.channels, spec.channel_axis) if blend is Blend.GATE else None
+    return Seed(spec, body, gate, draws, plan.fixed_extent)
 
 
 # --- slots -----------------------------------------------------------------------------------
@@ -244,24 +224,23 @@ def replace_part(output: object, part: Part, value: object) -> object:
     return changed
 
 
-def _make_compiled_code_notice_hooks() -> None:
-    """Compiled code does not look at hooks by default, and would silently skip a new seed.
-
-    The flag is set, and code compiled without it dropped, once and only if torch.compile is used.
-    """
+def set_tap(target: nn.Module, slot: Slot, part: Part, on: bool) -> None:
+    """Install or take away the slot's hook. A slot that does nothing leaves no hook behind."""
+    # Compiled code does not look at hooks by default, and would silently skip a new seed. The flag
+    # is set, and code compiled without it dropped, once and only if torch.compile is used.
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None and dynamo.config.skip_nnmodule_hook_guards:
         dynamo.config.skip_nnmodule_hook_guards = False
         dynamo.reset()
-
-
-def set_tap(target: nn.Module, slot: Slot, part: Part, on: bool) -> None:
-    """Install or take away the slot's hook. A slot that does nothing leaves no hook behind."""
-    _make_compiled_code_notice_hooks()
-    hooks = target._forward_hooks
-    mine = [key for key, hook in hooks.items() if isinstance(hook, Tap) and hook.slot is slot]
+    mine = taps_on(target, slot)
     if on and not mine:
         target.register_forward_hook(Tap(slot, part))
     elif not on:
         for key in mine:
-            del hooks[key]
+            del target._forward_hooks[key]
+
+
+def taps_on(module: nn.Module, slot: Slot | None = None) -> list[int]:
+    """The keys of the hooks that lead to this slot, or to any."""
+    hooks = module._forward_hooks.items()
+    return [key for key, hook in hooks if isinstance(hook, Tap) and slot in (None, hook.slot)]

@@ -10,16 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
+from esper.kasmina import optimizer_surgery as surgery
 from esper.kasmina.blueprints import build_catalogue, find_blueprint, learning_rate_scales
 from esper.kasmina.gates import UNLIMITED, GateRules, Situation, explain, legality
 from esper.kasmina.isolation import Isolation, only_learning, state_kept
-from esper.kasmina.optimizer_surgery import (
-    add_parameters,
-    arrange_parameters,
-    prepare_groups,
-    remove_parameters,
-    require_same_parameters,
-)
 from esper.kasmina.probe import Place, Sample, Target, probe
 from esper.kasmina.slot import Mode, Seed, Slot, build_seed, set_tap
 from esper.kasmina.transitions import decide, pass_time, remove_now
@@ -132,10 +126,11 @@ class SlottedModel(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self._places = probe(model, places, sample)
+        self.slot_places = probe(model, places, sample)  # in the model, in the order of the slots
         self.model = model
-        self.specs = tuple(place.spec for place in self._places)
-        self.slots = nn.ModuleList(Slot(spec) for spec in self.specs)
+        self.specs = tuple(place.spec for place in self.slot_places)
+        self._slots = [Slot(spec) for spec in self.specs]
+        self.slots = nn.ModuleList(self._slots)
         self.isolation = Isolation.named(isolation)
         self.rules = rules or GateRules()
         self.budget = torch.tensor([UNLIMITED if budget is None else budget])
@@ -148,7 +143,7 @@ class SlottedModel(nn.Module):
         self._seed_passes = 0
         self._in_seed_pass = False
         self._overrides: list[float | None] = [None] * len(self.specs)
-        self._optimizers: list[Optimizer] = []
+        self.optimizers: list[Optimizer] = []  # that are tracked
 
     # --- running -------------------------------------------------------------------------
 
@@ -173,7 +168,7 @@ class SlottedModel(nn.Module):
         training = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
         learning: list[nn.Parameter] = []
         settled = [self.model]  # whatever must not notice: the host, and seeds that joined it
-        for slot, is_training in zip(self._slots(), training, strict=True):
+        for slot, is_training in zip(self._slots, training, strict=True):
             if is_training:
                 learning += slot.parameters()
             elif slot.seed is not None:
@@ -183,13 +178,9 @@ class SlottedModel(nn.Module):
         with (
             only_learning(self, learning, stream=stream),
             state_kept(*settled),
-            self._overridden([1.0 if on else None for on in training]),
+            self._overridden([1.0 if on else None for on in training], seed_pass=True),
         ):
-            try:
-                self._in_seed_pass = True
-                yield
-            finally:
-                self._in_seed_pass = False
+            yield
 
     def without(self, *names: str) -> AbstractContextManager[None]:
         """Inside, the seeds of these slots are off: the counterfactual that attribution needs."""
@@ -202,38 +193,31 @@ class SlottedModel(nn.Module):
         return self._overridden([None if is_kept else 0.0 for is_kept in kept])
 
     @contextmanager
-    def _overridden(self, alphas: Sequence[float | None]) -> Iterator[None]:
+    def _overridden(
+        self, alphas: Sequence[float | None], *, seed_pass: bool = False
+    ) -> Iterator[None]:
         """Inside, slots run at these alphas; None leaves a slot as it is."""
-        outer = self._overrides
+        outer = self._overrides, self._in_seed_pass
         try:
-            pairs = zip(alphas, outer, strict=True)
+            pairs = zip(alphas, self._overrides, strict=True)
             self._overrides = [before if alpha is None else alpha for alpha, before in pairs]
+            self._in_seed_pass |= seed_pass
             self._set_modes()
             yield
         finally:
-            self._overrides = outer
+            self._overrides, self._in_seed_pass = outer
             self._set_modes()
 
     def _set_modes(self) -> None:
         """Bring every slot's mode, alpha and hook in line with the arrays and the overrides."""
         training = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
         straight_through = self.isolation is Isolation.STRAIGHT_THROUGH
-        for index, (slot, place) in enumerate(zip(self._slots(), self._places, strict=True)):
+        for index, (slot, place) in enumerate(zip(self._slots, self.slot_places, strict=True)):
             override = self._overrides[index]
             alpha = float(self.lifecycle.alpha[0, index]) if override is None else override
             isolated = override is None and training[index] and straight_through
             slot.switch(alpha, straight=isolated)
             set_tap(place.module, slot, place.part, on=slot.mode is not Mode.OFF)
-
-    @property
-    def slot_places(self) -> Sequence[Place]:
-        """Where each slot sits in the model, in the order of the slots."""
-        return self._places
-
-    def _slots(self) -> Iterator[Slot]:
-        for slot in self.slots:
-            assert isinstance(slot, Slot)
-            yield slot
 
     # --- growing -------------------------------------------------------------------------
 
@@ -257,14 +241,10 @@ class SlottedModel(nn.Module):
         blend: Blend | str | None = None,
     ) -> list[str]:
         """Why this op would be refused now; empty when it is legal."""
-        return explain(
-            self.situation,
-            0,
-            op,
-            self.catalogue.slots.index(slot),
-            blueprint=None if blueprint is None else self.catalogue.index(blueprint),
-            blend=None if blend is None else Blend.named(blend),
-        )
+        index = self.catalogue.slots.index(slot)
+        plan = None if blueprint is None else self.catalogue.index(blueprint)
+        way = None if blend is None else Blend.named(blend)
+        return explain(self.situation, 0, op, index, blueprint=plan, blend=way)
 
     @overload
     def apply(self, fn: Actions) -> Transitions: ...
@@ -281,8 +261,8 @@ class SlottedModel(nn.Module):
 
     def pass_time(self) -> Transitions:
         """An epoch has ended: move alphas and counters, and check the optimisers."""
-        for optimizer in self._optimizers:
-            require_same_parameters(optimizer, self)
+        for optimizer in self.optimizers:
+            surgery.require_same_parameters(optimizer, self)
         return self._become(*pass_time(self.situation))
 
     def remove_now(self, *names: str) -> Transitions:
@@ -315,37 +295,31 @@ class SlottedModel(nn.Module):
 
     def _become(self, life: Lifecycle, record: Transitions) -> Transitions:
         """Adopt new arrays, planting and removing modules so that the body matches them."""
-        for index, slot in enumerate(self._slots()):
+        for index, slot in enumerate(self._slots):
             wanted = int(life.blueprint[0, index])
             if wanted != NOTHING and slot.seed is None:
                 self._plant(index, slot, wanted, Blend(int(life.blend[0, index])))
             elif wanted == NOTHING and slot.seed is not None:
-                for optimizer in self._optimizers:
-                    remove_parameters(optimizer, _named(index, slot.seed))
+                for optimizer in self.optimizers:
+                    surgery.remove_parameters(
+                        optimizer, dict(slot.named_parameters(f"slots.{index}"))
+                    )
                 slot.hold(None)
-        for optimizer in self._optimizers:
-            arrange_parameters(optimizer, list(self.slots.parameters()))
+        for optimizer in self.optimizers:
+            surgery.arrange_parameters(optimizer, list(self.slots.parameters()))
         self.lifecycle = life
         self._set_modes()
         return record
 
     def _plant(self, index: int, slot: Slot, blueprint: int, blend: Blend) -> None:
-        spec, module = self.specs[index], self._places[index].module
-        like = next(
-            (p for p in [*module.parameters(), *self.model.parameters()] if p.is_floating_point()),
-            torch.zeros(()),
-        )
+        spec, module = self.specs[index], self.slot_places[index].module
+        weights = [*module.parameters(), *self.model.parameters()]
+        like = next((p for p in weights if p.is_floating_point()), torch.zeros(()))
         self._planted += 1
         plan = find_blueprint(self.catalogue.names[blueprint], spec.family)
-        seed = build_seed(
-            plan,
-            spec,
-            blend,
-            stream=derive_seed(self.seed, "seed", spec.name, self._planted),
-            device=like.device,
-            dtype=like.dtype,
-        ).train(self.training)
-        for optimizer in self._optimizers:
+        stream = derive_seed(self.seed, "seed", spec.name, self._planted)
+        seed = build_seed(plan, spec, blend, stream).to(like).train(self.training)
+        for optimizer in self.optimizers:
             _let_join(optimizer, index, seed)
         slot.hold(seed)
 
@@ -374,29 +348,24 @@ class SlottedModel(nn.Module):
     def gradient_norms(self) -> dict[str, float]:
         """The norm of each seed's present gradient, for seeds that have one."""
         norms: dict[str, float] = {}
-        for spec, slot in zip(self.specs, self._slots(), strict=True):
+        for spec, slot in zip(self.specs, self._slots, strict=True):
             grads = [p.grad.norm() for p in slot.parameters() if p.grad is not None]
             if grads:
                 norms[spec.name] = float(torch.stack(grads).norm())
         return norms
 
-    @property
-    def optimizers(self) -> Sequence[Optimizer]:
-        """Those that are tracked, in the order in which they were given."""
-        return tuple(self._optimizers)
-
     def track(self, optimizer: Optimizer) -> None:
         """Keep this optimiser's parameters equal to the model's; track before making schedulers."""
-        if optimizer in self._optimizers:
+        if optimizer in self.optimizers:
             return
-        require_same_parameters(optimizer, self)
-        prepare_groups(optimizer, (1.0, GATE_LEARNING_RATE_SCALE))
-        self._optimizers.append(optimizer)
+        surgery.require_same_parameters(optimizer, self)
+        surgery.prepare_groups(optimizer, (1.0, GATE_LEARNING_RATE_SCALE))
+        self.optimizers.append(optimizer)
 
     def _let_seeds_join(self, optimizer: Optimizer) -> None:
         """Give the seeds that exist to an optimiser that was made from the model alone."""
-        prepare_groups(optimizer, (1.0, GATE_LEARNING_RATE_SCALE))
-        for index, slot in enumerate(self._slots()):
+        surgery.prepare_groups(optimizer, (1.0, GATE_LEARNING_RATE_SCALE))
+        for index, slot in enumerate(self._slots):
             if slot.seed is not None:
                 _let_join(optimizer, index, slot.seed)
 
@@ -445,9 +414,6 @@ class SlottedModel(nn.Module):
 
 
 def _let_join(optimizer: Optimizer, index: int, seed: Seed) -> None:
-    scales = {f"slots.{index}.seed.{name}": s for name, s in learning_rate_scales(seed).items()}
-    add_parameters(optimizer, _named(index, seed), scales)
-
-
-def _named(index: int, seed: Seed) -> dict[str, nn.Parameter]:
-    return {f"slots.{index}.seed.{name}": p for name, p in seed.named_parameters()}
+    prefix = f"slots.{index}.seed"
+    named = dict(seed.named_parameters(prefix))
+    surgery.add_parameters(optimizer, named, learning_rate_scales(seed, prefix))

@@ -18,6 +18,12 @@ from esper.leyline.stages import LIVING_STAGES, SeedStage
 
 # N hosts, S slots
 
+# What a removed seed leaves in its slot's arrays, beside the embargo.
+_REMAINS = dict.fromkeys(("blueprint", "blend"), NOTHING) | dict.fromkeys(
+    ("alpha", "age", "params", "contribution", "contribution_known", "gradient", "gradient_known"),
+    0,
+)
+
 
 def blend_alpha(epochs_in_stage: Tensor, tempo: int) -> Tensor:
     """Smooth step from 0 to 1; the first epoch of blending already moves."""
@@ -64,23 +70,8 @@ class _Change:
     def bury(self, cause: Tensor | int, where: Tensor | None = None) -> None:
         """Remove condemned seeds whose alpha is zero; their slots start to rest."""
         gone = self.pass_gate(SeedStage.EMBARGOED, cause, where)
-        life = self.life
-
-        def cleared(array: Tensor, value: int = 0) -> Tensor:
-            return torch.where(gone, torch.tensor(value, dtype=array.dtype), array)
-
-        self.set(
-            blueprint=cleared(life.blueprint, NOTHING),
-            blend=cleared(life.blend, NOTHING),
-            alpha=cleared(life.alpha),
-            age=cleared(life.age),
-            params=cleared(life.params),
-            embargo=cleared(life.embargo, self.situation.rules.embargo),
-            contribution=cleared(life.contribution),
-            contribution_known=cleared(life.contribution_known),
-            gradient=cleared(life.gradient),
-            gradient_known=cleared(life.gradient_known),
-        )
+        left = _REMAINS | {"embargo": self.situation.rules.embargo}
+        self.set(**{key: getattr(self.life, key).masked_fill(gone, n) for key, n in left.items()})
 
 
 def decide(
@@ -99,16 +90,16 @@ def decide(
     change = _Change(situation)
     ops = actions["op"]
     chosen = one_hot(actions["slot"], slots).bool()  # [N, S]
-
-    def slots_of(op: LifecycleOp) -> Tensor:
-        return chosen & (ops == op)[:, None]
-
-    _germinate(change, slots_of(LifecycleOp.GERMINATE), actions)
-    _advance(change, slots_of(LifecycleOp.ADVANCE), LifecycleOp.ADVANCE)
-    change.move(slots_of(LifecycleOp.FOSSILIZE), SeedStage.FOSSILIZED, LifecycleOp.FOSSILIZE)
-    _prune(change, slots_of(LifecycleOp.PRUNE))
-    intervened = (ops != LifecycleOp.WAIT).long()
-    change.set(interventions=change.life.interventions + intervened)
+    where = {op: chosen & (ops == op)[:, None] for op in LifecycleOp}
+    _germinate(change, where[LifecycleOp.GERMINATE], actions)
+    _advance(change, where[LifecycleOp.ADVANCE], LifecycleOp.ADVANCE)
+    change.move(where[LifecycleOp.FOSSILIZE], SeedStage.FOSSILIZED, LifecycleOp.FOSSILIZE)
+    pruned = where[LifecycleOp.PRUNE]
+    change.move(pruned, SeedStage.PRUNED, LifecycleOp.PRUNE)
+    faded = _fade(change.life.alpha, situation.rules.prune_tempo)
+    change.set(alpha=torch.where(pruned, faded, change.life.alpha))
+    change.bury(LifecycleOp.PRUNE, pruned)
+    change.set(interventions=change.life.interventions + (ops != LifecycleOp.WAIT).long())
     return change.life, change.record
 
 
@@ -135,14 +126,6 @@ def _advance(change: _Change, where: Tensor, cause: LifecycleOp) -> None:
     first = torch.where(life.blend == Blend.IMMEDIATE, 1.0, first)
     change.set(alpha=torch.where(where, first, life.alpha))
     change.pass_gate(SeedStage.HOLDING, cause, where)
-
-
-def _prune(change: _Change, where: Tensor) -> None:
-    change.move(where, SeedStage.PRUNED, LifecycleOp.PRUNE)
-    life = change.life
-    faded = _fade(life.alpha, change.situation.rules.prune_tempo)
-    change.set(alpha=torch.where(where, faded, life.alpha))
-    change.bury(LifecycleOp.PRUNE, where)
 
 
 def pass_time(situation: Situation) -> tuple[Lifecycle, Transitions]:

@@ -5,7 +5,7 @@ The model, the sample and all random states are afterwards as they were before.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from esper.leyline.errors import SlotError
 
 Sample = Tensor | Sequence[Any] | Mapping[str, Any]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+# A module under watch, and what says which part of its output is meant or raises if none can be.
+Watched = tuple[nn.Module, Callable[[object], Part]]
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,6 @@ class ModuleCall:
     inputs: tuple[object, ...]
     output: object
     named_inputs: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class WatchedModule:
-    """A module under watch, and which part of its output is meant."""
-
-    module: nn.Module
-    choose_part: Callable[[object], Part]  # raises if none can be meant
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ class Run:
     """What was seen while the model ran."""
 
     events: list[ModuleCall]
-    calls: list[list[Call]]  # of each watched module
+    calls: dict[int, list[Call]]  # of each watched module
     reached: set[int]  # ids of the tensors that receive gradient from the model's output
     returned: list[Tensor]  # in the model's output
     refused: dict[int, SlotError]  # by watched module: its output has no part that could be meant
@@ -81,30 +75,35 @@ def call(model: nn.Module, sample: Sample) -> object:
 
 
 def watch(
-    model: nn.Module, places: Sequence[WatchedModule], sample: Sample, *, training: bool
+    model: nn.Module, places: Mapping[int, Watched], sample: Sample, *, training: bool
 ) -> Run:
     """Run the model, all of it in training or in evaluation mode."""
     events: list[ModuleCall] = []
-    calls: list[list[Call]] = [[] for _ in places]
+    calls: dict[int, list[Call]] = {index: [] for index in places}
     refused: dict[int, SlotError] = {}
     watched: dict[int, list[int]] = {}  # by module
     marked: dict[int, Tensor] = {}  # markers by the tensor that they were added to
-    for index, place in enumerate(places):
-        watched.setdefault(id(place.module), []).append(index)
+    for index, (module, _) in places.items():
+        watched.setdefault(id(module), []).append(index)
 
     def note(
         module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object
     ) -> object:
         for index in watched.get(id(module), ()):
             try:
-                part = places[index].choose_part(output)
+                part = places[index][1](output)
             except SlotError as error:  # not raised here, where the model's code could catch it
                 refused.setdefault(index, error)
                 continue
-            seen = _marked(output, part, marked, event=len(events))
-            calls[index].append(seen)
-            if part_of(output, part) is not seen.output:
-                output = replace_part(output, part, seen.output)
+            tensor: Tensor = part_of(output, part)
+            if id(tensor) not in marked:  # by the last child, whose output a container passes on
+                dtype, device = tensor.dtype, tensor.device
+                marker = torch.zeros((), dtype=dtype, device=device, requires_grad=True)
+                tensor = tensor + marker
+                marked[id(tensor)] = marker
+                output = replace_part(output, part, tensor)
+            marker = marked[id(tensor)]
+            calls[index].append(Call(len(events), part, tensor, marker, torch.is_grad_enabled()))
         events.append(ModuleCall(module, args, output, kwargs))
         return output
 
@@ -112,7 +111,14 @@ def watch(
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
     args, kwargs = tree_map_only(Tensor, copied, arguments_of(sample))
-    with state_kept(model), randomness_kept(model), _uncompiled(), torch.enable_grad():
+    compiles = "torch._dynamo" in sys.modules
+    with (
+        state_kept(model),
+        randomness_kept(model),
+        # Compiled parts of the model run as they were written, so that hooks see all.
+        torch.compiler.set_stance("force_eager") if compiles else nullcontext(),
+        torch.enable_grad(),
+    ):
         hookable = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
         handles = [module.register_forward_hook(note, with_kwargs=True) for module in hookable]
         try:
@@ -124,25 +130,6 @@ def watch(
                 handle.remove()
     tensors = list(_tensors_in(output))
     return Run(events, calls, _leaves_behind(tensors), tensors, refused, training)
-
-
-def _uncompiled() -> AbstractContextManager[object]:
-    """Inside, compiled parts of the model run as they were written, so that hooks see all."""
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return stance
-
-
-def _marked(output: object, part: Part, marked: dict[int, Tensor], *, event: int) -> Call:
-    """What a container passes on from its last child bears that child's marker already."""
-    tensor: Tensor = part_of(output, part)
-    marker = marked.get(id(tensor))
-    if marker is None:
-        marker = torch.zeros((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
-        tensor = tensor + marker
-        marked[id(tensor)] = marker
-    return Call(event, part, tensor, marker, torch.is_grad_enabled())
 
 
 def _tensors_in(output: object) -> Iterator[Tensor]:
