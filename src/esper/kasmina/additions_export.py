@@ -11,6 +11,7 @@ from runpy import run_path
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from esper.kasmina import export_files
 from esper.kasmina.export_files import Written
@@ -21,7 +22,7 @@ from esper.leyline.errors import ExportError
 
 CODE_FILE = "module.py"
 _GLOBALS = {"torch", "math", "operator", "inf", "nan", "getattr"}  # that the written file has too
-_FACTORY = ("device", "dtype")  # arguments of constructors that only say where weights are made
+_PLAIN = {bool, int, float, str, type(None)}  # what constructors are told
 
 
 def export_additions(host: SlottedModel, sample: Sample, folder: str | Path) -> Written:
@@ -120,22 +121,17 @@ def _construct(module: nn.Module, classes: list[str]) -> str:
 def _settings(module: nn.Module) -> Iterator[str]:
     """The arguments with which torch's constructor makes a module like this one."""
     for name, parameter in inspect.signature(type(module).__init__).parameters.items():
-        if name in ("self", *_FACTORY):
+        if name in ("self", "device", "dtype"):  # the last two only say where weights are made
             continue
         value = getattr(module, name, parameter.default)
         if name == "bias":
             value = value is not None and value is not False
         if type(value) is torch.Size:
             value = tuple(value)
-        if parameter.kind is parameter.VAR_POSITIONAL or not _is_plain(value):
+        plain = all(type(leaf) in _PLAIN for leaf in tree_leaves(value))
+        if parameter.kind is parameter.VAR_POSITIONAL or not plain:
             raise _refuse(f"a seed holds a {type(module).__name__}, whose {name} is not a number")
         yield f"{name}={value!r}"
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(_is_plain(each) for each in value)
-    return type(value) in (bool, int, float, str, type(None))
 
 
 def _class_of(module: fx.GraphModule, classes: list[str]) -> str:

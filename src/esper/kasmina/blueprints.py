@@ -101,9 +101,9 @@ def find_blueprint(name: str, family: Family | str) -> Blueprint:
 
 
 @lru_cache(maxsize=4096)
-def cost(plan: Blueprint, spec: SlotSpec) -> int:
+def cost(plan: Blueprint | None, spec: SlotSpec) -> int:
     """Parameters a seed would add. Checks the output shape on the way; allocates nothing."""
-    if not plan.fits(spec):
+    if plan is None or not plan.fits(spec):
         return NOT_APPLICABLE
     shape = spec.canonical_shape(batch=2)
     try:
@@ -145,12 +145,10 @@ def build_catalogue(
         unknown += names
     if unknown:
         raise UnknownNameError.of("blueprint", unknown[0], known)
-
-    def price(spec: SlotSpec, name: str) -> int:
-        plan = _REGISTRY.get((spec.family, name))
-        return NOT_APPLICABLE if plan is None else cost(plan, spec)
-
-    costs = tuple(tuple(price(spec, name) for name in names) for spec in specs)
+    plans = [[_REGISTRY.get((spec.family, name)) for name in names] for spec in specs]
+    costs = tuple(
+        tuple(cost(plan, spec) for plan in row) for row, spec in zip(plans, specs, strict=True)
+    )
     slots = SlotConfig(tuple(spec.name for spec in specs))
     return BlueprintCatalogue(slots, tuple(names), costs, blend_costs(specs), host_params)
 
@@ -335,7 +333,13 @@ def conv(spec: SlotSpec) -> nn.Module:
 def token_mix(spec: SlotSpec) -> nn.Module:
     """Mixes positions however far apart, the same way in every channel."""
     (length,) = spec.extent
-    assert length is not None, "a blueprint of fixed extent fits no slot whose length varies"
+    if length is None:
+        raise BlueprintError(
+            f"token_mix needs the length of slot {spec.name!r}",
+            given="a length that varies",
+            valid="a fixed length",
+            fix="use conv or attention where lengths vary",
+        )
     inner = reduced(length, 2)
     return _two(TokenLinear(length, inner), TokenLinear(inner, length))
 

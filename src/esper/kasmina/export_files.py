@@ -190,14 +190,13 @@ def require_file_target(path: Path, suffix: str, beginning: bytes) -> None:
             fix=f"for example {path.with_suffix(suffix)}" if path.name else None,
         )
     beside = path.with_name(path.name + WEIGHTS_BESIDE)
+    foreign = None
     if path.exists() and not _begins_with(path, beginning):
-        raise ExportError(
-            f"{path} is not an earlier export", given="another file", fix="name a new file"
-        )
-    if beside.exists() and not path.exists():
-        raise ExportError(
-            f"{beside} would be written over", given="another file", fix="name a new file"
-        )
+        foreign = f"{path} is not an earlier export"
+    elif beside.exists() and not path.exists():
+        foreign = f"{beside} would be written over"
+    if foreign is not None:
+        raise ExportError(foreign, given="another file", fix="name a new file")
 
 
 def _require_place(path: Path, kind: str) -> None:

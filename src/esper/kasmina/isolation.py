@@ -25,27 +25,21 @@ class Isolation(StrEnum):
     STRAIGHT_THROUGH = "straight_through"  # in the host's own pass, from the gradient that h gets
 
 
-def _generators(modules: Sequence[nn.Module]) -> list[torch.Generator]:
-    """Every generator of torch that a pass through the modules may draw from."""
-    found: list[torch.Generator] = [torch.default_generator]
-    tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
-    for device in sorted({tensor.device for tensor in tensors}, key=str):
-        if device.type == "mps":
-            found.append(torch.mps._get_default_mps_generator())
-        elif device.type not in ("cpu", "meta"):
-            found.append(torch.get_device_module(device).default_generators[device.index])
-    for part in (part for module in modules for part in module.modules()):
-        # torch's own isinstance is slow here, and this runs once in every step.
-        found += [value for value in vars(part).values() if type(value) is torch.Generator]
-    return found
-
-
 @contextmanager
 def randomness_kept(*modules: nn.Module, stream: int | None = None) -> Iterator[None]:
     """Random states are put back at the end: torch's on the CPU, on the modules' devices and in
     their attributes, numpy's and Python's. Inside, with `stream` given, all start from it.
     """
-    generators = _generators(modules)
+    generators: list[torch.Generator] = [torch.default_generator]
+    tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    for device in sorted({tensor.device for tensor in tensors}, key=str):
+        if device.type == "mps":
+            generators.append(torch.mps._get_default_mps_generator())
+        elif device.type not in ("cpu", "meta"):
+            generators.append(torch.get_device_module(device).default_generators[device.index])
+    for part in (part for module in modules for part in module.modules()):
+        # torch's own isinstance is slow here, and this runs once in every step.
+        generators += [value for value in vars(part).values() if type(value) is torch.Generator]
     torch_states = [generator.get_state() for generator in generators]
     numpy_state, python_state = np.random.get_state(), random.getstate()
     try:

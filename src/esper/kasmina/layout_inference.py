@@ -97,7 +97,19 @@ class Evidence:
                 given=self.shape,
                 valid="2, 3 or 4 axes: [B, C], [B, C, L], [B, T, C], [B, C, H, W] or [B, H, W, C]",
             )
-        self._require_batch()
+        for event in self.origins:
+            # Convolutions take a lone sample too; its channels would then pass for the batch.
+            axes = _spatial_axes(event.module)
+            if axes is None or len(self.shape) == axes + 2:
+                continue
+            pooled_features = len(self.shape) == 2 and axes == 1  # pools and norms take [B, C] too
+            if isinstance(event.module, nn.modules.conv._ConvNd) or not pooled_features:
+                raise SlotError(
+                    f"{opening(self.where)} returns activations without a batch axis",
+                    given=f"{self.shape} from {type(event.module).__name__}",
+                    valid=f"{axes + 2} axes",
+                    fix="give a sample with a batch axis, as in training",
+                )
         if len(self.shape) == 2:
             layout = Layout.DENSE
         elif self._channel_axis() == FIRST:
@@ -115,21 +127,6 @@ class Evidence:
                 fix="name a submodule whose output has the batch as an axis",
             )
         return layout
-
-    def _require_batch(self) -> None:
-        """Convolutions take a lone sample too; its channels would then pass for the batch."""
-        for event in self.origins:
-            axes = _spatial_axes(event.module)
-            if axes is None or len(self.shape) == axes + 2:
-                continue
-            pooled_features = len(self.shape) == 2 and axes == 1  # pools and norms take [B, C] too
-            if isinstance(event.module, nn.modules.conv._ConvNd) or not pooled_features:
-                raise SlotError(
-                    f"{opening(self.where)} returns activations without a batch axis",
-                    given=f"{self.shape} from {type(event.module).__name__}",
-                    valid=f"{axes + 2} axes",
-                    fix="give a sample with a batch axis, as in training",
-                )
 
     def _channel_axis(self) -> int:
         for event in self.origins:

@@ -172,7 +172,7 @@ class _Growth(nn.Module):
         if own is not None and carrier.dtype not in (None, own.dtype):
             self.cast_to = None if torch.is_autocast_enabled(own.device.type) else own.dtype
 
-    def grow(self, output: Any) -> Any:
+    def forward(self, output: Any) -> Any:
         h = output if self.part is None else output[self.part]
         g = Seed.forward(cast("Seed", self), h if self.cast_to is None else h.to(self.cast_to))
         grown = h + (g if self.alpha == 1.0 else self.alpha * g).to(h.dtype)
@@ -188,18 +188,11 @@ class _Growth(nn.Module):
         return changed
 
 
-class _Stage(_Growth):
-    """The growth as a module that follows its carrier."""
-
-    def forward(self, output: Any) -> Any:
-        return self.grow(output)
-
-
 class _Hook(_Growth):
-    """The growth as a forward hook of its carrier."""
+    """The growth as a forward hook of its carrier, not as a module that follows it."""
 
-    def forward(self, module: nn.Module, args: object, output: Any) -> Any:
-        return self.grow(output)
+    def forward(self, module: nn.Module, args: object, output: Any) -> Any:  # type: ignore[override]
+        return super().forward(output)
 
 
 def _graft(root: nn.Module, place: _Carrier, seed: Seed) -> None:
@@ -218,16 +211,24 @@ def _graft(root: nn.Module, place: _Carrier, seed: Seed) -> None:
                 given=type(graph._codegen).__name__,
                 fix="plant the seed in the module from which the graph was made",
             )
-        name = _adopt(carrier, name, _plain(_Stage(seed, place)))
+        name = _adopt(carrier, name, _plain(_Growth(seed, place)))
         returned = graph.output_node()
         with graph.inserting_before(returned):
             returned.args = (graph.call_module(name, (returned.args[0],)),)
         carrier.recompile()
     elif type(carrier).forward is nn.Sequential.forward and not other_hooks:
-        _adopt(carrier, name, _plain(_Stage(seed, place)))
+        _adopt(carrier, name, _plain(_Growth(seed, place)))
     else:
         hook = _plain(_Hook(seed, place))
-        home = _home(root, path)
+        home = path  # the nearest module outwards to which a submodule can be added
+        while isinstance(root.get_submodule(home), _CONTAINERS):
+            if not home:
+                raise ExportError(
+                    "There is no module that could hold the exported seed",
+                    given=f"the model is a {type(root).__name__} that runs its children itself",
+                    fix="wrap it in an nn.Module of your own that calls it",
+                )
+            home = home.rpartition(".")[0]
         relative = path.removeprefix(home).strip(".").replace(".", "_")
         _adopt(root.get_submodule(home), f"{relative}_{name}" if relative else name, hook)
         if taps:
@@ -263,19 +264,6 @@ def _adopt(parent: nn.Module, name: str, child: nn.Module) -> str:
         name += "_"
     parent.add_module(name, child)
     return name
-
-
-def _home(root: nn.Module, path: str) -> str:
-    """The nearest module, from the carrier outwards, to which a submodule can be added."""
-    while isinstance(root.get_submodule(path), _CONTAINERS):
-        if not path:
-            raise ExportError(
-                "There is no module that could hold the exported seed",
-                given=f"the model is a {type(root).__name__} that runs its children itself",
-                fix="wrap it in an nn.Module of your own that calls it",
-            )
-        path = path.rpartition(".")[0]
-    return path
 
 
 # --- Esper's classes as graphs ---------------------------------------------------------------

@@ -49,9 +49,8 @@ class Target:
         if isinstance(place, Target):
             return place
         path, at, part = place.partition("@")
-        if not at:
-            return cls(path)
-        return cls(path, part=int(part) if part.lstrip("-").isdigit() else part)
+        number = part.lstrip("-").isdigit()
+        return cls(path, int(part) if number else part if at else None)
 
     @property
     def slot_name(self) -> str:
@@ -96,10 +95,8 @@ def probe(
     """
     if isinstance(model, SegmentedHost) and places is None:
         require_slottable(model)
-        return [
-            Place(model.get_submodule(path), None, spec)
-            for spec, path in zip(model.slot_specs(), model.slot_paths().values(), strict=True)
-        ]
+        specs = enumerate(model.slot_specs())
+        return [Place(model.segments[index], None, spec) for index, spec in specs]
     if not places or sample is None:
         raise SlotError(
             "Slots on a model of your own need places and a sample",

@@ -133,7 +133,7 @@ def _source(
     [results] = program.graph.output_node().args
     assert isinstance(results, (tuple, list))
     classes: dict[str, Sequence[str]] = {}
-    texts = [_Text(lines.text(each)) for each in results]
+    texts = [lines.text(each) for each in results]
     returned = _structure(tree_unflatten(texts, program.call_spec.out_spec), classes)
     body = "\n".join([*checks, *lines.lines, f"{INDENT * 2}return {returned}"])
     definitions = [f"{name} = namedtuple({name!r}, {fields!r})" for name, fields in classes.items()]
@@ -192,14 +192,10 @@ def _check(place: fx.Node, expression: str, value: object) -> str:
     return f"require_value({expression!r}, {expression}, {value!r})"
 
 
-class _Text(str):
-    """An expression, as a leaf of what is returned."""
-
-
 def _structure(value: Any, classes: dict[str, Sequence[str]]) -> str:
     """What the network returns, as an expression; named tuples are defined in `classes`."""
-    if isinstance(value, _Text):
-        return str(value)
+    if isinstance(value, str):  # the expression for a leaf
+        return value
     if type(value) in (list, tuple):
         return _bracketed(value, (_structure(each, classes) for each in value))
     if type(value) in (dict, OrderedDict):
@@ -214,11 +210,8 @@ def _structure(value: Any, classes: dict[str, Sequence[str]]) -> str:
     raise _refuse(f"it returns a {name}", fix)
 
 
-# --- lines of Python -------------------------------------------------------------------------
-
-
 class _Lines:
-    """Writes graphs; remembers which name stands for which node."""
+    """Writes graphs as lines of Python; remembers which name stands for which node."""
 
     def __init__(self, names: Mapping[fx.Node, str], taken: set[str], root: fx.GraphModule) -> None:
         self.lines: list[str] = []
@@ -229,7 +222,12 @@ class _Lines:
 
     def write(self, graph: fx.Graph, *, keep: Sequence[fx.Node] = ()) -> None:
         """Every operation of the graph, in order; values in `keep` are never deleted."""
-        last = _last_uses(graph, keep)
+        kept = {*keep, *graph.output_node().all_input_nodes}
+        order = {node: place for place, node in enumerate(graph.nodes)}
+        last: dict[fx.Node, list[fx.Node]] = {}  # by node: the values that nobody needs after it
+        for node in graph.nodes:
+            if node.op == "call_function" and node.users and node not in kept:
+                last.setdefault(max(node.users, key=order.__getitem__), []).append(node)
         waiting: list[str] = []  # names that a section leaves behind
         for node in graph.nodes:
             if node.op in ("get_attr", "placeholder", "output"):
@@ -240,7 +238,13 @@ class _Lines:
                 self._delete(waiting)
                 self._heading = _heading(node)
                 self.lines.append(f"{INDENT * 2}# {self._heading}")
-            self._operation(node)
+            target = node.target
+            if isinstance(target, torch._ops.HigherOrderOperator):
+                self._block(node, target.name())
+            elif not isinstance(target, torch._ops.OpOverload):
+                self._assign(node, self._python_call(node, target))
+            elif target._schema.name.partition("::")[2] not in _DROPPED:
+                self._assign(node, self._torch_call(node, target))
             waiting += [self._names[dead] for dead in last.get(node, ()) if dead in self._names]
         self._delete(waiting)
 
@@ -257,17 +261,6 @@ class _Lines:
         if type(value) in _PLAIN:
             return repr(value)
         raise _refuse(f"an operation takes a {type(value).__name__}")
-
-    # --- operations ----------------------------------------------------------------------
-
-    def _operation(self, node: fx.Node) -> None:
-        target = node.target
-        if isinstance(target, torch._ops.HigherOrderOperator):
-            self._block(node, target.name())
-        elif not isinstance(target, torch._ops.OpOverload):
-            self._assign(node, self._python_call(node, target))
-        elif target._schema.name.partition("::")[2] not in _DROPPED:
-            self._assign(node, self._torch_call(node, target))
 
     def _assign(self, node: fx.Node, expression: str) -> None:
         if node.users:
@@ -362,24 +355,11 @@ class _Lines:
             names.clear()
 
 
-def _last_uses(graph: fx.Graph, keep: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """By node: the values that nobody needs after it."""
-    kept = {*keep, *graph.output_node().all_input_nodes}
-    order = {node: place for place, node in enumerate(graph.nodes)}
-    found: dict[fx.Node, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if node.op == "call_function" and node.users and node not in kept:
-            found.setdefault(max(node.users, key=order.__getitem__), []).append(node)
-    return found
-
-
 def _heading(node: fx.Node) -> str:
     """The innermost module that an operation belongs to; its path is a name that anyone chose."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path, kind = stack[-1] if stack else ("", "")
-    if not isinstance(kind, str):
-        kind = getattr(kind, "__name__", "")
-    kind = kind.rpartition(".")[2]
+    kind = str(getattr(kind, "__name__", kind)).rpartition(".")[2]
     if path.startswith("_empty_nn_module_stack"):
         return ""
     return f"{ascii(path)[1:-1] or 'the model'}: {kind if kind.isidentifier() else 'a module'}"

@@ -85,9 +85,6 @@ def build_seed(plan: Blueprint, spec: SlotSpec, blend: Blend, stream: int) -> Se
     return Seed(spec, body, gate, draws, plan.fixed_extent)
 
 
-# --- slots -----------------------------------------------------------------------------------
-
-
 class Mode(IntEnum):
     OFF = 0  # h passes untouched: the same tensor, not h + 0
     STRAIGHT = 1  # h passes untouched, the seed receives the gradient that h receives

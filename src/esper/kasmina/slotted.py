@@ -194,7 +194,7 @@ class SlottedModel(nn.Module):
 
     @contextmanager
     def _overridden(
-        self, alphas: Sequence[float | None], *, seed_pass: bool = False
+        self, alphas: Sequence[float | None], seed_pass: bool = False
     ) -> Iterator[None]:
         """Inside, slots run at these alphas; None leaves a slot as it is."""
         outer = self._overrides, self._in_seed_pass

@@ -51,23 +51,19 @@ class _Change:
     def set(self, **arrays: Tensor) -> None:
         self.situation = replace(self.situation, life=replace(self.life, **arrays))
 
-    def move(self, where: Tensor, after: SeedStage, cause: Tensor | int) -> None:
+    def move(self, where: Tensor, after: SeedStage, cause: int) -> None:
         if bool(where.any()):
             life, record = move(self.life, where, after, cause)
             self.situation = replace(self.situation, life=life)
             self.record += record
 
-    def pass_gate(
-        self, after: SeedStage, cause: Tensor | int, where: Tensor | None = None
-    ) -> Tensor:
+    def pass_gate(self, after: SeedStage, cause: int, where: Tensor | bool = True) -> Tensor:
         """Move every slot (of `where`) for which the gate is open; returns which did."""
-        open_ = GATES_INTO[after].accepts(self.situation)
-        if where is not None:
-            open_ = open_ & where
+        open_ = GATES_INTO[after].accepts(self.situation) & where
         self.move(open_, after, cause)
         return open_
 
-    def bury(self, cause: Tensor | int, where: Tensor | None = None) -> None:
+    def bury(self, cause: int, where: Tensor | bool = True) -> None:
         """Remove condemned seeds whose alpha is zero; their slots start to rest."""
         gone = self.pass_gate(SeedStage.EMBARGOED, cause, where)
         left = _REMAINS | {"embargo": self.situation.rules.embargo}
@@ -132,9 +128,8 @@ def pass_time(situation: Situation) -> tuple[Lifecycle, Transitions]:
     """One epoch has passed: counters, alphas, and every transition that needs no decision."""
     life, rules = situation.life, situation.rules
     waited = life.epochs_in_stage + 1
-    alpha = torch.where(
-        life.at(SeedStage.BLENDING), blend_alpha(waited, rules.blend_tempo), life.alpha
-    )
+    blended = blend_alpha(waited, rules.blend_tempo)
+    alpha = torch.where(life.at(SeedStage.BLENDING), blended, life.alpha)
     alpha = torch.where(life.at(SeedStage.PRUNED), _fade(alpha, rules.prune_tempo), alpha)
     life = replace(
         life,

@@ -107,10 +107,9 @@ def watch(
         events.append(ModuleCall(module, args, output, kwargs))
         return output
 
-    def copied(tensor: Tensor) -> Tensor:
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-    args, kwargs = tree_map_only(Tensor, copied, arguments_of(sample))
+    args, kwargs = tree_map_only(
+        Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), arguments_of(sample)
+    )
     compiles = "torch._dynamo" in sys.modules
     with (
         state_kept(model),
