@@ -268,6 +268,7 @@ def _convolution(
 
 
 def _two(first: nn.Module, last: nn.Module) -> nn.Module:
+    """Both layers, with a last one that is zero when it is new."""
     return nn.Sequential(first, activation(), zeroed(last))
 
 
@@ -317,8 +318,8 @@ def bottleneck(spec: SlotSpec) -> nn.Module:
 def depthwise(spec: SlotSpec) -> nn.Module:
     """Filters each channel over its positions, then mixes channels."""
     width = spec.channels
-    each = _convolution(spec, width, width, KERNELS[spec.family], groups=width)
-    return _two(each, _convolution(spec, width, width))
+    filters = _convolution(spec, width, width, KERNELS[spec.family], groups=width)
+    return _two(filters, _convolution(spec, width, width))
 
 
 @blueprint("conv", Family.CONV1D, Family.CONV2D)

@@ -126,7 +126,7 @@ class SlottedModel(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.slot_places = probe(model, places, sample)  # in the model, in the order of the slots
+        self.slot_places = probe(model, places, sample)  # where the slots sit, in order
         self.model = model
         self.specs = tuple(place.spec for place in self.slot_places)
         self._slots = [Slot(spec) for spec in self.specs]
@@ -300,10 +300,9 @@ class SlottedModel(nn.Module):
             if wanted != NOTHING and slot.seed is None:
                 self._plant(index, slot, wanted, Blend(int(life.blend[0, index])))
             elif wanted == NOTHING and slot.seed is not None:
+                leaving = dict(slot.named_parameters(f"slots.{index}"))
                 for optimizer in self.optimizers:
-                    surgery.remove_parameters(
-                        optimizer, dict(slot.named_parameters(f"slots.{index}"))
-                    )
+                    surgery.remove_parameters(optimizer, leaving)
                 slot.hold(None)
         for optimizer in self.optimizers:
             surgery.arrange_parameters(optimizer, list(self.slots.parameters()))
