@@ -83,10 +83,8 @@ class Situation:
 
     def facts(self, host: int, slot: int) -> dict[str, Any]:
         """By name, what refusals speak of: the rules, the slot's state, what there is room for."""
-        arrays = self.life.state_dict().items()
-        state = {
-            name: array[host].expand(self.life.shape[1])[slot].item() for name, array in arrays
-        }
+        arrays, slots = self.life.state_dict().items(), self.life.shape[1]
+        state = {name: array[host].expand(slots)[slot].item() for name, array in arrays}
         costs = self.catalogue.total_costs()[slot]
         room, cheapest = int(self.room()[host]), min(costs[costs >= 0].tolist(), default=None)
         known = {"stage": SeedStage(int(state["stage"])).name, "room": room, "cheapest": cheapest}

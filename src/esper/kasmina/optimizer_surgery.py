@@ -55,7 +55,9 @@ def _group_for(optimizer: Optimizer, scale: float) -> dict[str, Any]:
 
 
 def add_parameters(
-    optimizer: Optimizer, named: Mapping[str, nn.Parameter], scales: Mapping[str, float] = {}
+    optimizer: Optimizer,
+    named: Mapping[str, nn.Parameter],
+    scales: Mapping[str, float] | None = None,
 ) -> None:
     """Give newborn parameters to the optimiser, with fresh state; on error, none of them."""
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
@@ -65,7 +67,7 @@ def add_parameters(
         raise OptimizerMismatchError(
             "The optimiser already holds parameters that were to be added", given=", ".join(twice)
         )
-    groups = {name: _group_for(optimizer, scales.get(name, 1.0)) for name in named}
+    groups = {name: _group_for(optimizer, (scales or {}).get(name, 1.0)) for name in named}
     for name, parameter in named.items():
         groups[name]["params"].append(parameter)
         if "param_names" in groups[name]:
