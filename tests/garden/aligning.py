@@ -31,7 +31,7 @@ from esper.tamiyo.controllers import (
     Proposal,
     RandomLegal,
 )
-from esper.tamiyo.controllers.proposals import at_best_slot, open_slots
+from esper.tamiyo.controllers.proposals import at_best_slot
 from tests.tamiyo.scripted import (
     Renamed,
     Scripted,
@@ -56,10 +56,9 @@ def toggling(arm: Arm) -> Controller:
     def wishes(signals: Signals, legality: Legality) -> list[Proposal]:
         slot, blueprint = arm.place(signals.catalogue)
         always = signals.lifecycle.epoch >= 0
-        on = open_slots(legality, LifecycleOp.PRUNE) & (signals.lifecycle.alpha >= 1.0)
         return [
-            at_best_slot(LifecycleOp.PRUNE, on),
-            at_best_slot(LifecycleOp.ADVANCE, open_slots(legality, LifecycleOp.ADVANCE)),
+            at_best_slot(legality, LifecycleOp.PRUNE, signals.lifecycle.alpha >= 1.0),
+            at_best_slot(legality, LifecycleOp.ADVANCE),
             Proposal(always, LifecycleOp.GERMINATE, slot, blueprint, int(Blend.RAMP)),
         ]
 

@@ -16,7 +16,6 @@ from esper.tamiyo.controllers.proposals import (
     at_best_slot,
     first_plant,
     open_plants,
-    open_slots,
     tended,
 )
 
@@ -61,9 +60,8 @@ def destructive(arm: Arm, before_end: int = 2) -> Controller:
         life = signals.lifecycle
         ending = signals.horizon - life.epoch <= before_end
         plant = ~ending & (life.epoch >= arm.epoch)
-        prune = open_slots(legality, LifecycleOp.PRUNE) & ending[:, None]
         return [
-            at_best_slot(LifecycleOp.PRUNE, prune),
+            at_best_slot(legality, LifecycleOp.PRUNE, ending[:, None]),
             _plant(plant, signals.catalogue, replace(arm, blend="immediate")),
         ]
 
@@ -86,7 +84,7 @@ def spammy(arm: Arm) -> Controller:
         catalogue, always = signals.catalogue, signals.lifecycle.epoch >= 0
         places = [replace(arm, slot=slot) for slot in catalogue.slots.names]
         return [
-            at_best_slot(LifecycleOp.PRUNE, open_slots(legality, LifecycleOp.PRUNE)),
+            at_best_slot(legality, LifecycleOp.PRUNE),
             *(_plant(always, catalogue, place) for place in places),
         ]
 

@@ -141,18 +141,15 @@ def choose(
     scores = logits.float()
     if not greedy:
         scores = scores + gumbel(scores, generator)
-    if _is_independent(legality.space):
+    space = legality.space
+    if not any(space.given) and all(map(all, space.relevance)):  # heads are independent
         masks = _stacked_masks(logits, legality)
         actions = most_likely(scores, masks)
     else:
         actions, masks = _choose_in_order(scores, legality)
     if validate:
-        require_choice(masks, legality.space.names)
+        require_choice(masks, space.names)
     return Choice(actions, masks, MaskedCategorical(logits, masks, False).log_prob(actions))
-
-
-def _is_independent(space: ActionSpace) -> bool:
-    return not any(space.given) and all(map(all, space.relevance))
 
 
 def _stacked_masks(logits: Tensor, legality: Legality) -> Tensor:

@@ -130,8 +130,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> Hidden:
         """An empty memory for that many rows; by default where and as the weights are."""
-        like = self.features[0].weight
-        assert isinstance(like, Tensor)
+        like = self.memory_norm.weight
         shape = (self.lstm_layers, rows, self.lstm_hidden_dim)
         h = torch.zeros(shape, device=device or like.device, dtype=dtype or like.dtype)
         return h, torch.zeros_like(h)
@@ -144,7 +143,12 @@ class FactoredRecurrentActorCritic(nn.Module):
         `starts` [N] or [N, T] marks the steps that begin an episode: the memory is empty there.
         Without `hidden` the memory is empty at first, on the device and in the type of `states`.
         """
-        self._require_states(states)
+        if states.ndim not in (2, 3) or states.shape[-1] != self.state_dim:
+            raise AgreementError(
+                "States have the wrong shape",
+                given=list(states.shape),
+                valid=f"[rows, {self.state_dim}] or [rows, time, {self.state_dim}]",
+            )
         if hidden is None:
             hidden = self.get_initial_hidden(len(states), states.device, states.dtype)
         features = self.features(self.observation_norm(states) * self.visible.to(states.dtype))
@@ -227,27 +231,15 @@ class FactoredRecurrentActorCritic(nn.Module):
         squares = returns.double().masked_fill(~valid, 0.0).square().sum()
         total = summed(torch.stack((squares, valid.sum().double())))
         square = total[0] / total[1].clamp(min=1)
-        self.return_weight.lerp_(
-            torch.ones_like(self.return_weight), 1 - constants.RETURN_SCALE_DECAY
-        )
-        self.return_moment.lerp_(square, 1 - constants.RETURN_SCALE_DECAY)
-        scale = (
-            (self.return_moment / self.return_weight).sqrt().clamp(min=constants.MIN_RETURN_SCALE)
-        )
+        news = 1 - constants.RETURN_SCALE_DECAY
+        self.return_weight.lerp_(torch.ones_like(self.return_weight), news)
+        self.return_moment.lerp_(square, news)
+        size = (self.return_moment / self.return_weight).sqrt()
+        scale = size.clamp(min=constants.MIN_RETURN_SCALE)
         ratio = self.return_scale / scale.to(self.return_scale)
-        last = self.value_head[-1]
-        assert isinstance(last, nn.Linear)
-        last.weight.mul_(ratio)
-        last.bias.mul_(ratio)
+        for parameter in self.value_head[-1].parameters():
+            parameter.mul_(ratio)
         self.return_scale.copy_(scale)
-
-    def _require_states(self, states: Tensor) -> None:
-        if states.ndim not in (2, 3) or states.shape[-1] != self.state_dim:
-            raise AgreementError(
-                "States have the wrong shape",
-                given=list(states.shape),
-                valid=f"[rows, {self.state_dim}] or [rows, time, {self.state_dim}]",
-            )
 
 
 def _mlp(inputs: int, outputs: int) -> nn.Sequential:
@@ -347,22 +339,19 @@ def run_sequences(
     a sequence this is one call of the LSTM. Otherwise sequences are cut at the resets, and pieces
     of similar length run side by side, padded.
     """
-    outputs: Tensor
-    if starts is None:
-        outputs = lstm(inputs, hidden)[0]
-        return outputs
-    if starts.dtype != torch.bool or starts.shape != inputs.shape[:2]:
-        raise AgreementError(
-            "Episode starts must have a boolean for each step",
-            given=f"{starts.dtype} {list(starts.shape)}",
-            valid=f"torch.bool {list(inputs.shape[:2])}",
-        )
-    starts = starts.cpu()
-    hidden = reset_hidden(hidden, starts[:, 0])
-    if not bool(starts[:, 1:].any()):
-        outputs = lstm(inputs, hidden)[0]
-        return outputs
-    return _run_pieces(lstm, inputs, hidden, starts)
+    if starts is not None:
+        if starts.dtype != torch.bool or starts.shape != inputs.shape[:2]:
+            raise AgreementError(
+                "Episode starts must have a boolean for each step",
+                given=f"{starts.dtype} {list(starts.shape)}",
+                valid=f"torch.bool {list(inputs.shape[:2])}",
+            )
+        starts = starts.cpu()
+        hidden = reset_hidden(hidden, starts[:, 0])
+        if bool(starts[:, 1:].any()):
+            return _run_pieces(lstm, inputs, hidden, starts)
+    outputs: Tensor = lstm(inputs, hidden)[0]
+    return outputs
 
 
 def _run_pieces(lstm: nn.LSTM, inputs: Tensor, hidden: Hidden, starts: Tensor) -> Tensor:

@@ -10,22 +10,9 @@ from esper.leyline.errors import DuplicateNameError, UnknownNameError
 from esper.tamiyo.controllers.learned import ShippedSettings, shipped_controller
 from esper.tamiyo.controllers.protocol import Checkable, Controller
 from esper.tamiyo.controllers.racing import Race, RaceConfig
-from esper.tamiyo.controllers.rules import (
-    Gap,
-    Heuristic,
-    HeuristicConfig,
-    NeverGrow,
-    Periodic,
-    Plateau,
-    RandomLegal,
-)
-from esper.tamiyo.controllers.schedules import (
-    FixedSchedule,
-    FixedSettings,
-    OracleSettings,
-    read_oracle,
-)
-from esper.tamiyo.controllers.specs import OwnSettings, Settings, parse_settings
+from esper.tamiyo.controllers.rules import OWN_SETTINGS, Heuristic, HeuristicConfig
+from esper.tamiyo.controllers.schedules import FixedSchedule, FixedSettings, OracleSettings
+from esper.tamiyo.controllers.specs import Settings, parse_settings
 
 S = TypeVar("S", bound=Settings)
 
@@ -76,11 +63,10 @@ def make_controller(
     return controller
 
 
-_OWN: tuple[type[OwnSettings], ...] = (NeverGrow, RandomLegal, Periodic, Plateau, Gap)
-for _own in _OWN:
+for _own in OWN_SETTINGS:
     register_controller(_own.kind, _own, lambda controller: controller)
 register_controller("fixed", FixedSettings, lambda settings: FixedSchedule(settings.arms()))
 register_controller("race", RaceConfig, Race)
 register_controller("heuristic", HeuristicConfig, Heuristic)
-register_controller("oracle", OracleSettings, read_oracle)
+register_controller("oracle", OracleSettings, OracleSettings.oracle)
 register_controller("tamiyo", ShippedSettings, shipped_controller)

@@ -54,8 +54,7 @@ class LearnedController:
     ) -> None:
         """`blueprints`: those of the hosts it was trained on, if they are known."""
         self.network, self.greedy, self.name = network, greedy, name
-        self.blueprints = blueprints
-        self.generator = generator
+        self.generator, self.blueprints = generator, blueprints
         self._hidden: Hidden | None = None
 
     @property
@@ -76,15 +75,14 @@ class LearnedController:
 
     def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
         """Refuse hosts with other slots or blueprints than it was trained on."""
-        space = HEADS.resolve(catalogue)
-        ours, theirs = "the trained controller", "the host"
-        slots = (ours, self.network.space.size("slot")), (theirs, space.size("slot"))
-        require_agreement("the number of slots", *slots)
-        if self.blueprints:
-            require_agreement("blueprints", (ours, self.blueprints), (theirs, catalogue.names))
-        require_agreement("action heads", (ours, self.network.space), (theirs, space))
-        size = ("the host", FeatureTable.of(catalogue).size)
-        require_agreement("features", ("the trained controller", self.network.state_dim), size)
+        ours, theirs = self.network.space, HEADS.resolve(catalogue)
+        for what, left, right in (
+            ("the number of slots", ours.size("slot"), theirs.size("slot")),
+            ("blueprints", self.blueprints or catalogue.names, catalogue.names),
+            ("action heads", ours, theirs),
+            ("features", self.network.state_dim, FeatureTable.of(catalogue).size),
+        ):
+            require_agreement(what, ("the trained controller", left), ("the host", right))
 
     @torch.no_grad()
     def act(self, signals: Signals | Tensor, legality: Legality, starts: Tensor) -> Actions:
@@ -155,18 +153,14 @@ def read_kept(path: Path) -> Kept:
     archive = read_archive(path, kind=KIND, version=VERSION)
     notes = archive.notes
     try:
-        sizes = [notes[name] for name in ("state_dim", "lstm_hidden_dim", "lstm_layers")]
-        mean = archive.tensors["observation_norm.mean"]
+        told = [notes[name] for name in ("state_dim", "lstm_hidden_dim", "lstm_layers")]
         space, card = ActionSpace.from_dict(notes["space"]), dict(notes["card"])
-        memory = archive.tensors["lstm.weight_hh_l0"].shape  # [4 * hidden, hidden]
+        state_dim = len(archive.tensors["observation_norm.mean"])
+        hidden = archive.tensors["lstm.weight_hh_l0"].shape[-1]  # of [4 * hidden, hidden]
         layers = sum(name.startswith("lstm.weight_hh_l") for name in archive.tensors)
-        told = (mean.shape, memory, layers)
-        if not all(type(size) is int for size in sizes) or told != (
-            (sizes[0],),
-            (4 * sizes[1], sizes[1]),
-            sizes[2],
-        ):
-            raise ValueError(f"sizes {sizes}")
+        sizes = [state_dim, hidden, layers]
+        if told != sizes or any(type(size) is not int for size in told):
+            raise ValueError(f"sizes {told}")
         network = FactoredRecurrentActorCritic(space, *sizes)
         ours = {name: tensor.shape for name, tensor in network.state_dict().items()}
         stored = {name: tensor.shape for name, tensor in archive.tensors.items()}

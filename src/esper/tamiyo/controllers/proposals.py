@@ -60,24 +60,22 @@ def open_plants(legality: Legality, blend: Blend) -> Tensor:
     return open_.expand(shape)
 
 
-def at_best_slot(op: LifecycleOp, where: Tensor, score: Tensor | None = None) -> Proposal:
-    """The op in the slot of `where` [N, S] with the highest score [N, S]; else the first one."""
-    scores = torch.zeros(where.shape) if score is None else score.nan_to_num(0.0)  # Inf: finite
-    return Proposal(where.any(1), op, scores.masked_fill(~where, -math.inf).argmax(1))
+def at_best_slot(
+    legality: Legality, op: LifecycleOp, where: Tensor | bool = True, score: Tensor | None = None
+) -> Proposal:
+    """The op in the legal slot of `where` [N, S] with the highest score [N, S]; else the first."""
+    open_ = open_slots(legality, op) & where
+    scores = torch.zeros(open_.shape) if score is None else score.nan_to_num(0.0)  # Inf: finite
+    return Proposal(open_.any(1), op, scores.masked_fill(~open_, -math.inf).argmax(1))
 
 
 def tended(signals: Signals, legality: Legality, train: Tensor | int) -> list[Proposal]:
     """What every patient gardener does: fossilize as soon as legal, the most useful seed first;
     start blending after `train` epochs (a number, or [N, S]) in isolation."""
     life = signals.lifecycle
-    ripe = open_slots(legality, LifecycleOp.ADVANCE) & (life.epochs_in_stage >= train)
     return [
-        at_best_slot(
-            LifecycleOp.FOSSILIZE,
-            open_slots(legality, LifecycleOp.FOSSILIZE),
-            life.contribution,
-        ),
-        at_best_slot(LifecycleOp.ADVANCE, ripe),
+        at_best_slot(legality, LifecycleOp.FOSSILIZE, score=life.contribution),
+        at_best_slot(legality, LifecycleOp.ADVANCE, life.epochs_in_stage >= train),
     ]
 
 

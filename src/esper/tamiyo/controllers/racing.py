@@ -25,15 +25,9 @@ from esper.tamiyo.controllers.proposals import (
     first_plant,
     in_time,
     open_plants,
-    open_slots,
 )
 from esper.tamiyo.controllers.protocol import restarted
-from esper.tamiyo.controllers.specs import (
-    EVERYWHERE,
-    find_places,
-    require_places,
-    spec_of,
-)
+from esper.tamiyo.controllers.specs import EVERYWHERE, find_places, require_places, spec_of
 
 MEASURES = ("contribution", "gain")
 _RESTING = (SeedStage.PRUNED, SeedStage.EMBARGOED, SeedStage.RESETTING)
@@ -71,18 +65,10 @@ class _Memory:
 
     @classmethod
     def fresh(cls, hosts: int, slots: int, candidates: int) -> "_Memory":
-        def flags(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.bool)
-
+        over = torch.zeros(hosts, dtype=torch.bool)
+        used, kept, condemned = (over[:, None].repeat(1, n) for n in (candidates, slots, slots))
         unknown = torch.full((hosts, slots), torch.nan, dtype=torch.float64)
-        return cls(
-            flags(hosts, candidates),
-            unknown,
-            unknown.clone(),
-            flags(hosts, slots),
-            flags(hosts, slots),
-            flags(hosts),
-        )
+        return cls(used, unknown, unknown.clone(), kept, condemned, over)
 
 
 class Race:
@@ -138,7 +124,11 @@ class Race:
     def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
         life = signals.lifecycle
         places = self._candidates(signals.catalogue)
-        memory = self._recalled(_Memory.fresh(*life.shape, len(places)), starts)
+        last = {} if self._memory is None else vars(self._memory)
+        fresh = vars(_Memory.fresh(*life.shape, len(places)))
+        memory = self._memory = _Memory(
+            **{name: restarted(last.get(name), blank, starts) for name, blank in fresh.items()}
+        )
         present = life.at(*sorted(LIVING_STAGES))  # [N, S]
         memory.kept &= present
         memory.condemned &= present
@@ -150,18 +140,9 @@ class Race:
         resting = life.at(*_RESTING)[:, places[:, 0]]
         memory.used |= due & ~open_ & ~resting  # its slot is taken or it is too dear
         plant = first_plant(due.any(1), due & open_, places, Blend.IMMEDIATE)
-        actions = first_legal(
-            legality,
-            [
-                at_best_slot(
-                    LifecycleOp.FOSSILIZE,
-                    memory.kept & open_slots(legality, LifecycleOp.FOSSILIZE),
-                    memory.score,
-                ),
-                at_best_slot(LifecycleOp.PRUNE, memory.condemned),
-                plant,
-            ],
-        )
+        keep = at_best_slot(legality, LifecycleOp.FOSSILIZE, memory.kept, memory.score)
+        prune = at_best_slot(legality, LifecycleOp.PRUNE, memory.condemned)
+        actions = first_legal(legality, [keep, prune, plant])
         planted = actions["op"] == LifecycleOp.GERMINATE
         here = torch.stack([actions["slot"], actions["blueprint"]], 1)  # [N, 2]
         memory.used |= planted[:, None] & (here[:, None] == places).all(2)
@@ -169,16 +150,6 @@ class Race:
         now = signals.latest("validation_accuracy").double()[:, None]
         memory.before = torch.where(into, now, memory.before)
         return actions
-
-    def _recalled(self, fresh: _Memory, starts: Tensor) -> _Memory:
-        last = self._memory
-        self._memory = _Memory(
-            *(
-                restarted(None if last is None else getattr(last, name), blank, starts)
-                for name, blank in vars(fresh).items()
-            )
-        )
-        return self._memory
 
     def _judge(self, memory: _Memory, signals: Signals, present: Tensor) -> None:
         """Measure candidates that have run long enough, and decide whose race is over."""

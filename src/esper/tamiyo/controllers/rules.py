@@ -34,7 +34,6 @@ from esper.tamiyo.controllers.proposals import (
     first_plant,
     in_time,
     open_plants,
-    open_slots,
     tended,
     youngest,
 )
@@ -196,6 +195,9 @@ class Gap(_Trigger):
         return underfits & (youngest(signals) >= self.spacing)
 
 
+OWN_SETTINGS: tuple[type[OwnSettings], ...] = (NeverGrow, RandomLegal, Periodic, Plateau, Gap)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeuristicConfig:
     """The default rule's settings."""
@@ -280,18 +282,13 @@ class Heuristic:
         needed = config.margin + config.rent * share
         worth = life.contribution_known & (life.contribution >= needed)
         late = closing(signals)[:, None]
-        holding = life.at(SeedStage.HOLDING)
         keep = worth & ((life.epochs_in_stage >= config.probation) | late)
         over = life.contribution_known & ((life.epochs_in_stage >= config.trial) | late)
-        ripe = open_slots(legality, LifecycleOp.ADVANCE) & (life.epochs_in_stage >= config.train)
+        lost = life.at(SeedStage.HOLDING) & over & ~worth
         return [
-            at_best_slot(
-                LifecycleOp.FOSSILIZE,
-                keep & open_slots(legality, LifecycleOp.FOSSILIZE),
-                life.contribution - needed,
-            ),
-            at_best_slot(LifecycleOp.ADVANCE, ripe),
-            at_best_slot(LifecycleOp.PRUNE, holding & over & ~worth, needed - life.contribution),
+            at_best_slot(legality, LifecycleOp.FOSSILIZE, keep, life.contribution - needed),
+            at_best_slot(legality, LifecycleOp.ADVANCE, life.epochs_in_stage >= config.train),
+            at_best_slot(legality, LifecycleOp.PRUNE, lost, needed - life.contribution),
         ]
 
     def _ready(self, signals: Signals) -> Tensor:

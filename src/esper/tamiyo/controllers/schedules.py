@@ -9,10 +9,10 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,25 +30,22 @@ from esper.tamiyo.controllers.proposals import (
     epochs_to_permanence,
     first_legal,
     in_time,
-    open_slots,
     tended,
 )
-from esper.tamiyo.controllers.specs import (
-    DEFAULT_ARM_BLEND,
-    DEFAULT_ARM_EPOCH,
-    Arm,
-    require_distinct_slots,
-    spec_of,
-)
+from esper.tamiyo.controllers.specs import DEFAULT_ARM_BLEND, DEFAULT_ARM_EPOCH, Arm, spec_of
 
 Schedule = tuple[Arm, ...]  # empty: wait
 Planned = Arm | Sequence[Arm] | None
 
 
 def as_schedule(plan: Planned) -> Schedule:
-    """One arm, several or none, as a schedule; no slot may be planted twice."""
+    """One arm, several or none, as a schedule.
+
+    A slot carries one seed in an episode: a second arm there would never be planted.
+    """
     arms = () if plan is None else (plan,) if isinstance(plan, Arm) else tuple(plan)
-    require_distinct_slots(arms)
+    if len({arm.slot for arm in arms}) != len(arms):
+        raise EsperError("A schedule can plant a slot only once", given=", ".join(map(str, arms)))
     return arms
 
 
@@ -64,6 +61,14 @@ class PlanArrays(NamedTuple):
     def rows(self, index: Tensor) -> "PlanArrays":
         return PlanArrays(*(array[index] for array in self))
 
+    def plants(self, due: Tensor) -> list[Proposal]:
+        """Plant the arms that are `due` [N, A], earlier ones first."""
+        columns = (array.unbind(1) for array in (self.slot, self.blueprint, self.blend))
+        return [
+            Proposal(where, LifecycleOp.GERMINATE, *place)
+            for where, *place in zip(due.unbind(1), *columns, strict=True)
+        ]
+
 
 _NEVER = torch.iinfo(torch.int64).max
 
@@ -78,9 +83,8 @@ def plans_of(schedules: tuple[Schedule, ...], catalogue: BlueprintCatalogue) -> 
     for row, schedule in enumerate(schedules):
         for place, arm in enumerate(sorted(schedule, key=lambda arm: arm.epoch)):
             slot, blueprint = arm.place(catalogue)
-            numbers[:, row, place] = torch.tensor(
-                [slot, blueprint, Blend.named(arm.blend), arm.epoch]
-            )
+            planted = (slot, blueprint, Blend.named(arm.blend), arm.epoch)
+            numbers[:, row, place] = torch.tensor(planted)
             train[row, slot] = arm.train
     slots, blueprints, blends, epochs = numbers.unbind(0)
     return PlanArrays(slots, blueprints, blends, epochs, train)
@@ -89,12 +93,7 @@ def plans_of(schedules: tuple[Schedule, ...], catalogue: BlueprintCatalogue) -> 
 def follow(plan: PlanArrays, signals: Signals, legality: Legality) -> Actions:
     """Plant what is due, earlier arms first; what grows is brought on as soon as legal."""
     due = signals.lifecycle.epoch[:, None] >= plan.epoch  # [N, A]
-    plants = (
-        Proposal(due[:, arm], LifecycleOp.GERMINATE, plan.slot[:, arm], plan.blueprint[:, arm],
-                 plan.blend[:, arm])
-        for arm in range(due.shape[1])
-    )  # fmt: skip
-    return first_legal(legality, [*tended(signals, legality, plan.train), *plants])
+    return first_legal(legality, [*tended(signals, legality, plan.train), *plan.plants(due)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,29 +108,23 @@ class FixedSettings:
 
     @classmethod
     def of(cls, arms: Sequence[Arm]) -> "FixedSettings":
-        def shared(values: tuple[object, ...]) -> tuple[object, ...]:
-            return values[:1] if len(set(values)) == 1 else values
-
-        columns = {
-            name: shared(tuple(getattr(arm, name) for arm in arms))
-            for name in ("slot", "blueprint", "blend", "epoch", "train")
-        }
-        return cls(**columns)  # type: ignore[arg-type]
+        columns: dict[str, Any] = {}
+        for field in fields(cls):
+            values = tuple(getattr(arm, field.name) for arm in arms)
+            columns[field.name] = values[:1] if len(set(values)) == 1 else values
+        return cls(**columns)
 
     def arms(self) -> Schedule:
-        columns = (self.slot, self.blueprint, self.blend, self.epoch, self.train)
-        count = max(map(len, columns))
-        if any(len(column) not in (1, count) for column in columns):
+        lengths = [len(column) for column in vars(self).values()]
+        count = max(lengths)
+        if not {1, count}.issuperset(lengths):
             raise EsperError(
                 "The lists of a schedule differ in length",
-                given=", ".join(str(len(column)) for column in columns),
+                given=", ".join(map(str, lengths)),
                 valid=f"1 or {count} values each",
             )
-        rows = zip(*(column * (count // len(column)) for column in columns), strict=True)
-        return tuple(
-            Arm(slot=slot, blueprint=blueprint, blend=blend, epoch=epoch, train=train)
-            for slot, blueprint, blend, epoch, train in rows
-        )
+        rows = zip(*(each * (count // len(each)) for each in vars(self).values()), strict=True)
+        return tuple(Arm(**dict(zip(vars(self), row, strict=True))) for row in rows)
 
 
 class _Scheduled(ABC):
@@ -146,14 +139,16 @@ class _Scheduled(ABC):
             arm.require_in_time(horizon)
 
     @abstractmethod
-    def _rows(self, count: int) -> Tensor:
+    def _rows(self, signals: Signals) -> Tensor:
         """[N]: the number of each row's schedule."""
 
     def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
         # Only those that are followed now: a table may hold schedules of other hosts.
-        numbers, row = self._rows(len(signals)).unique(return_inverse=True)
+        numbers, row = self._rows(signals).unique(return_inverse=True)
         followed = tuple(self.schedules[number] for number in numbers.tolist())
-        return follow(plans_of(followed, signals.catalogue).rows(row), signals, legality)
+        return self._follow(plans_of(followed, signals.catalogue).rows(row), signals, legality)
+
+    _follow = staticmethod(follow)
 
 
 class FixedSchedule(_Scheduled):
@@ -172,8 +167,8 @@ class FixedSchedule(_Scheduled):
     def name(self) -> str:
         return spec_of("fixed", FixedSettings.of(self.arms))
 
-    def _rows(self, count: int) -> Tensor:
-        return torch.zeros(count, dtype=torch.int64)
+    def _rows(self, signals: Signals) -> Tensor:
+        return torch.zeros(len(signals), dtype=torch.int64)
 
 
 class RowSchedule(_Scheduled):
@@ -187,13 +182,13 @@ class RowSchedule(_Scheduled):
         super().__init__(numbers)
         self._index = torch.tensor([numbers[schedule] for schedule in wanted], dtype=torch.int64)
 
-    def _rows(self, count: int) -> Tensor:
-        beyond = count - len(self._index)
+    def _rows(self, signals: Signals) -> Tensor:
+        beyond = len(signals) - len(self._index)
         if beyond < 0:
             raise AgreementError(
                 "There are more schedules than environments",
                 given=f"{len(self._index)} schedules",
-                valid=f"at most {count}",
+                valid=f"at most {len(signals)}",
             )
         return torch.cat([self._index, torch.zeros(beyond, dtype=torch.int64)])
 
@@ -225,11 +220,11 @@ class Oracle(_Scheduled):
                 raise UnknownNameError.of("context of the oracle's table", context, self._numbers)
         self._index = torch.tensor([self._numbers[context] for context in contexts])
 
-    def _rows(self, count: int) -> Tensor:
-        if len(self._index) != count:
+    def _rows(self, signals: Signals) -> Tensor:
+        if len(self._index) != len(signals):
             raise AgreementError(
                 "The oracle does not know the context of every environment",
-                given=f"{len(self._index)} contexts for {count} environments",
+                given=f"{len(self._index)} contexts for {len(signals)} environments",
                 fix="call reset(contexts) before an episode",
             )
         return self._index
@@ -239,22 +234,21 @@ class Oracle(_Scheduled):
 class OracleSettings:
     table: str  # a JSON file: context -> list of arms, empty for waiting
 
-
-def read_oracle(settings: OracleSettings) -> Oracle:
-    """The oracle of a JSON file: `{"context": [{"slot": …, "blueprint": …, …}], …}`."""
-    path = Path(settings.table)
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        table = {str(name): tuple(map(Arm.from_dict, arms)) for name, arms in stored.items()}
-    except FileNotFoundError:
-        raise DataError("There is no such oracle table", given=path) from None
-    except (ValueError, TypeError, AttributeError) as wrong:
-        raise DataError(
-            "An oracle table cannot be read",
-            given=f"{path}: {wrong}",
-            valid='{"context": [{"slot": "early", "blueprint": "conv", "epoch": 5}]}',
-        ) from None
-    return Oracle(table)
+    def oracle(self) -> Oracle:
+        """The one of the file: `{"context": [{"slot": …, "blueprint": …, …}], …}`."""
+        path = Path(self.table)
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            table = {str(name): tuple(map(Arm.from_dict, arms)) for name, arms in stored.items()}
+        except FileNotFoundError:
+            raise DataError("There is no such oracle table", given=path) from None
+        except (ValueError, TypeError, AttributeError) as wrong:
+            raise DataError(
+                "An oracle table cannot be read",
+                given=f"{path}: {wrong}",
+                valid='{"context": [{"slot": "early", "blueprint": "conv", "epoch": 5}]}',
+            ) from None
+        return Oracle(table)
 
 
 class Teacher(Oracle):
@@ -298,53 +292,37 @@ class Teacher(Oracle):
             )
         self._change = epochs.clone()
 
-    def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
-        rows = self._rows(len(signals))
+    def _rows(self, signals: Signals) -> Tensor:
+        rows = super()._rows(signals)
         changed = (self._change >= 0) & (signals.lifecycle.epoch > self._change)
-        followed_now = torch.where(changed, rows, self._unchanged_index)
-        numbers, row = followed_now.unique(return_inverse=True)
-        followed = tuple(self.schedules[number] for number in numbers.tolist())
-        plan = plans_of(followed, signals.catalogue).rows(row)
-        return first_legal(legality, [*_tended(plan, signals, legality), *_planted(plan, signals)])
+        return torch.where(changed, rows, self._unchanged_index)
+
+    @staticmethod
+    def _follow(plan: PlanArrays, signals: Signals, legality: Legality) -> Actions:
+        """Make permanent and blend in what belongs to the plan; take out what does not; plant what
+        is due and could still become permanent before the score is taken."""
+        life = signals.lifecycle
+        due = life.epoch[:, None] >= plan.epoch  # [N, A]
+        wanted = torch.full(life.shape, NOTHING)  # [N, S] blueprint that the plan has for each slot
+        for arm in range(due.shape[1]):
+            rows = (plan.epoch[:, arm] < _NEVER).nonzero()[:, 0]
+            wanted[rows, plan.slot[rows, arm]] = plan.blueprint[rows, arm]
+            immediate = plan.blend[:, arm] == Blend.IMMEDIATE
+            train = plan.train.gather(1, plan.slot[:, arm : arm + 1])[:, 0]  # [N]
+            patient = epochs_to_permanence(Blend.RAMP, 0) + train  # a gate takes as long
+            needed = torch.where(immediate, epochs_to_permanence(Blend.IMMEDIATE), patient)
+            due[:, arm] &= in_time(signals, needed)
+        right = life.occupied & (life.blueprint == wanted)
+        ripe = right & (life.epochs_in_stage >= plan.train)
+        wrong = life.occupied & ~right
+        proposals = [
+            at_best_slot(legality, LifecycleOp.FOSSILIZE, right, life.contribution),
+            at_best_slot(legality, LifecycleOp.ADVANCE, ripe, life.contribution),
+            at_best_slot(legality, LifecycleOp.PRUNE, wrong, life.contribution),
+            *plan.plants(due),
+        ]
+        return first_legal(legality, proposals)
 
 
 def _unchanged(context: str) -> str:
     return f"{context} unchanged"
-
-
-def _tended(plan: PlanArrays, signals: Signals, legality: Legality) -> list[Proposal]:
-    """Make permanent and blend in what belongs to the plan; take out what does not."""
-    life = signals.lifecycle
-    wanted = torch.full(life.shape, NOTHING)  # [N, S] blueprint that the plan has for each slot
-    known = plan.epoch < torch.iinfo(torch.int64).max
-    for arm in range(plan.slot.shape[1]):
-        rows = known[:, arm].nonzero()[:, 0]
-        wanted[rows, plan.slot[rows, arm]] = plan.blueprint[rows, arm]
-    right = life.occupied & (life.blueprint == wanted)
-    ripe = life.epochs_in_stage >= plan.train
-
-    def where(op: LifecycleOp, chosen: Tensor) -> Proposal:
-        return at_best_slot(op, open_slots(legality, op) & chosen, life.contribution)
-
-    return [
-        where(LifecycleOp.FOSSILIZE, right),
-        where(LifecycleOp.ADVANCE, right & ripe),
-        where(LifecycleOp.PRUNE, life.occupied & ~right),
-    ]
-
-
-def _planted(plan: PlanArrays, signals: Signals) -> list[Proposal]:
-    """What is due and could still become permanent before the score is taken."""
-    proposals = []
-    for arm in range(plan.slot.shape[1]):
-        due = signals.lifecycle.epoch >= plan.epoch[:, arm]
-        train = plan.train.gather(1, plan.slot[:, arm : arm + 1])[:, 0]  # [N]
-        for blend in Blend:
-            longer = 0 if blend is Blend.IMMEDIATE else train - 1  # than the shortest training
-            soon = in_time(signals, epochs_to_permanence(blend, 1) + longer)
-            here = due & (plan.blend[:, arm] == blend) & soon
-            proposals.append(
-                Proposal(here, LifecycleOp.GERMINATE, plan.slot[:, arm], plan.blueprint[:, arm],
-                         int(blend))
-            )  # fmt: skip
-    return proposals

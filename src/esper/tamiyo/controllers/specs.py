@@ -10,10 +10,11 @@ first.
 Shapes: `C` places.
 """
 
+import inspect
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields
 from enum import Enum
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -40,12 +41,12 @@ class Settings(Protocol):
 S = TypeVar("S", bound=Settings)
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
-_WORDS = {"true": True, "false": False}
+_READERS = {bool: {"true": True, "false": False}.__getitem__, Blend: Blend.named}
 
 
 def parse_settings(name: str, text: str, kind: type[S]) -> S:
     """The settings in `text`; unknown, missing and malformed ones are refused by name."""
-    known = {field.name: field for field in fields(kind) if field.init}
+    known = inspect.signature(kind).parameters
     hints = get_type_hints(kind)
     given: dict[str, object] = {}
     for part in text.split(",") if text else ():
@@ -60,7 +61,8 @@ def parse_settings(name: str, text: str, kind: type[S]) -> S:
                 valid=f"{key}=VALUE, once",
             )
         given[key] = _parsed(f"Setting {key!r} of controller {name!r}", value, hints[key])
-    missing = [key for key, field in known.items() if key not in given and _is_required(field)]
+    required = (key for key, each in known.items() if each.default is each.empty)
+    missing = [key for key in required if key not in given]
     if missing:
         raise EsperError(
             f"Controller {name!r} needs more settings",
@@ -72,17 +74,12 @@ def parse_settings(name: str, text: str, kind: type[S]) -> S:
 
 def spec_of(name: str, settings: Settings) -> str:
     """The word that `parse_settings` turns back into these settings; defaults are left out."""
-    shown: Mapping[str, str] = {
-        field.name: written(value)
+    listed = ",".join(
+        f"{field.name}={written(value)}"
         for field in fields(settings)
         if field.init and (value := getattr(settings, field.name)) != field.default
-    }
-    listed = ",".join(f"{key}={value}" for key, value in shown.items())
+    )
     return f"{name}:{listed}" if listed else name
-
-
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _parsed(what: str, text: str, kind: Any) -> object:
@@ -92,17 +89,13 @@ def _parsed(what: str, text: str, kind: Any) -> object:
         if text == "none":
             return None
         kind = next(option for option in get_args(kind) if option is not types.NoneType)
-    if kind is Blend:
-        return Blend.named(text)
-    if kind is bool and text in _WORDS:
-        return _WORDS[text]
     try:
-        if kind is not bool:
-            value: object = kind(text)
-            return value
-    except ValueError:
-        pass
-    raise EsperError(f"{what} has the wrong form", given=repr(text), valid=_KINDS[kind])
+        value: object = _READERS.get(kind, kind)(text)
+    except (KeyError, ValueError):
+        raise EsperError(
+            f"{what} has the wrong form", given=repr(text), valid=_KINDS[kind]
+        ) from None
+    return value
 
 
 def written(value: object) -> str:
@@ -111,9 +104,7 @@ def written(value: object) -> str:
         return "+".join(map(written, value))
     if isinstance(value, Enum):
         return value.name.lower()
-    return (
-        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    return str(value).lower() if isinstance(value, bool | None) else str(value)
 
 
 class OwnSettings(ABC):
@@ -169,7 +160,16 @@ class Arm:
 
     def place(self, catalogue: BlueprintCatalogue) -> tuple[int, int]:
         """Indices of slot and blueprint; refused if unknown or if one does not fit the other."""
-        return _place(self.slot, self.blueprint, catalogue)
+        slot, blueprint = catalogue.slots.index(self.slot), catalogue.index(self.blueprint)
+        costs = catalogue.costs[slot]
+        if costs[blueprint] < 0:
+            fitting = [name for name, cost in zip(catalogue.names, costs, strict=True) if cost >= 0]
+            raise EsperError(
+                f"Blueprint {self.blueprint!r} does not fit slot {self.slot!r}",
+                given=f"{self.slot}/{self.blueprint}",
+                valid=", ".join(fitting) or "no blueprint fits this slot",
+            )
+        return slot, blueprint
 
     def require_in_time(self, horizon: int) -> None:
         needed = epochs_to_permanence(Blend.named(self.blend), self.train)
@@ -181,31 +181,6 @@ class Arm:
                 valid=f"epochs 0 to {latest} with this blend" if latest >= 0 else None,
                 fix=f"train for at least {self.epoch + needed + 1} epochs",
             )
-
-
-def require_distinct_slots(arms: Sequence[Arm]) -> None:
-    """A slot carries one seed in an episode: a second arm there would never be planted."""
-    slots = [arm.slot for arm in arms]
-    if len(set(slots)) != len(slots):
-        raise EsperError(
-            "A schedule can plant a slot only once", given=", ".join(str(arm) for arm in arms)
-        )
-
-
-def _place(slot: str, blueprint: str, catalogue: BlueprintCatalogue) -> tuple[int, int]:
-    place = catalogue.slots.index(slot), catalogue.index(blueprint)
-    if catalogue.costs[place[0]][place[1]] < 0:
-        fitting = [
-            name
-            for name, cost in zip(catalogue.names, catalogue.costs[place[0]], strict=True)
-            if cost >= 0
-        ]
-        raise EsperError(
-            f"Blueprint {blueprint!r} does not fit slot {slot!r}",
-            given=f"{slot}/{blueprint}",
-            valid=", ".join(fitting) or "no blueprint fits this slot",
-        )
-    return place
 
 
 def require_places(places: Sequence[str]) -> None:
@@ -223,23 +198,13 @@ def require_places(places: Sequence[str]) -> None:
 @lru_cache(maxsize=256)
 def find_places(places: tuple[str, ...], catalogue: BlueprintCatalogue) -> Tensor:
     """[C, 2] indices of slot and blueprint, in order and each once."""
-    require_places(places)
     found: dict[tuple[int, int], None] = {}
     for place in places:
         slot, _, blueprint = place.partition("/")
         for each in catalogue.slots.names if slot == ANY else (slot,):
-            found |= dict.fromkeys(_places_in(each, blueprint, slot == ANY, catalogue))
+            row = catalogue.costs[catalogue.slots.index(each)]
+            costs = dict(zip(catalogue.names, row, strict=True))
+            for kind in sorted(costs, key=costs.__getitem__) if blueprint == ANY else (blueprint,):
+                if ANY not in (slot, blueprint) or costs.get(kind, 0) >= 0:
+                    found[Arm(slot=each, blueprint=kind).place(catalogue)] = None
     return torch.tensor(list(found), dtype=torch.int64).view(-1, 2)
-
-
-def _places_in(
-    slot: str, blueprint: str, any_slot: bool, catalogue: BlueprintCatalogue
-) -> list[tuple[int, int]]:
-    index = catalogue.slots.index(slot)
-    costs = catalogue.costs[index]
-    if blueprint == ANY:
-        fitting = (kind for kind, cost in enumerate(costs) if cost >= 0)
-        return [(index, kind) for kind in sorted(fitting, key=lambda kind: costs[kind])]
-    if any_slot and costs[catalogue.index(blueprint)] < 0:
-        return []
-    return [_place(slot, blueprint, catalogue)]
