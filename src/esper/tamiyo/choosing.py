@@ -142,34 +142,20 @@ def choose(
     if not greedy:
         scores = scores + gumbel(scores, generator)
     space = legality.space
-    if not any(space.given) and all(map(all, space.relevance)):  # heads are independent
-        masks = _stacked_masks(logits, legality)
+    if not any(space.given) and all(map(all, space.relevance)):  # no head conditions another
+        masks = padded_sizes(space, logits.device).expand(logits.shape)
+        if legality.masks:
+            masks = masks.clone()
+        for name, mask in legality.masks.items():
+            head = space.index(name)
+            masks[:, head, : space.sizes[head]] = mask.to(logits.device, non_blocking=True)
         actions = most_likely(scores, masks)
     else:
-        actions, masks = _choose_in_order(scores, legality)
+        actions = torch.zeros(scores.shape[:2], dtype=torch.int64, device=scores.device)
+        masks = torch.zeros_like(scores, dtype=torch.bool)
+        for head, (name, size) in enumerate(zip(space.names, space.sizes, strict=True)):
+            masks[:, head, :size] = legality.mask(name, actions)
+            actions[:, head] = most_likely(scores[:, head], masks[:, head])
     if validate:
         require_choice(masks, space.names)
     return Choice(actions, masks, MaskedCategorical(logits, masks, False).log_prob(actions))
-
-
-def _stacked_masks(logits: Tensor, legality: Legality) -> Tensor:
-    """[N, H, A] bool, for heads that do not condition each other."""
-    space = legality.space
-    masks = padded_sizes(space, logits.device).expand(logits.shape)
-    if legality.masks:
-        masks = masks.clone()
-    for name, mask in legality.masks.items():
-        head = space.index(name)
-        masks[:, head, : space.sizes[head]] = mask.to(logits.device, non_blocking=True)
-    return masks
-
-
-def _choose_in_order(scores: Tensor, legality: Legality) -> tuple[Tensor, Tensor]:
-    """Actions [N, H] and resolved masks [N, H, A]; each head's mask follows the earlier choices."""
-    space = legality.space
-    actions = torch.zeros(scores.shape[:2], dtype=torch.int64, device=scores.device)
-    masks = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-    for head, (name, size) in enumerate(zip(space.names, space.sizes, strict=True)):
-        masks[:, head, :size] = legality.mask(name, actions)
-        actions[:, head] = most_likely(scores[:, head], masks[:, head])
-    return actions, masks

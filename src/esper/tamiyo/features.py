@@ -11,9 +11,8 @@ global features, `P` features of a slot.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,8 +35,8 @@ _GUESSING = "loss / log(classes)"
 _ABOVE_CHANCE = "(accuracy - chance) / (100 - chance)"
 _OF_HOST = "parameters / host parameters"
 _OF_HORIZON = "epochs / horizon"
+_COST = "log10(1 + 1000 × share of host) / 4"
 _NOW = ("measured",)
-_BOTH = ("measured", "committed_known")
 
 
 @dataclass(frozen=True)
@@ -54,53 +53,53 @@ class Feature:
 
     @property
     def names(self) -> tuple[str, ...]:
-        if not self.options:
-            return (self.name,)
-        return tuple(f"{self.name}.{option}" for option in self.options)
+        return tuple(f"{self.name}.{option}" for option in self.options) or (self.name,)
 
 
-def _flag(name: str, what: str) -> Feature:
-    return Feature(name, 0.0, 1.0, "0 or 1", what)
+def _given(flag: str, what: str, *features: Feature) -> tuple[Feature, ...]:
+    """A presence flag, and the features that are 0 unless it is 1."""
+    flagged = (replace(feature, flags=(*feature.flags, flag)) for feature in features)
+    return (Feature(flag, 0.0, 1.0, "0 or 1", what), *flagged)
 
 
 def _changes(lag: int) -> tuple[Feature, ...]:
-    known = f"measured_{lag}"
     before = f"{lag} epoch{'s' if lag > 1 else ''} before"
     what = f"Change since {before}."
-    return (
-        _flag(known, f"Losses and accuracy are known for the last epoch and {before}."),
-        Feature(f"train_loss_change_{lag}", -2.0, 2.0, _GUESSING, what, (known,)),
-        Feature(f"validation_loss_change_{lag}", -2.0, 2.0, _GUESSING, what, (known,)),
-        Feature(f"validation_accuracy_change_{lag}", -1.0, 1.0, _ABOVE_CHANCE, what, (known,)),
-    )
+    return _given(
+        f"measured_{lag}", f"Losses and accuracy are known for the last epoch and {before}.",
+        Feature(f"train_loss_change_{lag}", -2.0, 2.0, _GUESSING, what),
+        Feature(f"validation_loss_change_{lag}", -2.0, 2.0, _GUESSING, what),
+        Feature(f"validation_accuracy_change_{lag}", -1.0, 1.0, _ABOVE_CHANCE, what),
+    )  # fmt: skip
 
 
 GLOBAL_FEATURES: tuple[Feature, ...] = (
     Feature("epoch", 0.0, 1.0, _OF_HORIZON, "Epochs lived."),
     Feature("remaining", 0.0, 1.0, _OF_HORIZON, "Epochs left."),
-    _flag("measured", "Losses and accuracy of the last epoch are known."),
-    Feature("train_loss", 0.0, MOST_LOSS, _GUESSING, "Of the last epoch.", _NOW),
-    Feature("validation_loss", 0.0, MOST_LOSS, _GUESSING, "Of the network as it is.", _NOW),
-    Feature("generalisation_gap", -2.0, 2.0, _GUESSING, "Validation minus training loss.", _NOW),
-    Feature("validation_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "Of the network as it is.", _NOW),
-    Feature("best_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "Best in the window.", _NOW),
-    Feature("since_best", 0.0, 1.0, "epochs / window", "Epochs since that.", _NOW),
-    _flag("committed_known", "The committed accuracy is known."),
-    Feature(
-        "committed_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "With only fossilized seeds on.",
-        ("committed_known",),
+    *_given(
+        "measured", "Losses and accuracy of the last epoch are known.",
+        Feature("train_loss", 0.0, MOST_LOSS, _GUESSING, "Of the last epoch."),
+        Feature("validation_loss", 0.0, MOST_LOSS, _GUESSING, "Of the network as it is."),
+        Feature("generalisation_gap", -2.0, 2.0, _GUESSING, "Validation minus training loss."),
+        Feature("validation_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "Of the network as it is."),
+        Feature("best_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "Best in the window."),
+        Feature("since_best", 0.0, 1.0, "epochs / window", "Epochs since that."),
     ),
-    Feature("uncommitted_gain", -1.0, 1.0, _ABOVE_CHANCE, "As it is minus committed.", _BOTH),
+    *_given(
+        "committed_known", "The committed accuracy is known.",
+        Feature("committed_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "With only fossilized seeds on."),
+        Feature("uncommitted_gain", -1.0, 1.0, _ABOVE_CHANCE, "As it is minus committed.", _NOW),
+    ),
     *(feature for lag in LAGS for feature in _changes(lag)),
-    _flag("loss_rise_known", "The change of the training loss over the last epoch is known."),
-    Feature(
-        "loss_rise", -1.0, 2.0, "relative change", "Of the training loss; a gate looks at it.",
-        ("loss_rise_known",),
+    *_given(
+        "loss_rise_known", "The change of the training loss over the last epoch is known.",
+        Feature("loss_rise", -1.0, 2.0, "relative change", "Of the training loss; a gate looks at "
+                "it."),
     ),
-    _flag("gradient_known", "The host's gradient is known."),
-    Feature(
-        "gradient", -1.0, 1.0, "log10 / 4", "Norm of the host's gradient, over the last epoch.",
-        ("gradient_known",),
+    *_given(
+        "gradient_known", "The host's gradient is known.",
+        Feature("gradient", -1.0, 1.0, "log10 / 4", "Norm of the host's gradient, over the last "
+                "epoch."),
     ),
     Feature("added_params", 0.0, MOST_PARAMS, _OF_HOST, "In seeds that exist; they pay rent."),
     Feature("budget_room", 0.0, MOST_PARAMS, _OF_HOST, "That may still be added."),
@@ -123,135 +122,114 @@ def slot_features(blueprints: tuple[str, ...]) -> tuple[Feature, ...]:
         Feature("epochs_in_stage", 0.0, 1.0, _OF_HORIZON, "In its present stage."),
         Feature("embargo", 0.0, 1.0, _OF_HORIZON, "Of rest left."),
         Feature("params", 0.0, MOST_PARAMS, _OF_HOST, "Of the seed that exists here."),
-        _flag("contribution_known", "The contribution is known."),
-        Feature(
-            "contribution", -1.0, 1.0, "tanh(points / 10)", "Score with the seed minus without.",
-            ("contribution_known",),
+        *_given(
+            "contribution_known", "The contribution is known.",
+            Feature("contribution", -1.0, 1.0, "tanh(points / 10)", "Score with the seed minus "
+                    "without."),
         ),
-        _flag("gradient_known", "The gradients of the seed and of the host are known."),
-        Feature(
-            "gradient_ratio", -1.0, 1.0, "log10 / 4", "Gradient norm, seed to host.",
-            ("gradient_known",),
+        *_given(
+            "gradient_known", "The gradients of the seed and of the host are known.",
+            Feature("gradient_ratio", -1.0, 1.0, "log10 / 4", "Gradient norm, seed to host."),
         ),
-        _flag("flow_known", "What passes the slot is known."),
-        Feature(
-            "spread", 0.0, 2.0, "standard deviation of log", "Of samples, in the size of what "
-            "passes.", ("flow_known",),
+        *_given(
+            "flow_known", "What passes the slot is known.",
+            Feature("spread", 0.0, 2.0, "standard deviation of log", "Of samples, in the size of "
+                    "what passes."),
+            Feature("silence", 0.0, 1.0, "share", "Of values that are 0."),
+            Feature("peaks", 0.0, 1.0, "log10(kurtosis) / 2", "How peaked it is."),
         ),
-        Feature("silence", 0.0, 1.0, "share", "Of values that are 0.", ("flow_known",)),
-        Feature("peaks", 0.0, 1.0, "log10(kurtosis) / 2", "How peaked it is.", ("flow_known",)),
-        _flag("roughness_known", "It has places beside each other."),
-        Feature(
-            "roughness", 0.0, 2.0, "variance of steps / 2 variances", "From place to place.",
-            ("roughness_known",),
+        *_given(
+            "roughness_known", "It has places beside each other.",
+            Feature("roughness", 0.0, 2.0, "variance of steps / 2 variances",
+                    "From place to place."),
         ),
         Feature("position", 0.0, 1.0, "index / (slots - 1)", "From the input to the output."),
-        _flag("fits", "Some blueprint fits this slot."),
-        Feature(
-            "cheapest", 0.0, 1.0, "log10(1 + 1000 × share of host) / 4", "Seed that fits.",
-            ("fits",),
-        ),
-        Feature(
-            "dearest", 0.0, 1.0, "log10(1 + 1000 × share of host) / 4", "Seed that fits.",
-            ("fits",),
+        *_given(
+            "fits", "Some blueprint fits this slot.",
+            Feature("cheapest", 0.0, 1.0, _COST, "Seed that fits."),
+            Feature("dearest", 0.0, 1.0, _COST, "Seed that fits."),
         ),
     )  # fmt: skip
 
 
-class _Layout(NamedTuple):
-    """What the columns of one block are held to."""
+class _Block:
+    """Features that stand side by side, and what their columns are held to."""
 
-    low: Tensor  # [columns]
-    high: Tensor  # [columns]
-    needs: Tensor  # [columns, columns]: 1 where a column (second axis) needs a flag (first)
+    def __init__(self, features: tuple[Feature, ...]) -> None:
+        self.features = features
+        columns = [(name, feature) for feature in features for name in feature.names]
+        self.names = [name for name, _ in columns]
+        self.low = torch.tensor([feature.low for _, feature in columns])  # [columns]
+        self.high = torch.tensor([feature.high for _, feature in columns])  # [columns]
+        # [columns, columns]: 1 where a column (second axis) needs a flag (first)
+        needs = [[flag in feature.flags for _, feature in columns] for flag in self.names]
+        self._needs = torch.tensor(needs).float()
+
+    def held(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """[..., columns] float32, within their ranges, and 0 where a presence flag is; from one
+        tensor [...] for each feature, or [..., options].
+
+        What was measured and still is NaN is Inf minus Inf: no difference.
+        """
+        parts = ((columns[feature.name], feature.options) for feature in self.features)
+        whole = torch.cat([part if options else part[..., None] for part, options in parts], -1)
+        inside = whole.float().clamp_(self.low, self.high).nan_to_num_(0.0)
+        return inside.masked_fill_((1.0 - inside) @ self._needs > 0.0, 0.0)
 
 
-@dataclass(frozen=True)
+_GLOBAL = _Block(GLOBAL_FEATURES)
+
+
 class FeatureTable:
     """Names, ranges and places of the features of one catalogue's observations."""
 
-    catalogue: BlueprintCatalogue
+    def __init__(self, catalogue: BlueprintCatalogue) -> None:
+        self.catalogue = catalogue
+        self.slot_features = slot_features(catalogue.names)
+        self.slot_block = block = _Block(self.slot_features)
+        self.globals = len(_GLOBAL.names)  # G: how many global features there are
+        self.per_slot = len(block.names)  # P: how many features a slot has
+        # F names in order; those of a slot begin with the slot's name and a colon.
+        inside = (f"{slot}:{name}" for slot in catalogue.slots.names for name in block.names)
+        self.names = (*_GLOBAL.names, *inside)
+        self.size = len(self.names)  # F: how many features there are
 
     @staticmethod
     @lru_cache(maxsize=64)
     def of(catalogue: BlueprintCatalogue) -> "FeatureTable":
         return FeatureTable(catalogue)
 
-    @cached_property
-    def slot_features(self) -> tuple[Feature, ...]:
-        return slot_features(self.catalogue.names)
-
-    @cached_property
-    def globals(self) -> int:
-        """G: how many global features there are."""
-        return sum(len(feature.names) for feature in GLOBAL_FEATURES)
-
-    @cached_property
-    def per_slot(self) -> int:
-        """P: how many features a slot has."""
-        return sum(len(feature.names) for feature in self.slot_features)
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """F names in order; those of a slot begin with the slot's name and a colon."""
-        inside = [name for feature in self.slot_features for name in feature.names]
-        slots = (f"{slot}:{name}" for slot in self.catalogue.slots.names for name in inside)
-        return (*(name for feature in GLOBAL_FEATURES for name in feature.names), *slots)
-
-    @property
-    def size(self) -> int:
-        """F: how many features there are."""
-        return self.globals + len(self.catalogue.slots) * self.per_slot
-
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        return {name: place for place, name in enumerate(self.names)}
-
     def index(self, name: str) -> int:
-        if name not in self._places:
+        if name not in self.names:
             raise UnknownNameError.of("feature", name, self.names)
-        return self._places[name]
+        return self.names.index(name)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """The lowest and the highest value of each feature, [F] each."""
         slots = len(self.catalogue.slots)
-        low, high = (
-            torch.cat([whole, block.repeat(slots)])
-            for whole, block in zip(_GLOBAL_LAYOUT[:2], self.slot_layout[:2], strict=True)
-        )
-        return low, high
+        low = torch.cat([_GLOBAL.low, self.slot_block.low.repeat(slots)])
+        return low, torch.cat([_GLOBAL.high, self.slot_block.high.repeat(slots)])
 
     def split(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """[..., F] as global features [..., G] and slots' features [..., S, P]."""
-        self._require_width(features)
-        blocks = features[..., self.globals :]
-        return (
-            features[..., : self.globals],
-            blocks.unflatten(-1, (len(self.catalogue.slots), self.per_slot)),
-        )
-
-    def describe(self, observation: Tensor) -> dict[str, float]:
-        """One observation [F] by name."""
-        self._require_width(observation)
-        if observation.ndim != 1:
-            raise AgreementError(
-                "Describe one observation at a time",
-                given=list(observation.shape),
-                valid=[self.size],
-            )
-        return dict(zip(self.names, observation.tolist(), strict=True))
-
-    def _require_width(self, features: Tensor) -> None:
         if features.shape[-1:] != (self.size,):
             raise AgreementError(
                 "Observations do not have this table's features",
                 given=f"{list(features.shape)}",
                 valid=f"[..., {self.size}]",
             )
+        slots = features[..., self.globals :].unflatten(-1, (-1, self.per_slot))
+        return features[..., : self.globals], slots
 
-    @cached_property
-    def slot_layout(self) -> _Layout:
-        return _layout(self.slot_features)
+    def describe(self, observation: Tensor) -> dict[str, float]:
+        """One observation [F] by name."""
+        if observation.shape != (self.size,):
+            raise AgreementError(
+                "Describe one observation at a time, with this table's features",
+                given=list(observation.shape),
+                valid=[self.size],
+            )
+        return dict(zip(self.names, observation.tolist(), strict=True))
 
     @cached_property
     def slot_constants(self) -> dict[str, Tensor]:
@@ -274,45 +252,12 @@ class FeatureTable:
         }
 
 
-def _layout(features: tuple[Feature, ...]) -> _Layout:
-    wide = [(name, feature) for feature in features for name in feature.names]
-    places = {name: place for place, (name, _) in enumerate(wide)}
-    needs = torch.zeros(len(wide), len(wide))
-    for place, (_, feature) in enumerate(wide):
-        for flag in feature.flags:
-            needs[places[flag], place] = 1.0
-    low = torch.tensor([feature.low for _, feature in wide])
-    high = torch.tensor([feature.high for _, feature in wide])
-    return _Layout(low, high, needs)
-
-
-_GLOBAL_LAYOUT = _layout(GLOBAL_FEATURES)
-
-
 def signals_to_features(signals: Signals) -> Tensor:
     """Observations [N, F] float32; finite and within the table's ranges whatever was measured."""
     table = FeatureTable.of(signals.catalogue)
-    columns = global_columns(signals)
-    whole = torch.stack([columns[feature.name] for feature in GLOBAL_FEATURES], 1)
-    columns = slot_columns(signals, table.slot_constants)
-    blocks = torch.cat(
-        [
-            columns[feature.name] if feature.options else columns[feature.name][..., None]
-            for feature in table.slot_features
-        ],
-        2,
-    )  # [N, S, P]
-    parts = (_held(whole, _GLOBAL_LAYOUT), _held(blocks, table.slot_layout).flatten(1))
-    return torch.cat(parts, 1)
-
-
-def _held(columns: Tensor, layout: _Layout) -> Tensor:
-    """Columns [..., columns] in float32, within their ranges, and 0 where a presence flag is.
-
-    What was measured and still is NaN is Inf minus Inf: no difference.
-    """
-    inside = columns.float().clamp_(layout.low, layout.high).nan_to_num_(0.0)
-    return inside.masked_fill_((1.0 - inside) @ layout.needs > 0.0, 0.0)
+    whole = _GLOBAL.held(global_columns(signals))
+    blocks = table.slot_block.held(slot_columns(signals, table.slot_constants))  # [N, S, P]
+    return torch.cat((whole, blocks.flatten(1)), 1)
 
 
 def global_columns(signals: Signals) -> dict[str, Tensor]:

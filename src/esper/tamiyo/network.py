@@ -124,10 +124,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         self.heads[self.space.index(head)][-1].bias[action] += by  # type: ignore[index]
 
     def get_initial_hidden(
-        self,
-        rows: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, rows: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Hidden:
         """An empty memory for that many rows; by default where and as the weights are."""
         like = self.memory_norm.weight
@@ -309,9 +306,8 @@ class RunningNorm(nn.Module):
         weight = news / count.clamp(min=1)
         apart = mean - self.mean
         # Chan's formula for the variance of two sets together.
-        self.variance.lerp_(variance, weight).add_(
-            apart**2 * weight * (before / count.clamp(min=1))
-        )
+        between = apart**2 * weight * (before / count.clamp(min=1))
+        self.variance.lerp_(variance, weight).add_(between)
         self.mean.add_(apart * weight)
         self.count.copy_(count)
 

@@ -46,9 +46,7 @@ def controller_kind(name: str) -> ControllerKind:
 
 
 def make_controller(
-    spec: str,
-    catalogue: BlueprintCatalogue | None = None,
-    horizon: int = DEFAULT_EPISODE_LENGTH,
+    spec: str, catalogue: BlueprintCatalogue | None = None, horizon: int = DEFAULT_EPISODE_LENGTH
 ) -> Controller:
     """The controller that `name:setting=value,…` describes.
 

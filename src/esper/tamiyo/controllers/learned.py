@@ -88,19 +88,14 @@ class LearnedController:
     def act(self, signals: Signals | Tensor, legality: Legality, starts: Tensor) -> Actions:
         if bool(starts.all()):
             self._hidden = None
-        device = self.network.return_scale.device
         seen = signals if isinstance(signals, Tensor) else signals_to_features(signals)
+        seen = seen.to(self.network.return_scale.device)
         if self.greedy or isinstance(signals, Tensor):
             choice, _, self._hidden = self.network.get_action(
-                seen.to(device),
-                legality,
-                self._hidden,
-                starts,
-                greedy=self.greedy,
-                generator=self.generator,
+                seen, legality, self._hidden, starts, greedy=self.greedy, generator=self.generator
             )
             return Actions(self.network.space, choice.actions.cpu())
-        logits, _, self._hidden = self.network(seen.to(device), self._hidden, starts)
+        logits, _, self._hidden = self.network(seen, self._hidden, starts)
         return drawn(logits.cpu(), legality, signals.draws)
 
 

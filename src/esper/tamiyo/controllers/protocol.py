@@ -80,10 +80,8 @@ class SideBySide:
     def __init__(self, parts: Sequence[tuple[Controller, int]]) -> None:
         """`parts`: controllers, and how many rows each has, one after the other."""
         self.parts = [controller for controller, _ in parts]
-        ends = torch.tensor([count for _, count in parts]).cumsum(0).tolist()
-        self._rows = [
-            torch.arange(start, end) for start, end in zip([0, *ends], ends, strict=False)
-        ]
+        counts = [count for _, count in parts]
+        self._rows = torch.arange(sum(counts)).split(counts)
 
     def reset(self, contexts: Sequence[str]) -> None:
         for controller, rows in zip(self.parts, self._rows, strict=True):

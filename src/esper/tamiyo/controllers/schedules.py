@@ -269,16 +269,16 @@ class Teacher(Oracle):
         for context in before:
             if context not in table:
                 raise UnknownNameError.of("context of the teacher's table", context, table)
-        super().__init__({**table, **{_unchanged(name): plan for name, plan in before.items()}})
-        self._before = set(before)
+        names = {context: f"{context} unchanged" for context in before}
+        super().__init__({**table, **{names[context]: plan for context, plan in before.items()}})
+        self._before = {context: self._numbers[name] for context, name in names.items()}
         self._unchanged_index = torch.zeros(0, dtype=torch.int64)  # [N]
         self._change = torch.zeros(0, dtype=torch.int64)  # [N] epoch; -1: never
 
     def reset(self, contexts: Sequence[str]) -> None:
         super().reset(contexts)
-        self._unchanged_index = torch.tensor(
-            [self._numbers[_unchanged(name) if name in self._before else name] for name in contexts]
-        )
+        numbers = self._numbers | self._before
+        self._unchanged_index = torch.tensor([numbers[context] for context in contexts])
         self._change = torch.full((len(contexts),), -1)
 
     def expect_changes(self, epochs: Tensor) -> None:
@@ -322,7 +322,3 @@ class Teacher(Oracle):
             *plan.plants(due),
         ]
         return first_legal(legality, proposals)
-
-
-def _unchanged(context: str) -> str:
-    return f"{context} unchanged"
