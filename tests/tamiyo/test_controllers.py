@@ -29,7 +29,7 @@ from esper.tamiyo import (
     register_controller,
 )
 from esper.tamiyo.controllers import Arm, FixedSchedule, NeverGrow, Oracle, RowSchedule
-from esper.tamiyo.controllers.by_name import _KINDS, controller_kind
+from esper.tamiyo.controllers.by_name import _KINDS
 from esper.tamiyo.controllers.specs import written
 from tests.tamiyo import scripted
 from tests.tamiyo.gardens import Tape, TapeGarden, catalogue_of, decisions, play
@@ -322,6 +322,6 @@ def test_others_can_register_their_controller() -> None:
 @pytest.mark.parametrize("name", controller_names())
 def test_the_docs_name_every_setting_with_its_default(name: str) -> None:
     section = DOCS.read_text(encoding="utf-8").split(f"## `{name}`")[1].split("\n## ")[0]
-    for field in fields(controller_kind(name).settings):
+    for field in fields(_KINDS[name].settings):
         default = "required" if field.default is MISSING else f"`{written(field.default)}`"
         assert f"| `{field.name}` | {default} |" in section

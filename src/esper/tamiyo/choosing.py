@@ -143,9 +143,7 @@ def choose(
         scores = scores + gumbel(scores, generator)
     space = legality.space
     if not any(space.given) and all(map(all, space.relevance)):  # no head conditions another
-        masks = padded_sizes(space, logits.device).expand(logits.shape)
-        if legality.masks:
-            masks = masks.clone()
+        masks = padded_sizes(space, logits.device).expand(logits.shape).clone()
         for name, mask in legality.masks.items():
             head = space.index(name)
             masks[:, head, : space.sizes[head]] = mask.to(logits.device, non_blocking=True)

@@ -100,9 +100,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         self.register_buffer("return_scale", torch.ones(()))
         self.register_buffer("return_moment", torch.zeros((), dtype=torch.float64))
         self.register_buffer("return_weight", torch.zeros((), dtype=torch.float64))
-        self._initialise()
 
-    def _initialise(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight, INNER_GAIN)
@@ -186,8 +184,7 @@ class FactoredRecurrentActorCritic(nn.Module):
                 given=list(states.shape),
                 valid=f"[{legality.hosts}, {self.state_dim}], a row for each row of the masks",
             )
-        if legality.space is not self.space:
-            require_agreement("action heads", ("network", self.space), ("masks", legality.space))
+        require_agreement("action heads", ("network", self.space), ("masks", legality.space))
         logits, values, after = self(states, hidden, starts)
         choice = choose(logits, legality, greedy=greedy, generator=generator, validate=validate)
         return choice, values, after

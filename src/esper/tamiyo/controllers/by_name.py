@@ -1,8 +1,7 @@
 """Controllers by name: `make_controller("fixed:slot=early,blueprint=conv,epoch=5")`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
@@ -12,13 +11,10 @@ from esper.tamiyo.controllers.protocol import Checkable, Controller
 from esper.tamiyo.controllers.racing import Race, RaceConfig
 from esper.tamiyo.controllers.rules import OWN_SETTINGS, Heuristic, HeuristicConfig
 from esper.tamiyo.controllers.schedules import FixedSchedule, FixedSettings, OracleSettings
-from esper.tamiyo.controllers.specs import Settings, parse_settings
-
-S = TypeVar("S", bound=Settings)
+from esper.tamiyo.controllers.specs import S, Settings, parse_settings
 
 
-@dataclass(frozen=True)
-class ControllerKind:
+class ControllerKind(NamedTuple):
     """A kind of controller: what can be set, and how to build one."""
 
     settings: type[Settings]
@@ -39,12 +35,6 @@ def controller_names() -> tuple[str, ...]:
     return tuple(_KINDS)
 
 
-def controller_kind(name: str) -> ControllerKind:
-    if name not in _KINDS:
-        raise UnknownNameError.of("controller", name, _KINDS)
-    return _KINDS[name]
-
-
 def make_controller(
     spec: str, catalogue: BlueprintCatalogue | None = None, horizon: int = DEFAULT_EPISODE_LENGTH
 ) -> Controller:
@@ -54,7 +44,9 @@ def make_controller(
     and epochs against the episode's length.
     """
     name, _, text = spec.strip().partition(":")
-    kind = controller_kind(name)
+    if name not in _KINDS:
+        raise UnknownNameError.of("controller", name, _KINDS)
+    kind = _KINDS[name]
     controller = kind.build(parse_settings(name, text, kind.settings))
     if catalogue is not None and isinstance(controller, Checkable):
         controller.require_possible(catalogue, horizon)

@@ -15,7 +15,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,8 +115,7 @@ SHIPPED = Path(__file__).parents[1] / "data" / "tamiyo"
 Card = Mapping[str, Any]  # whatever JSON can hold: contexts, cost, scores, limits
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """What a directory holds beside the weights."""
 
     network: FactoredRecurrentActorCritic

@@ -116,10 +116,8 @@ class Race:
         places = find_places(self.config.places, catalogue)
         if self.config.turns:
             return places
-        seen: dict[int, list[int]] = {}
-        for slot, blueprint in places.tolist():
-            seen.setdefault(slot, [slot, blueprint])
-        return torch.tensor(list(seen.values()), dtype=torch.int64).view(-1, 2)
+        slots = places[:, 0].tolist()
+        return places[[place for place, slot in enumerate(slots) if slot not in slots[:place]]]
 
     def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
         life = signals.lifecycle

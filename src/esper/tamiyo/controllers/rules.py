@@ -68,21 +68,15 @@ class RandomLegal(OwnSettings):
         space = legality.space
         values = Actions.of(space, legality.hosts).values
         for head, name in enumerate(space.names):
-            open_ = legality.mask(name, values)  # [N, A]
-            weights = self._op_weights(open_) if head == 0 else open_
+            weights = legality.mask(name, values)  # [N, A]
+            if head == 0 and self.rate is not None:
+                waits = torch.arange(weights.shape[1]) == LifecycleOp.WAIT
+                doing = (weights & ~waits).double()
+                choices = doing.sum(1, keepdim=True)
+                weights = doing * self.rate / choices.clamp(min=1.0)
+                weights[:, LifecycleOp.WAIT] = torch.where(choices[:, 0] > 0, 1.0 - self.rate, 1.0)
             values[:, head] = draw(weights, signals.draws[:, head])
         return Actions(space, values)
-
-    def _op_weights(self, open_: Tensor) -> Tensor:
-        """[N, ops]"""
-        if self.rate is None:
-            return open_
-        waits = torch.arange(open_.shape[1]) == LifecycleOp.WAIT
-        doing = (open_ & ~waits).double()
-        choices = doing.sum(1, keepdim=True)
-        weights = doing * self.rate / choices.clamp(min=1.0)
-        weights[:, LifecycleOp.WAIT] = torch.where(choices[:, 0] > 0, 1.0 - self.rate, 1.0)
-        return weights
 
 
 def plateaued(accuracy: Tensor, patience: int, delta: float) -> Tensor:

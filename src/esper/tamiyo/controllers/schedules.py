@@ -155,13 +155,10 @@ class FixedSchedule(_Scheduled):
     """Plants each arm at its epoch, or as soon after as it is legal, and makes it permanent."""
 
     def __init__(self, arms: Planned) -> None:
-        super().__init__([as_schedule(arms)])
+        self.arms = as_schedule(arms)
+        super().__init__([self.arms])
         if not self.arms:
             raise EsperError("A schedule needs an arm", given="none", fix="use controller 'never'")
-
-    @property
-    def arms(self) -> Schedule:
-        return self.schedules[0]
 
     @property
     def name(self) -> str:
