@@ -139,10 +139,11 @@ class TapeGarden:
     def signals(self) -> Signals:
         if self.tape.flow is not None:
             self.window.remember_flow(self.tape.flow[self.index, self.epoch])
-        return self.window.signals(
-            self.tape.catalogue,
-            self.life,
-            self.tape.budget[self.index],
+        return Signals(
+            catalogue=self.tape.catalogue,
+            lifecycle=self.life,
+            budget=self.tape.budget[self.index],
+            **self.window.measured(),
             horizon=torch.full((len(self.index),), HORIZON),
             classes=10,
             draws=self.tape.draws[self.index, self.epoch],
