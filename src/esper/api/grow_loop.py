@@ -16,6 +16,7 @@ from esper.api.batches import Batches, Data, Source
 from esper.api.grow_settings import AUTO, OPTIMIZER, Budget, BudgetLike, GrowError, GrowSettings
 from esper.api.growing_model import wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
+from esper.api.host_state import unpack
 from esper.api.inspection import Slots, require_module
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring
@@ -129,10 +130,8 @@ def resume(
     folder = GrowthFolder(path)
     folder.require_old()
     with folder.locked():
-        archive = folder.checkpoint()
-        run = _rebuilt(folder, archive, model, device, sample)
-        if archive.notes["after"]:
-            run.restore(archive, training=False)
+        run = load_run(path, model, device=device, sample=sample)
+        if run.finished:
             return run
         settings = run.settings
         scoring = Scoring.of(
@@ -145,8 +144,7 @@ def resume(
         data = Data(train, val, test, settings.batch_size)
         data.require_same(settings.data, settings.seed)
         growth = Growth(run, data, scoring, leader, kind, scheduler, on_epoch)
-        run.restore(archive, training=True)
-        growth.go_on(archive)
+        growth.go_on(folder.checkpoint())
         growth.go()
     return run
 
@@ -161,8 +159,22 @@ def load_run(
     """The run in this folder as it is, without going on: to report on it or to export it."""
     folder = GrowthFolder(path)
     archive = folder.checkpoint()
-    run = _rebuilt(folder, archive, model, device, sample)
-    run.restore(archive, training=False)
+    if model is None:
+        raise GrowError(
+            f"The model of {folder.path} is needed to go on",
+            fix="build it as for the run and pass it: resume(path, model=Net(), ...)",
+        )
+    where = _placed(model, device)
+    sample = folder.sample(where) if sample is None else sample
+    if sample is None:
+        raise GrowError(
+            f"{folder.path} could not keep the sample of this model's inputs",
+            fix="pass sample=, one batch of inputs",
+        )
+    settings = GrowSettings.of(archive.notes["settings"])
+    slots = [Target(**note) for note in settings.slots]
+    run = _run_of(model, sample, slots, settings, folder)
+    run.restore(archive)
     return run
 
 
@@ -198,7 +210,8 @@ class Growth:
         return {"controller": chosen.name, "fingerprint": getattr(chosen, "fingerprint", None)}
 
     def go_on(self, archive: Archive) -> None:
-        """After the checkpoint was restored: whatever follows from it."""
+        """From this checkpoint of the run, which holds its optimiser and its scheduler too."""
+        unpack(self.host, archive)
         for what, now in self._leader().items():
             was = getattr(self.run.settings, what)
             if now != was:
@@ -351,31 +364,6 @@ def _optimizer_kind(optimizer: str | MakeOptimizer) -> MakeOptimizer:
 
 
 # --- going on --------------------------------------------------------------------------------
-
-
-def _rebuilt(
-    folder: GrowthFolder,
-    archive: Archive,
-    model: nn.Module | None,
-    device: torch.device | str | None,
-    sample: Sample | None,
-) -> GrownRun:
-    """The run with a new host like that of the checkpoint."""
-    if model is None:
-        raise GrowError(
-            f"The model of {folder.path} is needed to go on",
-            fix="build it as for the run and pass it: resume(path, model=Net(), ...)",
-        )
-    where = _placed(model, device)
-    sample = folder.sample(where) if sample is None else sample
-    if sample is None:
-        raise GrowError(
-            f"{folder.path} could not keep the sample of this model's inputs",
-            fix="pass sample=, one batch of inputs",
-        )
-    settings = GrowSettings.of(archive.notes["settings"])
-    slots = [Target(**note) for note in settings.slots]
-    return _run_of(model, sample, slots, settings, folder)
 
 
 def _again(name: str, was: str | None, given: Any, *, fixed: bool = False) -> Any:

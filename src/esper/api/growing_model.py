@@ -26,12 +26,9 @@ from esper.api.ticking import (
     StageChange,
     Tick,
     TickError,
-    TickScores,
-    measure,
     measuring,
     number,
     require_averaged,
-    row,
     shared,
     slot_flow,
 )
@@ -65,19 +62,15 @@ class ForgottenTickWarning(UserWarning):
     """Training goes on and on, and nothing can grow because `tick` is not called."""
 
 
-def wrap(
-    model: nn.Module,
-    sample: Sample,
-    *,
-    slots: Slots = AUTO,
-    budget: BudgetLike = None,
-    blueprints: Sequence[str] | None = None,
-    isolation: Isolation | str = Isolation.STRAIGHT_THROUGH,
-    rules: GateRules | None = None,
-    classes: int | None = None,
-    seed: int = 0,
-) -> "GrowingModel":
-    """Give a model slots, for a training loop of your own. The model itself is not changed.
+class GrowingModel(SlottedModel):
+    """A model with slots, for a training loop of your own. The model itself is not changed::
+
+        host = esper.wrap(model, sample=x, slots="auto", budget="+15%")
+        opt = host.optimizer(torch.optim.AdamW, lr=1e-3)
+        for epoch in range(epochs):
+            for x, y in batches:                     # as ever
+                ...
+            host.tick("heuristic", train_loss=…, val_score=…, evaluate=score)
 
     `sample` is one batch of inputs. `slots` are paths of submodules, or "auto" (see `inspect`).
     Isolated seeds learn from the gradient of your own pass ("straight_through"), or in a pass of
@@ -88,45 +81,34 @@ def wrap(
     `tick(...).changed`; every process ticks, and all decide by what the first one measured. Its
     isolated seeds learn straight-through: a pass of their own would not be averaged.
     """
-    require_module(model)
-    return GrowingModel(
-        model,
-        sample,
-        slots,
-        Budget.of(budget),
-        classes=classes,
-        blueprints=blueprints,
-        isolation=isolation,
-        rules=rules,
-        seed=seed,
-    )
-
-
-class GrowingModel(SlottedModel):
-    """A model with slots that takes part in a loop of your own. Made by `wrap`::
-
-    host = esper.wrap(model, sample=x, slots="auto", budget="+15%")
-    opt = host.optimizer(torch.optim.AdamW, lr=1e-3)
-    for epoch in range(epochs):
-        for x, y in batches:                     # as ever
-            ...
-        host.tick("heuristic", train_loss=…, val_score=…, evaluate=score)
-    """
 
     def __init__(
         self,
         model: nn.Module,
         sample: Sample,
-        slots: Slots,
-        limits: Budget,
         *,
-        classes: int | None,
-        blueprints: Sequence[str] | None,
-        **options: Any,
+        slots: Slots = AUTO,
+        budget: BudgetLike = None,
+        blueprints: Sequence[str] | None = None,
+        isolation: Isolation | str = Isolation.STRAIGHT_THROUGH,
+        rules: GateRules | None = None,
+        classes: int | None = None,
+        seed: int = 0,
     ) -> None:
+        require_module(model)
+        limits = Budget.of(budget)
         room = limits.allowed(sum(parameter.numel() for parameter in model.parameters()))
         targets, places = chosen_places(model, sample, slots, room, blueprints)
-        super().__init__(model, places, sample, budget=room, blueprints=blueprints, **options)
+        super().__init__(
+            model,
+            places,
+            sample,
+            isolation=isolation,
+            rules=rules,
+            budget=room,
+            blueprints=blueprints,
+            seed=seed,
+        )
         require_averaged(self.isolation)
         self.sample = sample
         self.targets = targets  # how the places were named
@@ -243,8 +225,8 @@ class GrowingModel(SlottedModel):
         before = list(self.slots.parameters())  # kept, since a freed one's id may come again
         loss = number("train_loss", train_loss)
         held_out = math.nan if val_loss is None else number("val_loss", val_loss)
-        found = measure(self, val_score, evaluate)
-        self._report(loss, held_out, found)
+        found = self.memory.measure(self, val_score, evaluate)
+        self.memory.report(self, loss, held_out, found)
         least = self._given_rules.min_contribution if measured else None
         self.rules = replace(self._given_rules, min_contribution=least)  # that gate is on or off
         transitions = self.pass_time()
@@ -319,11 +301,8 @@ class GrowingModel(SlottedModel):
         for optimizer in self.optimizers:
             require_same_parameters(optimizer, self)
         gradients, _ = self.watch.gradients()
-        starved = [
-            name
-            for name, slot in self.seed_slots.items()
-            if slot.stage is SeedStage.TRAINING and name not in gradients
-        ]
+        training = [n for n, slot in self.seed_slots.items() if slot.stage is SeedStage.TRAINING]
+        starved = [name for name in training if name not in gradients]
         if starved and self.has_isolated_seeds:
             raise TickError(
                 "Isolated seeds got no gradient in the last epoch",
@@ -331,32 +310,6 @@ class GrowingModel(SlottedModel):
                 fix="call host.seed_step(lambda: loss_fn(host(x), y)) after each backward, or wrap "
                 "with isolation='straight_through'",
             )
-
-    def _report(self, loss: float, held_out: float, found: TickScores) -> None:
-        """Tell the gates and the memory what all processes agree on."""
-        gradients, whole = self.watch.gradients()
-        present = [name for name, slot in self.seed_slots.items() if slot.seed is not None]
-        own = {"loss": loss, "val_loss": held_out, "score": found.score, "host": whole}
-        own["committed"] = math.nan if found.committed is None else found.committed
-        own |= {f"contribution {name}": value for name, value in found.contributions.items()}
-        own |= {f"gradient {name}": gradients.get(name, math.nan) for name in present}
-        values = shared(self, torch.tensor(list(own.values()), dtype=torch.float64))
-        numbers = dict(zip(own, values.tolist(), strict=True))
-        if not math.isnan(held_out):
-            held_out = self.memory.relative(numbers["val_loss"])
-        loss = self.memory.relative(numbers["loss"])
-        self.measure(
-            contribution={name: numbers[f"contribution {name}"] for name in found.contributions},
-            gradient={name: numbers[f"gradient {name}"] for name in present},
-            loss_rise=float(self.memory.window.loss_rise(row(loss))),
-        )
-        latest = {
-            "train_loss": loss,
-            "validation_loss": held_out,
-            "validation_accuracy": numbers["score"],
-            "committed_accuracy": numbers["committed"],
-        }
-        self.memory.remember(latest, numbers["host"], int(self.lifecycle.epoch) + 1)
 
     def _decide(self, controller: Controller) -> Actions:
         window, life = self.memory.window, self.lifecycle
@@ -387,12 +340,8 @@ class GrowingModel(SlottedModel):
 
     def finish(self) -> Transitions:
         """Take out every seed that is not permanent: what is left is what `export` gives."""
-        loose = [
-            name
-            for name, slot in self.seed_slots.items()
-            if slot.seed is not None and slot.stage is not SeedStage.FOSSILIZED
-        ]
-        return self.remove_now(*loose) if loose else Transitions.none()
+        seeds = [slot for slot in self.seed_slots.values() if slot.seed is not None]
+        return self.remove_now(*(s.name for s in seeds if s.stage is not SeedStage.FOSSILIZED))
 
     def export(self, sample: Sample | None = None) -> nn.Module:
         """A plain copy of the committed network, without Esper; checked on a sample."""
@@ -410,18 +359,23 @@ class GrowingModel(SlottedModel):
         unpack(self, read_archive(path, kind=KIND, version=VERSION))
 
 
+wrap = GrowingModel
+
+
 class StepWatch:
     """Goes with every step of the optimiser; costs next to nothing while no seed is there."""
 
     def __init__(self, model: nn.Module, slots: Mapping[str, nn.Module]) -> None:
         self._model, self._slots = model, slots
-        self.steps = 0  # since the last tick
-        self.longest = 0  # steps between two ticks
-        self._said = False  # since the last tick, that it seems to be forgotten
-        self._returns = 0
-        self._steps_at_return = 0
-        self._squares: dict[str, list[Tensor]] = {}  # of gradient norms, by slot, and the host's
         self._set_aside: list[tuple[Optimizer, dict[str, Any]]] = []
+        self.go_on(0, 0)
+
+    def go_on(self, steps: int, longest: int) -> None:
+        """From here, with so many steps since the last tick, and between any two at most."""
+        self.steps, self.longest = steps, longest
+        self._said = False  # that a tick seems to be forgotten
+        self._returns = self._steps_at_return = 0
+        self._squares: dict[str, list[Tensor]] = {}  # of gradient norms, by slot, and the host's
 
     def bring_back(self) -> None:
         """Groups that were set aside for a step return to their optimiser."""
@@ -461,13 +415,6 @@ class StepWatch:
             for name, squares in self._squares.items()
         }
         return found, found.pop(_HOST, math.nan)
-
-    def go_on(self, steps: int, longest: int) -> None:
-        """From here, with so many steps since the last tick, and between any two at most."""
-        self.steps, self.longest = steps, longest
-        self._said = False
-        self._returns = self._steps_at_return = 0
-        self._squares = {}
 
     def _say_forgotten(self) -> None:
         if self._said:

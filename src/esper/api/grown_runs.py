@@ -173,9 +173,9 @@ class GrownRun:
         place = self.folder.path / CHECKPOINT
         write_archive(place, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
 
-    def restore(self, archive: Archive, *, training: bool) -> None:
+    def restore(self, archive: Archive) -> None:
         """Take over host, history and scores of a checkpoint of a run made like this one."""
-        unpack(self.host, archive, training=training)
+        unpack(self.host, archive, training=False)
         notes = archive.notes
         self.history, self.before = list(notes["history"]), dict(notes["before"])
         if notes["after"]:

@@ -28,7 +28,6 @@ from esper.kasmina.probe import (
     Sighting,
     Target,
     module_at,
-    probe,
     require_slottable,
     survey,
 )
@@ -79,16 +78,10 @@ class Inspection:
         lines = [f"{self.model}: {self.host_params:,} parameters{limit}", ""]
         if self.places:
             rows = [("", "place", "module", "activations", "blueprints (parameters each adds)")]
-            rows += [
-                (
-                    "*" if each.path in self.chosen else "",
-                    each.path,
-                    each.kind,
-                    each.layout,
-                    ", ".join(f"{name} {cost:,}" for name, cost in each.options.items()),
-                )
-                for each in self.places
-            ]
+            for each in self.places:
+                mark = "*" if each.path in self.chosen else ""
+                options = ", ".join(f"{name} {cost:,}" for name, cost in each.options.items())
+                rows.append((mark, each.path, each.kind, each.layout, options))
             lines += _table(rows)
             lines += ["", '* taken by slots="auto"'] if self.chosen else []
         else:
@@ -142,8 +135,8 @@ def chosen_places(
     slots: Slots,
     room: int | None,
     blueprints: Sequence[str] | None,
-) -> tuple[list[Target], list[Place]]:
-    """Where a host gets its slots: how the places are named, and what was found there."""
+) -> tuple[list[Target], Sequence[Place | Target]]:
+    """Where a host gets its slots: how the places are named, and what is known to be there."""
     if slots == AUTO:
         found = Survey(model, sample, blueprints)
         # Where nothing fits the budget, that is what is to be said, and not that there is no place.
@@ -166,7 +159,7 @@ def chosen_places(
             fix='name submodules, slots=["layer1"], or let Esper choose, slots="auto"',
         )
     named = [Target.parse(place) for place in slots]
-    return named, probe(model, named, sample)
+    return named, named
 
 
 class Survey:

@@ -73,15 +73,11 @@ class CrossEntropy:
 
     def settled(self, outputs: object, targets: object) -> "CrossEntropy":
         """With the axis that this batch shows: in later ones the other may happen to fit too."""
-        return CrossEntropy(
-            class_axis(
-                outputs,
-                targets,
-                "Cross-entropy",
-                "pass loss=torch.nn.functional.cross_entropy if classes are the second axis, and "
-                "a function of outputs and targets of your own if not",
-            )
+        fix = (
+            "pass loss=torch.nn.functional.cross_entropy if classes are the second axis, and a "
+            "function of outputs and targets of your own if not"
         )
+        return CrossEntropy(class_axis(outputs, targets, "Cross-entropy", fix))
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         axis = self.settled(outputs, targets).axis if self.axis is None else self.axis

@@ -160,34 +160,6 @@ class Tick(TickScores):
 # --- measuring -------------------------------------------------------------------------------
 
 
-def measure(host: "GrowingModel", score: float | None, evaluate: Evaluate | None) -> TickScores:
-    """Score the host as it is, as committed and without each of its seeds."""
-    if evaluate is None:
-        if score is None:
-            raise TickError(
-                "A tick needs a score", given="neither val_score= nor evaluate=", fix="pass one"
-            )
-        return TickScores(percent("val_score", score), None, {})
-    seeds = {name: slot.seed for name, slot in host.seed_slots.items()}
-    shown = {name: seed for name, seed in seeds.items() if seed is not None and seed.alpha > 0.0}
-    loose = [name for name, seed in shown.items() if seed.stage is not SeedStage.FOSSILIZED]
-    scores: dict[frozenset[str], float] = {}
-
-    def without(*off: str) -> float:
-        if frozenset(off) not in scores:
-            with measuring(host), host.without(*off):
-                scores[frozenset(off)] = percent("evaluate(model)", evaluate(host))
-        return scores[frozenset(off)]
-
-    if score is not None:
-        if shown and not host.memory.compared:
-            host.memory.compare(percent("val_score", score), without())
-        scores[frozenset()] = percent("val_score", score)
-    whole = without()
-    contributions = {name: whole - without(name) for name in shown}
-    return TickScores(whole, without(*loose), contributions)
-
-
 @contextmanager
 def measuring(host: nn.Module) -> Iterator[None]:
     """Inside, the model is in evaluation mode without gradients; afterwards all is as before:
@@ -281,27 +253,76 @@ class GrowthMemory:
             self._unit = loss
         return loss / (self._unit or 1.0) * math.log(FEWEST_CLASSES)
 
-    def remember(self, latest: Mapping[str, float], host_gradient: float, epoch: int) -> None:
-        """Append an epoch's numbers, by the names of `SERIES`."""
-        self.window.remember({name: row(latest[name]) for name in SERIES}, row(host_gradient))
+    def measure(
+        self, host: "GrowingModel", score: float | None, evaluate: Evaluate | None
+    ) -> TickScores:
+        """Score the host as it is, as committed and without each of its seeds."""
+        told = None if score is None else percent("val_score", score)
+        if evaluate is None:
+            if told is None:
+                raise TickError(
+                    "A tick needs a score", given="neither val_score= nor evaluate=", fix="pass one"
+                )
+            return TickScores(told, None, {})
+        seeds = [(name, slot.seed) for name, slot in host.seed_slots.items()]
+        shown = {name: seed for name, seed in seeds if seed is not None and seed.alpha > 0.0}
+        loose = [name for name, seed in shown.items() if seed.stage is not SeedStage.FOSSILIZED]
+        scores: dict[frozenset[str], float] = {}
+
+        def without(*off: str) -> float:
+            if frozenset(off) not in scores:
+                with measuring(host), host.without(*off):
+                    scores[frozenset(off)] = percent("evaluate(model)", evaluate(host))
+            return scores[frozenset(off)]
+
+        if told is not None:
+            # Once: contributions are differences between the two, so they must be the same score.
+            if shown and not self.compared:
+                if abs(without() - told) > SAME_SCORE:
+                    raise TickError(
+                        "val_score and evaluate(model) are not the same score",
+                        given=f"{told:g} and {without():g}",
+                        fix="leave val_score out: evaluate(model) is then called for it",
+                    )
+                self.compared = True
+            scores[frozenset()] = told
+        contributions = {name: without() - without(name) for name in shown}
+        return TickScores(without(), without(*loose), contributions)
+
+    def report(self, host: "GrowingModel", loss: float, held_out: float, found: TickScores) -> None:
+        """Tell the host's gates what all processes agree on, and remember it."""
+        gradients, whole = host.watch.gradients()
+        present = [name for name, slot in host.seed_slots.items() if slot.seed is not None]
+        own = {"loss": loss, "val_loss": held_out, "score": found.score, "host": whole}
+        own["committed"] = math.nan if found.committed is None else found.committed
+        own |= {f"contribution {name}": value for name, value in found.contributions.items()}
+        own |= {f"gradient {name}": gradients.get(name, math.nan) for name in present}
+        values = shared(host, torch.tensor(list(own.values()), dtype=torch.float64))
+        numbers = dict(zip(own, values.tolist(), strict=True))
+        if not math.isnan(held_out):
+            held_out = self.relative(numbers["val_loss"])
+        loss = self.relative(numbers["loss"])
+        host.measure(
+            contribution={name: numbers[f"contribution {name}"] for name in found.contributions},
+            gradient={name: numbers[f"gradient {name}"] for name in present},
+            loss_rise=float(self.window.loss_rise(row(loss))),
+        )
+        latest = {
+            "train_loss": row(loss),
+            "validation_loss": row(held_out),
+            "validation_accuracy": row(numbers["score"]),
+            "committed_accuracy": row(numbers["committed"]),
+        }
+        self.window.remember(latest, row(numbers["host"]))
         seen = self.window.recent("validation_accuracy", SCORES_SEEN)
+        epoch = int(host.lifecycle.epoch) + 1
         if epoch == SCORES_SEEN and bool(((seen >= 0.0) & (seen <= 1.0)).all()) and seen.any():
             warnings.warn(
                 f"Scores up to {float(seen.max()):g}: they are taken for percent; multiply "
                 "fractions by 100.",
                 FractionWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
-
-    def compare(self, score: float, evaluated: float) -> None:
-        """Once: contributions are differences between the two, so they must be one and the same."""
-        if abs(evaluated - score) > SAME_SCORE:
-            raise TickError(
-                "val_score and evaluate(model) are not the same score",
-                given=f"{score:g} and {evaluated:g}",
-                fix="leave val_score out: evaluate(model) is then called for it",
-            )
-        self.compared = True
 
     def end(self) -> None:
         """The budget's epochs are over."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.archive import ArchiveError, read_archive, write_archive
+from esper.archive import Archive, ArchiveError, read_archive, write_archive
 from esper.leyline import constants
 from esper.leyline.errors import AgreementError, EsperError
 from esper.leyline.heads import ActionSpace
@@ -289,7 +289,7 @@ class PPOAgent:
             require_agreement("the state's size", saved, ("caller", state_dim))
         eager = replace(config, compile_backend=None, compile_mode="default")
         agent = cls.build(saved_space, config=eager, device=device, processes=processes, **sizes)
-        agent._restore(archive.tensors, path)
+        agent._restore(archive, path)
         agent.config = config
         agent._compile()  # after the weights are in
         return agent
@@ -307,20 +307,15 @@ class PPOAgent:
             "random.shuffler": self.shuffler.get_state(),
         }
 
-    def _restore(self, tensors: Mapping[str, Tensor], path: str | Path) -> None:
+    def _restore(self, archive: Archive, path: str | Path) -> None:
         """Take over saved tensors; if one does not fit, none is touched."""
+        tensors = archive.tensors
         self._require_fit(tensors, path)
-        weights: dict[str, Tensor] = {}
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            part, _, rest = name.partition(".")
-            if part == "network":
-                weights[rest] = value
-            elif part == "optimizer":
-                index, field = rest.split(".")
-                state.setdefault(int(index), {})[field] = value
-        unwrapped(self.network).load_state_dict(weights)
+        unwrapped(self.network).load_state_dict(archive.part("network"))
         groups = self.optimizer.state_dict()["param_groups"]
+        places = [place for group in groups for place in group["params"]]
+        moments = {place: archive.part(f"optimizer.{place}") for place in places}
+        state = {place: found for place, found in moments.items() if found}  # none before updates
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.hidden = (tensors["hidden.h"].to(self.device), tensors["hidden.c"].to(self.device))
         self.buffer.next_starts.copy_(tensors["buffer.next_starts"])
