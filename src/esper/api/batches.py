@@ -1,7 +1,7 @@
 """What a run learns from, however it was given: a loader, a data set, or two tensors."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,18 @@ class Batches:
         """Loaders are taken as they are; of data sets and tensors batches are made."""
         if isinstance(source, DataLoader):
             return cls(name, source)
+        given = type(source).__name__
         if isinstance(source, (tuple, list)):
-            source = _tensors(name, source)
+            parts = [torch.from_numpy(e) if isinstance(e, np.ndarray) else e for e in source]
+            given += f" of {', '.join(type(part).__name__ for part in parts) or 'nothing'}"
+            if len(parts) == 2 and all(isinstance(part, Tensor) for part in parts):
+                if len(parts[0]) != len(parts[1]):
+                    raise DataError(
+                        f"The {name} data has not one target for each input",
+                        given=f"{len(parts[0])} inputs, {len(parts[1])} targets",
+                    )
+                source = TensorDataset(*parts)
         if not isinstance(source, Dataset):
-            given = type(source).__name__
             raise DataError(f"Cannot read the {name} data", given=given, valid=_VALID)
         if isinstance(source, IterableDataset):
             return cls(name, DataLoader(source, batch_size))
@@ -134,17 +142,3 @@ def _told(fingerprint: Mapping[str, Any] | None) -> str:
     if fingerprint is None:
         return "none"
     return f"{fingerprint['batches']} batches, the first one {fingerprint['first']}"
-
-
-def _tensors(name: str, pair: Sequence[Any]) -> TensorDataset:
-    parts = [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in pair]
-    kinds = [type(part).__name__ for part in parts]
-    if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
-        given = f"{type(pair).__name__} of {', '.join(kinds) or 'nothing'}"
-        raise DataError(f"Cannot read the {name} data", given=given, valid=_VALID)
-    if len(parts[0]) != len(parts[1]):
-        raise DataError(
-            f"The {name} data has not one target for each input",
-            given=f"{len(parts[0])} inputs, {len(parts[1])} targets",
-        )
-    return TensorDataset(*parts)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from esper.api.batches import Batches, Data, Source
 from esper.api.grow_settings import AUTO, OPTIMIZER, Budget, BudgetLike, GrowError, GrowSettings
-from esper.api.growing_model import wrap
+from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import unpack
 from esper.api.inspection import Slots, require_module
@@ -93,8 +93,9 @@ def grow(
     data = Data(train, val, test, batch_size)
     first = data["train"].first(seed, where)
     folder = None if out is None else GrowthFolder(out)
-    run = _run_of(model, first[0] if sample is None else sample, slots, settings, folder)
-    run.settle(slots=tuple(map(asdict, run.host.targets)), data=data.fingerprints(seed))
+    host = _host(model, first[0] if sample is None else sample, slots, settings)
+    run = GrownRun(host, settings, folder=folder)
+    run.settle(slots=tuple(map(asdict, host.targets)), data=data.fingerprints(seed))
     if folder is not None:
         folder.require_new()
     growth = Growth(run, data, scoring, controller, optimizer, scheduler, on_epoch)
@@ -140,7 +141,7 @@ def resume(
         )
         kind = _again("optimizer", settings.optimizer, optimizer)
         leader = _again("controller", settings.leader, controller)
-        _require_given(settings, train, val, test, scheduler)
+        _require_given(settings, train=train, val=val, test=test, scheduler=scheduler)
         data = Data(train, val, test, settings.batch_size)
         data.require_same(settings.data, settings.seed)
         growth = Growth(run, data, scoring, leader, kind, scheduler, on_epoch)
@@ -173,7 +174,7 @@ def load_run(
         )
     settings = GrowSettings.of(archive.notes["settings"])
     slots = [Target(**note) for note in settings.slots]
-    run = _run_of(model, sample, slots, settings, folder)
+    run = GrownRun(_host(model, sample, slots, settings), settings, folder=folder)
     run.restore(archive)
     return run
 
@@ -192,8 +193,14 @@ class Growth:
 
     def __post_init__(self) -> None:
         self.host, self.seed = self.run.host, self.run.settings.seed
-        self.device = _device_of(self.host)
-        self.optimizer = self.host.optimizer(_optimizer_kind(self.kind), lr=self.run.settings.lr)
+        kind = self.kind
+        if isinstance(kind, str):
+            known = {name.lower(): each for name, each in _OPTIMIZERS.items()}
+            if kind.lower() not in known:
+                raise UnknownNameError.of("optimiser", kind, _OPTIMIZERS)
+            kind = known[kind.lower()]
+        self.optimizer = self.host.optimizer(kind, lr=self.run.settings.lr)
+        self.device = next(self.host.parameters()).device
         made = self.scheduler
         self.schedule = None if made is None else Schedule(made, self.optimizer)
 
@@ -328,21 +335,11 @@ def _placed(model: nn.Module, device: torch.device | str | None) -> torch.device
             given=f"{device!r}: {first_line(error)}",
             valid='such as "cpu", "cuda" or "cuda:1", where torch finds it',
         ) from error
-    return _device_of(model)
-
-
-def _device_of(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-def _run_of(
-    model: nn.Module,
-    sample: Sample,
-    slots: Slots,
-    settings: GrowSettings,
-    folder: GrowthFolder | None,
-) -> GrownRun:
-    host = wrap(
+def _host(model: nn.Module, sample: Sample, slots: Slots, settings: GrowSettings) -> GrowingModel:
+    return wrap(
         model,
         sample,
         slots=slots,
@@ -351,16 +348,6 @@ def _run_of(
         isolation=Isolation.DUAL_PASS,
         seed=settings.seed,
     )
-    return GrownRun(host, settings, folder=folder)
-
-
-def _optimizer_kind(optimizer: str | MakeOptimizer) -> MakeOptimizer:
-    if not isinstance(optimizer, str):
-        return optimizer
-    for name, kind in _OPTIMIZERS.items():
-        if name.lower() == optimizer.lower():
-            return kind
-    raise UnknownNameError.of("optimiser", optimizer, _OPTIMIZERS)
 
 
 # --- going on --------------------------------------------------------------------------------
@@ -389,18 +376,15 @@ def _again(name: str, was: str | None, given: Any, *, fixed: bool = False) -> An
     return given
 
 
-def _require_given(
-    settings: GrowSettings, train: object, val: object, test: object, scheduler: object
-) -> None:
-    needed = {"train": train, "val": val}
-    needed |= {"test": test} if "test" in settings.data else {}
-    needed |= {"scheduler": scheduler} if settings.scheduled else {}
-    missing = [name for name, given in needed.items() if given is None]
+def _require_given(settings: GrowSettings, **given: object) -> None:
+    """Refuse to go on without what the run had: data, by part, and a scheduler."""
+    had = {"test": "test" in settings.data, "scheduler": settings.scheduled}
+    missing = [name for name, each in given.items() if each is None and had.get(name, True)]
     if missing:
         raise GrowError(
             "Going on needs what the run was given",
             given=f"no {', no '.join(missing)}",
             fix=f"pass {', '.join(missing)} to resume, as to grow",
         )
-    if scheduler is not None and not settings.scheduled:
+    if given["scheduler"] is not None and not settings.scheduled:
         raise GrowError("The run has no scheduler", given="one", fix="leave scheduler away")

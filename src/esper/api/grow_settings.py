@@ -120,6 +120,5 @@ class GrowSettings:
     def of(cls, note: Mapping[str, Any]) -> "GrowSettings":
         """From a checkpoint's notes."""
         known = {each.name: note[each.name] for each in fields(cls)}
-        blueprints = known["blueprints"]
-        known["blueprints"] = None if blueprints is None else tuple(blueprints)
-        return cls(**{**known, "slots": tuple(known["slots"])})
+        lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(**known | lists)

@@ -230,11 +230,9 @@ class GrowingModel(SlottedModel):
         least = self._given_rules.min_contribution if measured else None
         self.rules = replace(self._given_rules, min_contribution=least)  # that gate is on or off
         transitions = self.pass_time()
-        epoch = int(self.lifecycle.epoch)
-        if self.horizon is not None and epoch >= self.horizon:
+        if self.memory.ended:
             decision = GrowthDecision(END)
             transitions = transitions + self.finish()
-            self.memory.end()
         else:
             actions = self._decide(chosen)
             decision = GrowthDecision.by(actions, self)
@@ -243,7 +241,7 @@ class GrowingModel(SlottedModel):
         after = list(self.slots.parameters())
         same = len(before) == len(after) and all(map(operator.is_, before, after))
         return Tick(
-            epoch=epoch,
+            epoch=int(self.lifecycle.epoch),
             decision=decision,
             events=tuple(StageChange.by(record, self.catalogue) for record in transitions),
             **vars(found),

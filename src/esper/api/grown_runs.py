@@ -243,11 +243,8 @@ class Report:
             "training" + (f", {_shown(self.after)} of the exported network" if self.after else ""),
         ]
         if "test_score" in self.after:
-            lines.append(
-                f"test: {self.after['test_score']:.2f} (loss {self.after['test_loss']:.4g})"
-            )
-        lines.append("")
-        lines += ["grown:"] if self.grown else ["nothing grew for good"]
+            lines.append(f"test: {_shown(self.after, 'test_')}")
+        lines += ["", "grown:" if self.grown else "nothing grew for good"]
         for seed in self.grown:
             lines.append(
                 f"  {seed.blueprint} at {seed.slot}: {seed.params:,} parameters, planted after "
@@ -259,5 +256,5 @@ class Report:
         return "\n".join(lines)
 
 
-def _shown(scores: Mapping[str, float]) -> str:
-    return f"{scores['score']:.2f} (loss {scores['loss']:.4g})"
+def _shown(scores: Mapping[str, float], of: str = "") -> str:
+    return f"{scores[f'{of}score']:.2f} (loss {scores[f'{of}loss']:.4g})"

@@ -22,15 +22,8 @@ from esper.api.grow_settings import AUTO, Budget, BudgetLike
 from esper.kasmina.blueprints import build_catalogue
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.layout_inference import opening
-from esper.kasmina.probe import (
-    Place,
-    Sample,
-    Sighting,
-    Target,
-    module_at,
-    require_slottable,
-    survey,
-)
+from esper.kasmina.probe import Place, Sighting, Target, module_at, require_slottable, survey
+from esper.kasmina.watching import Sample
 from esper.leyline.catalogue import NOT_APPLICABLE
 from esper.leyline.constants import DEFAULT_SLOT_COUNT
 from esper.leyline.errors import EsperError, SlotError
@@ -277,11 +270,10 @@ def require_module(model: object) -> None:
     """Refuse what is no module, or one that no slot fits."""
     if not isinstance(model, nn.Module):
         is_class = isinstance(model, type) and issubclass(model, nn.Module)
+        named = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise SlotError(
             "What is to grow must be a torch nn.Module",
-            given=f"the class {model.__name__}"
-            if isinstance(model, type)
-            else type(model).__name__,
+            given=named,
             fix="make an instance of it first" if is_class else "pass the model itself",
         )
     require_slottable(model)

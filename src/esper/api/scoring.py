@@ -37,9 +37,8 @@ def class_axes(outputs: object, targets: object) -> tuple[int, ...]:
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return ()
     counted = not (targets.is_floating_point() or targets.is_complex())
-    if not counted or targets.dtype is torch.bool:
-        return ()
-    if not outputs.is_floating_point() or outputs.dim() < 2:
+    logits = outputs.is_floating_point() and outputs.dim() >= 2
+    if not logits or not counted or targets.dtype is torch.bool:
         return ()
     shape = outputs.shape
     either = dict.fromkeys((outputs.dim() - 1, 1))  # which of [B, C] are one and the same

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -237,7 +237,7 @@ class GrowthMemory:
         self.classes = classes  # of a classifier
         self.controller: Controller | None = None  # the one that decided last
         self.compared = False  # were val_score and evaluate found to be the same score?
-        self.ended = False
+        self.ended = False  # are the budget's epochs over?
         self._unit: float | None = None  # the loss that counts as guessing without classes
         self._pending: tuple[str, Mapping[str, Tensor]] | None = None  # of a saved controller
 
@@ -267,27 +267,24 @@ class GrowthMemory:
         seeds = [(name, slot.seed) for name, slot in host.seed_slots.items()]
         shown = {name: seed for name, seed in seeds if seed is not None and seed.alpha > 0.0}
         loose = [name for name, seed in shown.items() if seed.stage is not SeedStage.FOSSILIZED]
-        scores: dict[frozenset[str], float] = {}
 
+        @cache
         def without(*off: str) -> float:
-            if frozenset(off) not in scores:
-                with measuring(host), host.without(*off):
-                    scores[frozenset(off)] = percent("evaluate(model)", evaluate(host))
-            return scores[frozenset(off)]
+            with measuring(host), host.without(*off):
+                return percent("evaluate(model)", evaluate(host))
 
-        if told is not None:
+        if told is not None and shown and not self.compared:
             # Once: contributions are differences between the two, so they must be the same score.
-            if shown and not self.compared:
-                if abs(without() - told) > SAME_SCORE:
-                    raise TickError(
-                        "val_score and evaluate(model) are not the same score",
-                        given=f"{told:g} and {without():g}",
-                        fix="leave val_score out: evaluate(model) is then called for it",
-                    )
-                self.compared = True
-            scores[frozenset()] = told
-        contributions = {name: without() - without(name) for name in shown}
-        return TickScores(without(), without(*loose), contributions)
+            if abs(without() - told) > SAME_SCORE:
+                raise TickError(
+                    "val_score and evaluate(model) are not the same score",
+                    given=f"{told:g} and {without():g}",
+                    fix="leave val_score out: evaluate(model) is then called for it",
+                )
+            self.compared = True
+        whole = without() if told is None else told
+        contributions = {name: whole - without(name) for name in shown}
+        return TickScores(whole, without(*loose) if loose else whole, contributions)
 
     def report(self, host: "GrowingModel", loss: float, held_out: float, found: TickScores) -> None:
         """Tell the host's gates what all processes agree on, and remember it."""
@@ -314,8 +311,9 @@ class GrowthMemory:
             "committed_accuracy": row(numbers["committed"]),
         }
         self.window.remember(latest, row(numbers["host"]))
-        seen = self.window.recent("validation_accuracy", SCORES_SEEN)
         epoch = int(host.lifecycle.epoch) + 1
+        self.ended = host.horizon is not None and epoch >= host.horizon
+        seen = self.window.recent("validation_accuracy", SCORES_SEEN)
         if epoch == SCORES_SEEN and bool(((seen >= 0.0) & (seen <= 1.0)).all()) and seen.any():
             warnings.warn(
                 f"Scores up to {float(seen.max()):g}: they are taken for percent; multiply "
@@ -323,10 +321,6 @@ class GrowthMemory:
                 FractionWarning,
                 stacklevel=3,
             )
-
-    def end(self) -> None:
-        """The budget's epochs are over."""
-        self.ended = True
 
     def hand_over(self, controller: Controller) -> bool:
         """It decides from now on; is it another one than before?
