@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from esper.tolaria.cuda_graphs import Capacities, pad_plan, uncollected
+from esper.tolaria.cuda_graphs import Padding, uncollected
 from esper.tolaria.feed import Augmentation
 from esper.tolaria.plan import HOST, StepPlan
 from tests.tolaria.test_population import own_draws
@@ -19,14 +19,11 @@ def test_padding_a_plan_changes_no_gradient_and_teaches_no_spare_row(
     host: str, isolation: str
 ) -> None:
     population = make_population(host, 9, isolation=isolation)
-    capacities: Capacities = {}
+    padding = Padding(population.pools, grain=4)
     for epoch in range(6):
         population.apply(draw_actions(population.legal(), own_draws(population, epoch)))
         exact = population.training_step()
-        wider = {
-            name: pad_plan(plan, population.pools, capacities, name, 4)
-            for name, plan in exact.plan.passes().items()
-        }
+        wider = {name: padding.pad(name, plan) for name, plan in exact.plan.passes().items()}
         learners = dict(exact.plan.learners)
         for key in wider["isolated"].pool_keys() if "isolated" in wider else []:
             learners.setdefault(key, torch.zeros_like(population.pools[key].state.active))
@@ -53,8 +50,7 @@ def test_a_sick_environment_does_not_reach_others_through_padding() -> None:
         population.train_epoch()
         population.pass_time()
     exact = population.training_step()
-    capacities: Capacities = {}
-    wider = pad_plan(exact.plan.training, population.pools, capacities, "training", 4)
+    wider = Padding(population.pools, grain=4).pad("training", exact.plan.training)
     padded = population._make_step(StepPlan(wider, {}))
     batch = population.feed.fetch(
         population.feed.epoch(population.seeds, population.lifecycle.epoch)[0]

@@ -15,7 +15,7 @@ from esper.leyline import (
     SeedStage,
     UnknownNameError,
 )
-from esper.tolaria.cuda_graphs import pad_plan
+from esper.tolaria.cuda_graphs import Padding
 from esper.tolaria.engine import cast_weights
 from esper.tolaria.extraction import extract
 from esper.tolaria.optimisers import AdamW, RowOptimiser, Sgd
@@ -170,7 +170,7 @@ def test_a_population_is_a_growing_thing_for_simic() -> None:
         ),
         (
             lambda p: make_population("mlp", 2, budget="10"),
-            "budget of parameters .* from 0",
+            "'budget' is out of range; .*whole number from 0",
         ),
     ],
 )
@@ -355,7 +355,7 @@ def test_at_alpha_0_what_leaves_a_slot_is_what_came_to_it_bit_for_bit(
     assert bool(training.any(dim=0).all()), "seeds learn unseen at every slot"
     plan = population.training_step().plan.training
     if padded:  # as in a CUDA graph, where unused places point at the first environment
-        plan = pad_plan(plan, population.pools, {}, "training", 4)
+        plan = Padding(population.pools, grain=4).pad("training", plan)
     came: list[torch.Tensor] = []
     left: list[torch.Tensor] = []
 

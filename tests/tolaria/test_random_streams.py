@@ -253,11 +253,11 @@ def test_seeds_are_left_as_they_were() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_draws_the_same() -> None:
     for draw in (
-        lambda device: keys(SEEDS, "x", 3, 500, device),
-        lambda device: uniform(SEEDS, "x", 3, 500, device),
-        lambda device: uniform(SEEDS, "x", 3, 500, device, torch.float32),
-        lambda device: orders(SEEDS, 3, 4000, 2000, device),
-        lambda device: orders(SEEDS, SEEDS % 3, 300, 700, device),
+        lambda device: keys(SEEDS.to(device), "x", 3, 500),
+        lambda device: uniform(SEEDS.to(device), "x", 3, 500),
+        lambda device: uniform(SEEDS.to(device), "x", 3, 500, torch.float32),
+        lambda device: orders(SEEDS.to(device), 3, 4000, 2000),
+        lambda device: orders(SEEDS.to(device), SEEDS % 3, 300, 700),
     ):
         assert torch.equal(draw("cuda").cpu(), draw("cpu"))
 

@@ -20,80 +20,77 @@ from esper.tolaria.feed import Feed
 from esper.tolaria.plan import Group, Plan, PoolKey, SlotPlan, StepPlan
 from esper.tolaria.pools import Pool
 
-Capacities = dict[tuple[str, int, int], int]  # pass name, slot, blueprint (or a code below) -> size
+Place = tuple[str, int, int]  # pass name, slot, blueprint (or a code below)
 GATED, ROWS = -1, -2
 
 
-def _room(needed: int, held: int, grain: int) -> int:
-    """Keeps a capacity that suffices, else rounds up; always leaves one place unused."""
-    return held if needed < held else (needed // grain + 1) * grain
+class Padding:
+    """Fills the index lists of plans up to capacities, which grow when they no longer suffice."""
 
+    def __init__(self, pools: Mapping[PoolKey, Pool], grain: int) -> None:
+        self.pools, self.grain = pools, grain
+        self.capacities: dict[Place, int] = {}
 
-def pad_plan(
-    plan: Plan, pools: Mapping[PoolKey, Pool], capacities: Capacities, name: str, grain: int
-) -> Plan:
-    """The same pass with every index list filled up to its capacity, which may grow."""
-    slots = tuple(
-        _pad_slot(index, slot, pools, capacities, name, grain)
-        for index, slot in enumerate(plan.slots)
-    )
-    if plan.environment is None:
-        return Plan(None, slots, plan.start)
-    key = (name, 0, ROWS)
-    capacities[key] = _room(len(plan.environment), capacities.get(key, 0), grain)
-    environment = torch.zeros(capacities[key], dtype=torch.int64)
-    environment[: len(plan.environment)] = plan.environment
-    return Plan(environment, slots, len(environment))
+    def _room(self, place: Place, needed: int) -> int:
+        """Keeps a capacity that suffices, else rounds up; always leaves one place unused."""
+        if needed >= self.capacities.get(place, 0):
+            self.capacities[place] = (needed // self.grain + 1) * self.grain
+        return self.capacities[place]
 
+    def pad(self, name: str, plan: Plan) -> Plan:
+        """The same pass with every index list filled up to its capacity."""
+        slots = tuple(self._pad_slot(name, index, slot) for index, slot in enumerate(plan.slots))
+        if plan.environment is None:
+            return Plan(None, slots, plan.start)
+        room = self._room((name, 0, ROWS), len(plan.environment))
+        environment = torch.zeros(room, dtype=torch.int64)
+        environment[: len(plan.environment)] = plan.environment
+        return Plan(environment, slots, room)
 
-def _pad_slot(
-    index: int,
-    slot: SlotPlan,
-    pools: Mapping[PoolKey, Pool],
-    capacities: Capacities,
-    name: str,
-    grain: int,
-) -> SlotPlan:
-    present = {group.blueprint: group.rows for group in slot.groups}
-    for blueprint, rows in present.items():
-        key = (name, index, blueprint)
-        capacities[key] = _room(len(rows), capacities.get(key, 0), grain)
-    kinds = sorted(k for n, i, k in capacities if n == name and i == index and k >= 0)
-    groups, places, total = [], [], 0
-    for kind in kinds:
-        rows = torch.full((capacities[name, index, kind],), pools["seed", index, kind].spare)
-        used = present.get(kind, rows[:0])
-        rows[: len(used)] = used
-        groups.append(Group(kind, rows))
-        places.append(torch.arange(total, total + len(used)))
-        total += len(rows)
-    place = torch.cat([torch.zeros(0, dtype=torch.int64), *places])
+    def _pad_slot(self, name: str, index: int, slot: SlotPlan) -> SlotPlan:
+        present = {group.blueprint: group.rows for group in slot.groups}
+        for blueprint, rows in present.items():
+            self._room((name, index, blueprint), len(rows))
+        kinds = sorted(k for n, i, k in self.capacities if n == name and i == index and k >= 0)
+        groups, places, total = [], [], 0
+        for kind in kinds:
+            rows = torch.full(
+                (self.capacities[name, index, kind],), self.pools["seed", index, kind].spare
+            )
+            used = present.get(kind, rows[:0])
+            rows[: len(used)] = used
+            groups.append(Group(kind, rows))
+            places.append(torch.arange(total, total + len(used)))
+            total += len(rows)
+        place = torch.cat([torch.zeros(0, dtype=torch.int64), *places])
 
-    def spread(values: Tensor) -> Tensor:
-        wide = torch.zeros(total, dtype=values.dtype)
-        wide[place] = values
-        return wide
+        def spread(values: Tensor) -> Tensor:
+            wide = torch.zeros(total, dtype=values.dtype)
+            wide[place] = values
+            return wide
 
-    key = (name, index, GATED)
-    if len(slot.gated):
-        capacities[key] = _room(len(slot.gated), capacities.get(key, 0), grain)
-    gated = torch.full((capacities.get(key, 0),), total - 1)  # the last place is never in use
-    gate_rows = torch.zeros_like(gated)
-    if len(gated):
-        gated[: len(slot.gated)] = place[slot.gated]
-        gate_rows += pools["gate", index, NOTHING].spare
-        gate_rows[: len(slot.gated)] = slot.gate_rows
-    return SlotPlan(
-        groups=tuple(groups),
-        where=spread(slot.where),
-        value=spread(slot.value),
-        gradient=spread(slot.gradient),
-        isolated=True,
-        open_=spread(slot.open_),
-        gated=gated,
-        gate_rows=gate_rows,
-        forks=slot.forks,
-    )
+        key = (name, index, GATED)
+        if len(slot.gated):
+            self._room(key, len(slot.gated))
+        gated = torch.full(
+            (self.capacities.get(key, 0),), total - 1
+        )  # the last place is never in use
+        gate_rows = torch.zeros_like(gated)
+        if len(gated):
+            gated[: len(slot.gated)] = place[slot.gated]
+            gate_rows += self.pools["gate", index, NOTHING].spare
+            gate_rows[: len(slot.gated)] = slot.gate_rows
+        return SlotPlan(
+            groups=tuple(groups),
+            where=spread(slot.where),
+            value=spread(slot.value),
+            gradient=spread(slot.gradient),
+            isolated=True,
+            open_=spread(slot.open_),
+            gated=gated,
+            gate_rows=gate_rows,
+            forks=slot.forks,
+        )
 
 
 @contextmanager
@@ -118,21 +115,17 @@ class GraphRunner:
         make_step: Callable[[StepPlan], TrainingStep],
     ) -> None:
         self.feed, self.pools, self.make_step = feed, pools, make_step
-        self.grain = max(4, feed.environments // 64)
-        self.capacities: Capacities = {}
+        self.padding = Padding(pools, grain=max(4, feed.environments // 64))
         self._graph: torch.cuda.CUDAGraph | None = None
         self._frozen: object = None  # the sizes the graph was captured with
         self._plan: StepPlan
 
     def epoch(self, plan: StepPlan, order: Tensor) -> Tensor:
         """Train on the batches of `order` [T, N, B]; returns the summed losses [N]."""
-        padded = {
-            name: pad_plan(each, self.pools, self.capacities, name, self.grain)
-            for name, each in plan.passes().items()
-        }
+        padded = {name: self.padding.pad(name, each) for name, each in plan.passes().items()}
         plan = StepPlan(learners=plan.learners, **padded)
         versions = tuple((key, pool.version) for key, pool in self.pools.items())
-        sizes = (tuple(sorted(self.capacities.items())), versions, plan.isolated is None)
+        sizes = (tuple(sorted(self.padding.capacities.items())), versions, plan.isolated is None)
         if sizes != self._frozen:
             self._capture(plan, order[0])
             self._frozen = sizes

@@ -4,7 +4,7 @@ Shapes: `V` rows of the pass, `B` batch, `K` seeds that act at one slot (or stat
 parameters.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -79,7 +79,16 @@ class Engine:
             compiled(stack(segment, f"segments.{index}."))
             for index, segment in enumerate(host.segments)
         ]
-        self.templates = _templates_of(self.specs, catalogue)
+        # One template for every kind of seed that fits some slot, and for every slot's gate.
+        self.templates: dict[PoolKey, Template] = {}
+        for slot, spec in enumerate(self.specs):
+            build_gate = partial(BlendGate, spec.channels, spec.channel_axis)
+            self.templates["gate", slot, NOTHING] = Template(build_gate, known=True)
+            for index, name in enumerate(catalogue.names):
+                if catalogue.costs[slot][index] >= 0:
+                    build = find_blueprint(name, spec.family).build
+                    template = Template(partial(build, spec), known=_is_own(build))
+                    self.templates["seed", slot, index] = template
         self._forms = {
             key: compiled(template.form)
             for key, template in self.templates.items()
@@ -162,22 +171,6 @@ def _compiled(form: Form, backend: str | None, mode: str | None) -> Form:
     return torch.compile(form, backend=backend, mode=mode, dynamic=False)
 
 
-def _templates_of(
-    specs: Sequence[SlotSpec], catalogue: BlueprintCatalogue
-) -> dict[PoolKey, Template]:
-    """One template for every kind of seed that fits some slot, and for every slot's gate."""
-    templates: dict[PoolKey, Template] = {}
-    for slot, spec in enumerate(specs):
-        build_gate = partial(BlendGate, spec.channels, spec.channel_axis)
-        templates["gate", slot, NOTHING] = Template(build_gate, known=True)
-        for index, name in enumerate(catalogue.names):
-            if catalogue.costs[slot][index] >= 0:
-                plan = find_blueprint(name, spec.family)
-                build = partial(plan.build, spec)
-                templates["seed", slot, index] = Template(build, known=_is_own(plan.build))
-    return templates
-
-
 def _is_own(build: object) -> bool:
     """Is this one of Esper's own hosts or blueprints, whose weights start in a known way?"""
     return str(getattr(build, "__module__", "")).partition(".")[0] == "esper"
@@ -188,22 +181,18 @@ def losses_of(outputs: Tensor, labels: Tensor) -> Tensor:
 
     Written out, because for few classes torch's own is three times slower on a CPU.
     """
-    if outputs.dtype in _HALF:
+    if outputs.dtype in (torch.bfloat16, torch.float16):
         outputs = outputs.float()
     chosen = outputs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     return (outputs.logsumexp(dim=-1) - chosen).flatten(1).mean(dim=1)
-
-
-_HALF: Sequence[torch.dtype] = (torch.bfloat16, torch.float16)
 
 
 def cast_weights(
     pools: Mapping[PoolKey, Pool], compute_dtype: torch.dtype | None
 ) -> dict[PoolKey, Tensor]:
     """Every pool's rows as the pass uses them, cast once if it computes in another precision."""
-    if compute_dtype is None:
-        return {key: pool.leaf for key, pool in pools.items()}
-    return {key: pool.leaf.to(compute_dtype) for key, pool in pools.items()}
+    leaves = {key: pool.leaf for key, pool in pools.items()}
+    return leaves if compute_dtype is None else {k: v.to(compute_dtype) for k, v in leaves.items()}
 
 
 def as_inputs(inputs: Tensor, weights: Mapping[PoolKey, Tensor]) -> Tensor:

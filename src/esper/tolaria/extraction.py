@@ -5,8 +5,7 @@ import torch
 from esper.kasmina.slotted import SlottedModel
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.lifecycle import NOTHING
-from esper.tolaria.plan import HOST, PoolKey
-from esper.tolaria.pools import VACANT
+from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
 
 
@@ -29,18 +28,15 @@ def extract(population: Population, environment: int) -> SlottedModel:
     state["blueprint_names"] = population.catalogue.encoded_names()
     state["counters"] = torch.tensor([int(population.planted[environment]), 0])
 
-    def add(key: PoolKey, row: int, prefix: str) -> None:
-        rows = population.pools[key].state.theta[row : row + 1]
-        for name, value in population.engine.templates[key].views(rows).items():
+    own = torch.zeros(population.lifecycle.shape, dtype=torch.bool)
+    own[environment] = life.blueprint[0] != NOTHING
+    homes = {HOST: (environment, "model.")}  # row and prefix of its names
+    for key, _, rows in population.places(own):
+        part = "body" if key[0] == "seed" else "gate"
+        homes[key] = (int(rows), f"slots.{key[1]}.seed.{part}.")
+    for key, (row, prefix) in homes.items():
+        values = population.pools[key].state.theta[row : row + 1]
+        for name, value in population.engine.templates[key].views(values).items():
             state[f"{prefix}{name}"] = value[0].clone()
-
-    add(HOST, environment, "model.")
-    for slot in range(len(population.specs)):
-        kind = int(life.blueprint[0, slot])
-        if kind != NOTHING:
-            row = int(population.pool_rows[environment, slot])
-            add(("seed", slot, kind), row, f"slots.{slot}.seed.body.")
-        if (gate := int(population.gate_rows[environment, slot])) != VACANT:
-            add(("gate", slot, NOTHING), gate, f"slots.{slot}.seed.gate.")
     host.load_state_dict(state)
     return host

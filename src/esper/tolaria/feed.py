@@ -44,7 +44,7 @@ class Augmentation:
                 valid="images [N, B, C, H, W], seeds [N]",
             )
         N, B, C, H, W = images.shape
-        draws = uniform(seeds, "augment", step, B * DRAWS, images.device).view(N, B, DRAWS)
+        draws = uniform(seeds.to(images.device), "augment", step, B * DRAWS).view(N, B, DRAWS)
         moves = (draws[..., :2] * (2 * self.shift + 1)).long() - self.shift
         row = torch.arange(H, device=images.device) + moves[..., :1]  # [N, B, H]
         column = torch.arange(W, device=images.device) + moves[..., 1:]  # [N, B, W]
@@ -135,9 +135,8 @@ class Feed:
         chosen = torch.zeros(self.environments, needed, dtype=torch.int64, device=self.device)
         for samples in self._samples["train"].unique().tolist():
             rows = (self._samples["train"] == samples).nonzero()[:, 0]
-            chosen[rows.to(self.device)] = orders(
-                seeds[rows], epochs[rows], samples, needed, self.device
-            )
+            streams = seeds[rows].to(self.device)
+            chosen[rows.to(self.device)] = orders(streams, epochs[rows], samples, needed)
         chosen = chosen + self._first["train"][:, None]
         return chosen.view(self.environments, self.batches, self.batch).transpose(0, 1).contiguous()
 

@@ -115,25 +115,26 @@ class Governor:
                 given="leave_epoch without enter_epoch",
                 fix="call enter_epoch() before training the epoch",
             )
-        found = self._examine(record, scores)
-        failed = torch.tensor(sorted(found), dtype=torch.int64)
-        self.removals = Transitions.none()
-        trips = [self._trip(environment, *found[environment]) for environment in sorted(found)]
+        ladder, trips = self.rules.ladder, []
+        for environment, (cause, value, limit) in sorted(self._examine(record, scores).items()):
+            remedy = ladder[min(int(self.trips[environment]), len(ladder) - 1)]
+            epoch = int(self.population.lifecycle.epoch[environment])
+            trips.append(Trip(environment, epoch, cause, remedy, value, limit))
+        failed = torch.tensor([trip.environment for trip in trips], dtype=torch.int64)
+        self.trips[failed] += 1
         healthy = torch.ones(len(self.population), dtype=torch.bool)
         healthy[failed] = False
-        self._remember(record, scores, healthy)
+        shifted = self.losses.roll(-1, dims=1)
+        shifted[:, -1] = record.loss
+        self.losses = torch.where(healthy[:, None], shifted, self.losses)
+        if scores is not None:
+            self.best = torch.where(healthy, self.best.maximum(scores.accuracy), self.best)
+        self.removals = Transitions.none()
         if trips:
             self.population.put_rows(failed, self._snapshot)
             self._treat(trips)
         self._snapshot = None
         return trips
-
-    def _trip(self, environment: int, cause: Failure, value: float, limit: float) -> Trip:
-        ladder = self.rules.ladder
-        remedy = ladder[min(int(self.trips[environment]), len(ladder) - 1)]
-        self.trips[environment] += 1
-        epoch = int(self.population.lifecycle.epoch[environment])
-        return Trip(environment, epoch, cause, remedy, value, limit)
 
     def _treat(self, trips: list[Trip]) -> None:
         pruned = [t.environment for t in trips if t.remedy is not Remedy.SKIP]
@@ -145,13 +146,6 @@ class Governor:
             self.removals = self.population.remove_now(where)
         if frozen:
             self.population.freeze_rows(torch.tensor(frozen))
-
-    def _remember(self, record: EpochRecord, scores: SplitScores | None, healthy: Tensor) -> None:
-        shifted = self.losses.roll(-1, dims=1)
-        shifted[:, -1] = record.loss
-        self.losses = torch.where(healthy[:, None], shifted, self.losses)
-        if scores is not None:
-            self.best = torch.where(healthy, self.best.maximum(scores.accuracy), self.best)
 
     def _examine(
         self, record: EpochRecord, scores: SplitScores | None
@@ -189,8 +183,7 @@ class Governor:
         """[N]: how many numbers of an environment's rows are not finite, or as good as not."""
         counts = torch.zeros(len(self.population), dtype=torch.float64)
         for pool in self.population.pools.values():
-            rows = pool.rows_in_use
-            tensors = pool.tensors()
+            rows, tensors = pool.rows_in_use, pool.tensors()
             bad = torch.zeros(pool.capacity + 1, dtype=torch.int64, device=self.population.device)
             for name in names:
                 squared = name in ("squares", "moment1")
@@ -201,7 +194,6 @@ class Governor:
 
     def _loss_limit(self) -> Tensor:
         """[N]: above this a loss has exploded, by the median and the spread of its own past."""
-        known = ~self.losses.isnan()
         median = self.losses.nanmedian(dim=1).values
         deviation = (self.losses - median[:, None]).abs().nanmedian(dim=1).values
         robust = torch.stack(
@@ -211,6 +203,6 @@ class Governor:
                 median + self.rules.least,
             ]
         ).amax(dim=0)
-        enough = known.sum(dim=1) >= 2
+        enough = (~self.losses.isnan()).sum(dim=1) >= 2
         ceiling = torch.full_like(median, self.rules.ceiling)
         return torch.where(enough, robust.minimum(ceiling), ceiling)

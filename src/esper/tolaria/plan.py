@@ -9,6 +9,7 @@ Shapes: `N` environments, `S` slots, `V` rows of a pass, `K` seeds that act at o
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -108,52 +109,45 @@ class PassRows:
     alpha: Tensor  # [V, S] factor of each seed's output; 0 where it is off
     isolated: Tensor  # [V, S] bool: straight-through, so that the output does not show
     first: Tensor  # [V] the slot at which the row branches off its environment's base row; -1: base
-    whole: bool  # are the rows every environment once, in order?
-    place: Tensor  # [Q] the row of each counterfactual that was asked for
+    whole: bool = False  # are the rows every environment once, in order?
+    place: Tensor = _NONE  # [Q] the row of each counterfactual that was asked for
 
+    @classmethod
+    def base(cls, life: Lifecycle, *, straight_through: bool = False) -> Self:
+        """Every environment, its seeds at their alphas; `straight_through`: and TRAINING ones."""
+        isolated = life.at(SeedStage.TRAINING) & straight_through
+        first = torch.full((len(isolated),), -1)
+        return cls(torch.arange(len(isolated)), life.alpha, isolated, first, whole=True)
 
-def base_rows(life: Lifecycle, *, straight_through: bool = False) -> PassRows:
-    """Every environment, with its seeds at their alphas; `straight_through`: and TRAINING ones."""
-    hosts, slots = life.shape
-    isolated = torch.zeros(hosts, slots, dtype=torch.bool)
-    if straight_through:
-        isolated = life.at(SeedStage.TRAINING)
-    return PassRows(
-        torch.arange(hosts), life.alpha, isolated, torch.full((hosts,), -1), whole=True, place=_NONE
-    )
+    @classmethod
+    def alone(cls, life: Lifecycle) -> Self:
+        """The environments in which seeds are TRAINING, with those seeds fully on."""
+        training = life.at(SeedStage.TRAINING)
+        chosen = training.any(dim=1).nonzero()[:, 0]
+        alpha = torch.where(training, 1.0, life.alpha)[chosen]
+        nothing = torch.zeros_like(alpha, dtype=torch.bool)
+        return cls(chosen, alpha, nothing, torch.full((len(chosen),), -1))
 
+    @classmethod
+    def counterfactual(cls, life: Lifecycle, environment: Tensor, off: Tensor) -> Self:
+        """Every environment's base row, then rows [Q] with the seeds of `off` [Q, S] switched off.
 
-def isolated_rows(life: Lifecycle) -> PassRows:
-    """The environments in which seeds are TRAINING, with those seeds fully on."""
-    training = life.at(SeedStage.TRAINING)
-    chosen = training.any(dim=1).nonzero()[:, 0]
-    alpha = torch.where(training, 1.0, life.alpha)[chosen]
-    nothing = torch.zeros_like(alpha, dtype=torch.bool)
-    return PassRows(
-        chosen, alpha, nothing, torch.full((len(chosen),), -1), whole=False, place=_NONE
-    )
-
-
-def counterfactual_rows(life: Lifecycle, environment: Tensor, off: Tensor) -> PassRows:
-    """Base rows of every environment, then rows [Q] with the seeds of `off` [Q, S] switched off.
-
-    A row in which nothing that is on is switched off equals its base row; leave it out.
-    """
-    hosts = life.shape[0]
-    on = life.alpha[environment] > 0
-    alpha = torch.where(off, 0.0, life.alpha[environment])
-    first = (off & on).long().argmax(dim=1)
-    order = first.argsort(stable=True)
-    base = torch.arange(hosts)
-    alpha = torch.cat([life.alpha, alpha[order]])
-    return PassRows(
-        torch.cat([base, environment[order]]),
-        alpha,
-        torch.zeros_like(alpha, dtype=torch.bool),
-        torch.cat([torch.full((hosts,), -1), first[order]]),
-        whole=len(environment) == 0,
-        place=hosts + order.argsort(),
-    )
+        A row in which nothing that is on is switched off equals its base row; leave it out.
+        """
+        hosts = life.shape[0]
+        on = life.alpha[environment] > 0
+        alpha = torch.where(off, 0.0, life.alpha[environment])
+        first = (off & on).long().argmax(dim=1)
+        order = first.argsort(stable=True)
+        alpha = torch.cat([life.alpha, alpha[order]])
+        return cls(
+            torch.cat([torch.arange(hosts), environment[order]]),
+            alpha,
+            torch.zeros_like(alpha, dtype=torch.bool),
+            torch.cat([torch.full((hosts,), -1), first[order]]),
+            whole=len(environment) == 0,
+            place=hosts + order.argsort(),
+        )
 
 
 def build_plan(life: Lifecycle, rows: PassRows, pool_rows: Tensor, gate_rows: Tensor) -> Plan:

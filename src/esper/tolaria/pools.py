@@ -10,7 +10,7 @@ Shapes: `R` rows, `P` parameters of one row (columns), `K` rows in question, `N`
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,16 @@ from esper.tolaria.random_streams import uniform
 from esper.tolaria.stacked import Form, stack
 
 VACANT = -1
+_PER_ROW = ("theta", "steps", "rate", "decay", "active")
 _UNIFORM = (nn.Linear, nn.modules.conv._ConvNd)  # weights and biases within 1 / sqrt(fan in)
 
 
-@dataclass(frozen=True)
-class _Column:
-    """One parameter tensor: where it lies in the row and how it starts."""
+class _Column(NamedTuple):
+    """One parameter tensor, in the order of the row, and how it starts: within value +- bound."""
 
     name: str
     shape: torch.Size
-    bound: float | None  # uniform within +-bound; None: the constant `value`
+    bound: float
     value: float
 
 
@@ -47,9 +47,19 @@ class Template:
             module = build()
         _require_pure(module)
         self.form: Form = stack(module)
+        self.columns: list[_Column] = []
+        self.drawn_by_module = not known
+        for prefix, part in module.named_modules():
+            for name, parameter in part.named_parameters(recurse=False):
+                full = f"{prefix}.{name}" if prefix else name
+                bound, value = 0.0, float(parameter.detach().flatten()[0])
+                if not bool((parameter == value).all()):
+                    if isinstance(part, _UNIFORM):
+                        bound, value = 1.0 / math.sqrt(part.weight[0].numel()), 0.0
+                    else:  # it starts in a way that only the module knows
+                        self.drawn_by_module = True
+                self.columns.append(_Column(full, parameter.shape, bound, value))
         scales = learning_rate_scales(module)
-        self.columns, unknown = _columns(module)
-        self.drawn_by_module = unknown or not known
         self.sizes = [column.shape.numel() for column in self.columns]
         self.width = sum(self.sizes)
         self.scales = self._by_column([scales[column.name] for column in self.columns])
@@ -62,29 +72,25 @@ class Template:
             for column, part in zip(self.columns, parts, strict=True)
         }
 
-    def newborn(self, seeds: Tensor) -> Tensor:
-        """Fresh rows [K, P] in float32, each drawn from its own seed [K], whatever K is."""
-        if self.drawn_by_module:
-            return self._rows_of_modules(seeds)
+    def newborn(self, seeds: Tensor, *, as_usual: bool = False) -> Tensor:
+        """Fresh rows [K, P] in float32, each drawn from its own seed [K], whatever K is.
+
+        `as_usual`: every layer starts as torch starts it, and scalar gates at 1.
+        """
+        if as_usual or self.drawn_by_module:
+            rows = []
+            with torch.random.fork_rng(devices=[]):
+                for seed in seeds.tolist():
+                    torch.manual_seed(seed)
+                    module = self.build()
+                    if as_usual:
+                        module.apply(_start_as_usual)
+                    rows.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+            return torch.stack(rows).to(seeds.device)
         draws = 2.0 * uniform(seeds, "weights", 0, self.width) - 1.0
-        bounds = self._by_column([column.bound or 0.0 for column in self.columns])
+        bounds = self._by_column([column.bound for column in self.columns])
         values = self._by_column([column.value for column in self.columns])
         return (draws * bounds.to(draws) + values.to(draws)).float()
-
-    def newborn_as_usual(self, seeds: Tensor) -> Tensor:
-        """Rows [K, P] in which every layer starts as torch starts it, and scalar gates at 1."""
-        return self._rows_of_modules(seeds, _start_as_usual)
-
-    def _rows_of_modules(
-        self, seeds: Tensor, alter: Callable[[nn.Module], None] = lambda part: None
-    ) -> Tensor:
-        rows = []
-        with torch.random.fork_rng(devices=[]):
-            for seed in seeds.tolist():
-                torch.manual_seed(seed)
-                module = self.build().apply(alter)
-                rows.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
-        return torch.stack(rows).to(seeds.device)
 
     def _by_column(self, numbers: Sequence[float]) -> Tensor:
         """[P]: one number for all of a column."""
@@ -117,35 +123,29 @@ def _require_pure(module: nn.Module) -> None:
         )
 
 
-def _columns(module: nn.Module) -> tuple[list[_Column], bool]:
-    """The module's parameters, and whether one starts in a way that only the module knows."""
-    columns: list[_Column] = []
-    unknown = False
-    for prefix, part in module.named_modules():
-        for name, parameter in part.named_parameters(recurse=False):
-            full = f"{prefix}.{name}" if prefix else name
-            first = float(parameter.detach().flatten()[0])
-            constant = bool((parameter == first).all())
-            bound = None
-            if not constant and isinstance(part, _UNIFORM):
-                fan_in = part.weight[0].numel()
-                bound = 1.0 / math.sqrt(fan_in)
-            unknown |= not constant and bound is None
-            columns.append(_Column(full, parameter.shape, bound, first if bound is None else 0.0))
-    return columns, unknown
-
-
 class Pool:
     """Rows of one template, given to environments and taken back."""
 
     def __init__(
         self, template: Template, moments: int, *, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self.template = template
-        # [R - 1] environment of each row, on the CPU
-        self.owner = torch.zeros(0, dtype=torch.int64)
-        self.state = _empty(template, moments, device, dtype)
-        self.squares = torch.zeros_like(self.state.theta)  # [R, P] squared gradients of the epoch
+
+        def matrix(columns: int, kind: torch.dtype = dtype) -> Tensor:  # of the spare row alone
+            return torch.zeros(1, columns, device=device, dtype=kind)
+
+        self.template, width = template, template.width
+        self.owner = torch.zeros(0, dtype=torch.int64)  # [R - 1] environment of each row, on CPU
+        plain = bool((template.scales == 1.0).all())
+        self.state = RowState(
+            theta=matrix(width),
+            moments=[matrix(width) for _ in range(moments)],
+            steps=matrix(1, torch.float64),
+            rate=matrix(1),
+            decay=matrix(1),
+            active=matrix(1, torch.bool),
+            scale=None if plain else template.scales.to(device=device, dtype=dtype)[None],
+        )
+        self.squares = matrix(width)  # [R, P] squared gradients of the epoch
         self.leaf = self.state.theta.detach().requires_grad_()
         self.version = 0  # changes when storage moves
 
@@ -163,11 +163,17 @@ class Pool:
 
     def give(self, environments: Tensor) -> Tensor:
         """Vacant rows for these environments, lowest first; grows when there are too few."""
-        vacant = (self.owner == VACANT).nonzero()[:, 0]
-        if len(vacant) < len(environments):
-            self._grow(self.capacity + max(self.capacity, len(environments) - len(vacant)))
-            vacant = (self.owner == VACANT).nonzero()[:, 0]
-        rows = vacant[: len(environments)]
+        lacking = len(environments) - int((self.owner == VACANT).sum())
+        if lacking > 0:
+            extra = max(self.capacity, lacking)
+            self.owner = torch.cat([self.owner, torch.full((extra,), VACANT)])
+            self._hold(
+                {
+                    name: torch.cat([tensor[:-1], tensor.new_zeros(extra + 1, tensor.shape[1])])
+                    for name, tensor in self.tensors().items()
+                }
+            )
+        rows = (self.owner == VACANT).nonzero()[: len(environments), 0]
         self.owner[rows] = environments
         return rows
 
@@ -175,27 +181,16 @@ class Pool:
         self.owner[rows] = VACANT
         self.state.active[rows] = False
 
-    def start(self, rows: Tensor, values: Tensor, *, rate: Tensor, decay: Tensor) -> None:
-        """Newborn rows: these parameters, fresh optimiser state."""
+    def start(self, rows: Tensor, values: Tensor, rate: Tensor, decay: Tensor) -> None:
+        """Newborn rows: these parameters, fresh optimiser state, rates of their environments."""
         state = self.state
         state.theta[rows] = values.to(state.theta)
         for moment in state.moments:
             moment[rows] = 0.0
         state.steps[rows] = 0.0
-        state.rate[rows] = rate.to(state.rate)[:, None]
-        state.decay[rows] = decay.to(state.decay)[:, None]
         state.active[rows] = True
         self.squares[rows] = 0.0
-
-    def _grow(self, capacity: int) -> None:
-        extra = capacity - self.capacity
-        self.owner = torch.cat([self.owner, torch.full((extra,), VACANT)])
-        for name, tensor in self.tensors().items():
-            fresh = torch.zeros(capacity + 1, *tensor.shape[1:], device=tensor.device)
-            fresh = fresh.to(tensor.dtype)
-            fresh[: tensor.shape[0] - 1] = tensor[:-1]
-            self._put(name, fresh)
-        self._moved()
+        self.set_rates(rows, rate, decay)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything kept by row, for growing, copying, snapshots and checkpoints."""
@@ -215,9 +210,8 @@ class Pool:
         """The rows of these environments take no steps."""
         self.state.active[torch.isin(self.owner, environments).nonzero()[:, 0]] = False
 
-    def set_rates(self, rate: Tensor, decay: Tensor) -> None:
-        """Give every row in use the rate and decay of its environment, [N] each."""
-        rows = self.rows_in_use
+    def set_rates(self, rows: Tensor, rate: Tensor, decay: Tensor) -> None:
+        """Give these rows the rate and decay of their environments, [N] each."""
         state, owners = self.state, self.owner[rows]
         state.rate[rows] = rate[owners].to(state.rate)[:, None]
         state.decay[rows] = decay[owners].to(state.decay)[:, None]
@@ -241,40 +235,14 @@ class Pool:
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Take over rows, their owners and their state as they were saved."""
         self.owner = saved["owner"].clone()
-        for name, tensor in self.tensors().items():
-            self._put(name, saved[name].to(tensor.device).clone())
-        self._moved()
+        ours = self.tensors()
+        self._hold({name: saved[name].to(tensor.device).clone() for name, tensor in ours.items()})
 
-    def _moved(self) -> None:
+    def _hold(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep these tensors, named as in `tensors()`, in place of those before."""
+        moments = [tensors[f"moment{i}"] for i in range(len(self.state.moments))]
+        per_row = {name: tensors[name] for name in _PER_ROW}
+        self.state = RowState(moments=moments, scale=self.state.scale, **per_row)
+        self.squares = tensors["squares"]
         self.leaf = self.state.theta.detach().requires_grad_()
         self.outdate()
-
-    def _put(self, name: str, tensor: Tensor) -> None:
-        if name == "squares":
-            self.squares = tensor
-        elif name.startswith("moment"):
-            self.state.moments[int(name.removeprefix("moment"))] = tensor
-        else:
-            setattr(self.state, name, tensor)
-
-
-_PER_ROW = ("theta", "steps", "rate", "decay", "active")
-
-
-def _empty(template: Template, moments: int, device: torch.device, dtype: torch.dtype) -> RowState:
-    """A pool's state with the spare row alone."""
-
-    def matrix(columns: int, kind: torch.dtype = dtype) -> Tensor:
-        return torch.zeros(1, columns, device=device, dtype=kind)
-
-    plain = bool((template.scales == 1.0).all())
-    scale = None if plain else template.scales.to(device=device, dtype=dtype)[None]
-    return RowState(
-        theta=matrix(template.width),
-        moments=[matrix(template.width) for _ in range(moments)],
-        steps=matrix(1, torch.float64),
-        rate=matrix(1),
-        decay=matrix(1),
-        active=matrix(1, torch.bool),
-        scale=scale,
-    )

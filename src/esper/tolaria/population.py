@@ -8,7 +8,7 @@ Shapes: `N` environments, `S` slots, `B` batch, `Q` counterfactuals.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
@@ -30,17 +30,7 @@ from esper.leyline.streams import derive_seed
 from esper.tolaria.cuda_graphs import GraphRunner
 from esper.tolaria.engine import Engine, TrainingStep, as_inputs, cast_weights, losses_of
 from esper.tolaria.feed import SPLITS, Feed
-from esper.tolaria.plan import (
-    HOST,
-    PassRows,
-    Plan,
-    PoolKey,
-    StepPlan,
-    base_rows,
-    build_plan,
-    counterfactual_rows,
-    isolated_rows,
-)
+from esper.tolaria.plan import HOST, PassRows, Plan, PoolKey, StepPlan, build_plan
 from esper.tolaria.pools import VACANT, Pool
 from esper.tolaria.population_config import (
     EpochRecord,
@@ -137,15 +127,9 @@ class Population:
     ) -> None:
         """Fresh parameters for these environments, in new rows unless `rows` start anew."""
         rows = self._give(key, environments) if rows is None else rows
-        pool = self.pools[key]
         usual = start is Start.USUAL
-        draw = pool.template.newborn_as_usual if usual else pool.template.newborn
-        pool.start(
-            rows,
-            draw(streams.to(self.device)),
-            rate=self.rate[environments],
-            decay=self.decay[environments],
-        )
+        values = self.pools[key].template.newborn(streams.to(self.device), as_usual=usual)
+        self.pools[key].start(rows, values, self.rate, self.decay)
 
     # --- growing -------------------------------------------------------------------------
 
@@ -180,15 +164,9 @@ class Population:
         """Take the seeds in `where` [N, S] out at once."""
         return self._become(*remove_now(self.situation, where))
 
-    def measure(
-        self,
-        *,
-        contribution: Tensor | None = None,
-        gradient: Tensor | None = None,
-        loss_rise: Tensor | None = None,
-    ) -> None:
-        """Report measurements for the gates; NaN marks what was not measured."""
-        given = {"contribution": contribution, "gradient": gradient, "loss_rise": loss_rise}
+    def measure(self, **given: Tensor | None) -> None:
+        """Report measurements for the gates, as `Lifecycle.measured` takes them: `contribution`
+        and `gradient` [N, S], `loss_rise` [N]; NaN marks what was not measured."""
         for name, values in given.items():
             expected = (len(self),) if name == "loss_rise" else self.lifecycle.shape
             if values is not None and tuple(values.shape) != expected:
@@ -222,21 +200,14 @@ class Population:
 
     def _take_back(self, gone: Tensor) -> None:
         """Give back the rows of the seeds in `gone` [N, S]."""
-        for key, rows in self._places(gone):
+        for key, _, rows in self.places(gone):
             self.pools[key].take_back(rows)
         self.pool_rows[gone] = VACANT
         self.gate_rows[gone] = VACANT
 
-    def _places(self, chosen: Tensor) -> Iterator[tuple[PoolKey, Tensor]]:
-        """Where the seeds in `chosen` [N, S] live: pool by pool, their rows."""
-        for slot in range(chosen.shape[1]):
-            environments = chosen[:, slot].nonzero()[:, 0]
-            kinds = self.lifecycle.blueprint[environments, slot]
-            for kind in kinds.unique().tolist():
-                yield ("seed", slot, kind), self.pool_rows[environments[kinds == kind], slot]
-            gates = self.gate_rows[environments, slot]
-            if bool((gates != VACANT).any()):
-                yield ("gate", slot, NOTHING), gates[gates != VACANT]
+    def places(self, chosen: Tensor) -> Iterator[tuple[PoolKey, Tensor, Tensor]]:
+        """Where the seeds in `chosen` [N, S] live: pool by pool, their environments and rows."""
+        return _places(chosen, self.lifecycle, self.pool_rows, self.gate_rows)
 
     def plant_grown(
         self, environments: Tensor, parts: Sequence[GrownPart], start: Start = Start.USUAL
@@ -297,21 +268,10 @@ class Population:
         self.pools[HOST].put(targets, snapshot.tensors[HOST], sources)
         if snapshot.live is not None:
             self.silence_rows(targets, snapshot.live[sources.to(self.device)])
-        for slot in range(life.shape[1]):
-            kinds = life.blueprint[:, slot]
-            for kind in kinds[kinds != NOTHING].unique().tolist():
-                old = snapshot.kept["pool_rows"][sources, slot]
-                self._copy(("seed", slot, kind), targets, snapshot, old, kinds == kind)
-            gates = snapshot.kept["gate_rows"][sources, slot]
-            if bool((gates != VACANT).any()):
-                self._copy(("gate", slot, NOTHING), targets, snapshot, gates, gates != VACANT)
-
-    def _copy(
-        self, key: PoolKey, targets: Tensor, snapshot: Snapshot, old: Tensor, chosen: Tensor
-    ) -> None:
-        """Give the `chosen` of `targets` rows that hold what the `old` ones held then."""
-        rows = self._give(key, targets[chosen])
-        self.pools[key].put(rows, snapshot.tensors[key], old[chosen])
+        homes = (snapshot.kept[name][sources] for name in ("pool_rows", "gate_rows"))
+        for key, which, old in _places(life.blueprint != NOTHING, life, *homes):
+            rows = self._give(key, targets[which])
+            self.pools[key].put(rows, snapshot.tensors[key], old)
 
     def _replace(self, environments: Tensor, life: Lifecycle) -> None:
         """Take every seed of these environments out, whatever its stage, and adopt `life`."""
@@ -375,7 +335,7 @@ class Population:
             if given is not None:
                 own[environments] = torch.as_tensor(given, dtype=torch.float64)
         for pool in self.pools.values():
-            pool.set_rates(self.rate, self.decay)
+            pool.set_rates(pool.rows_in_use, self.rate, self.decay)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Every tensor of the population by name, for checkpoints."""
@@ -391,10 +351,11 @@ class Population:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Become the population of the same shape that was saved; it goes on bit for bit."""
-        arrays = {k: v for k, v in state.items() if k.startswith("lifecycle.")}
-        life = Lifecycle.from_state_dict(
-            {name.removeprefix("lifecycle."): array for name, array in arrays.items()}
-        )
+        named = (name.partition(".") for name in state)
+        arrays = {
+            rest: state[f"lifecycle.{rest}"] for head, _, rest in named if head == "lifecycle"
+        }
+        life = Lifecycle.from_state_dict(arrays)
         if life.shape != self.lifecycle.shape:
             raise AgreementError(
                 "The saved population has another shape",
@@ -429,18 +390,14 @@ class Population:
 
     def _step_plan(self) -> StepPlan:
         straight = self.config.isolation is Isolation.STRAIGHT_THROUGH
-        training = self._plan(base_rows(self.lifecycle, straight_through=straight))
-        rows = isolated_rows(self.lifecycle)
-        alone = not straight and len(rows.environment) > 0
-        return StepPlan(training, self._learners(), self._plan(rows) if alone else None)
-
-    def _learners(self) -> dict[PoolKey, Tensor]:
-        """The rows of seeds that learn in isolation, in each pool as masks [R, 1]."""
-        masks: dict[PoolKey, Tensor] = {}
-        for key, rows in self._places(self.lifecycle.at(SeedStage.TRAINING)):
-            masks[key] = torch.zeros(self.pools[key].capacity + 1, 1, dtype=torch.bool)
-            masks[key][rows] = True
-        return masks
+        training = self._plan(PassRows.base(self.lifecycle, straight_through=straight))
+        learners: dict[PoolKey, Tensor] = {}
+        for key, _, rows in self.places(self.lifecycle.at(SeedStage.TRAINING)):
+            learners[key] = torch.zeros_like(self.pools[key].state.active, device="cpu")
+            learners[key][rows] = True
+        alone = PassRows.alone(self.lifecycle)
+        isolated = not straight and len(alone.environment) > 0
+        return StepPlan(training, learners, self._plan(alone) if isolated else None)
 
     def _make_step(self, plan: StepPlan) -> TrainingStep:
         return TrainingStep(self.engine, self.pools, self.config, plan, self.live)
@@ -456,27 +413,19 @@ class Population:
         for pool in self.pools.values():
             pool.squares.zero_()
         order = self.feed.epoch(self.seeds, self.lifecycle.epoch)  # [T, N, B]
-        with self._determinism():
-            return self._record(self._train(order) / self.feed.batches)
-
-    def _determinism(self) -> AbstractContextManager[object]:
-        """Everything but cuDNN's choice of kernels gives the same bits every time anyway."""
-        if not self.config.deterministic:
-            return nullcontext()
-        flags: AbstractContextManager[object] = torch.backends.cudnn.flags(
-            enabled=True, benchmark=False, deterministic=True
-        )
-        return flags
-
-    def _train(self, order: Tensor) -> Tensor:
-        """Train on all batches; the summed losses [N]."""
-        if self._graphs is not None:
-            return self._graphs.epoch(self._step_plan(), order)
-        step = self.training_step()
-        total = torch.zeros(len(self), device=self.device, dtype=torch.float64)
-        for index in order:
-            total += step.run(*self.feed.fetch(index))
-        return total
+        with ExitStack() as around:
+            if self.config.deterministic:
+                # Everything but cuDNN's choice of kernels gives the same bits every time anyway.
+                chosen = torch.backends.cudnn.flags(True, benchmark=False, deterministic=True)
+                around.enter_context(chosen)
+            if self._graphs is not None:
+                total = self._graphs.epoch(self._step_plan(), order)
+            else:
+                step = self.training_step()
+                total = torch.zeros(len(self), device=self.device, dtype=torch.float64)
+                for index in order:
+                    total += step.run(*self.feed.fetch(index))
+            return self._record(total / self.feed.batches)
 
     def _record(self, loss: Tensor) -> EpochRecord:
         seeds = torch.zeros(self.lifecycle.shape, dtype=torch.float64)
@@ -499,7 +448,7 @@ class Population:
         if committed:
             kept = life.at(SeedStage.FOSSILIZED)
             life = replace(life, alpha=torch.where(kept, life.alpha, 0.0))
-        return self._score(split, base_rows(life))
+        return self._score(split, PassRows.base(life))
 
     @torch.no_grad()
     def counterfactual(
@@ -520,7 +469,8 @@ class Population:
         asked = torch.cat([environment[:, None], effective.long()], dim=1)
         asked, inverse = asked.unique(dim=0, return_inverse=True)
         changed = asked[:, 1:].any(dim=1)
-        rows = counterfactual_rows(self.lifecycle, asked[changed, 0], asked[changed, 1:] == 1)
+        without = asked[changed, 1:] == 1
+        rows = PassRows.counterfactual(self.lifecycle, asked[changed, 0], without)
         scores = self._score(split, rows)
         place = asked[:, 0].clone()  # where nothing that is on was switched off: the base row
         place[changed] = rows.place
@@ -530,7 +480,7 @@ class Population:
     @torch.no_grad()
     def flow(self) -> Tensor:
         """[N, S, K]: statistics of what reaches each slot, on validation data."""
-        plan = self._plan(base_rows(self.lifecycle)).to(self.device)
+        plan = self._plan(PassRows.base(self.lifecycle)).to(self.device)
         weights = cast_weights(self.pools, self.config.compute_dtype)
         inputs = as_inputs(self.feed.first_samples("validation", FLOW_SAMPLES), weights)
         found: list[Tensor] = []
@@ -554,3 +504,18 @@ class Population:
             right += (outputs.argmax(-1) == labels).double().flatten(1).mean(1) * size
             samples += size
         return SplitScores((loss / samples).cpu(), (100.0 * right / samples).cpu())
+
+
+def _places(
+    chosen: Tensor, life: Lifecycle, pool_rows: Tensor, gate_rows: Tensor
+) -> Iterator[tuple[PoolKey, Tensor, Tensor]]:
+    """Pool by pool: which environments have seeds of `chosen` [N, S] there, and in which rows."""
+    for slot in range(chosen.shape[1]):
+        environments = chosen[:, slot].nonzero()[:, 0]
+        kinds = life.blueprint[environments, slot]
+        for kind in kinds.unique().tolist():
+            owners = environments[kinds == kind]
+            yield ("seed", slot, kind), owners, pool_rows[owners, slot]
+        owners = environments[gate_rows[environments, slot] != VACANT]
+        if len(owners):
+            yield ("gate", slot, NOTHING), owners, gate_rows[owners, slot]

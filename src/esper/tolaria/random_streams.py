@@ -2,7 +2,8 @@
 
 Every draw is a hash of (environment's seed, purpose, step, position): environment 7 draws the same
 numbers alone, among 64 others, on a CPU and on a GPU, and nothing has to be saved to go on.
-Only whole-number arithmetic that wraps around is used, so the draws are equal to the bit.
+Only whole-number arithmetic that wraps around is used, so the draws are equal to the bit. They are
+made on the device of the seeds.
 
 Shapes: `N` environments.
 """
@@ -40,48 +41,31 @@ def fold(seeds: Tensor, *parts: Part) -> Tensor:
     return seeds
 
 
-def keys(
-    seeds: Tensor,
-    purpose: str,
-    step: int | Tensor,
-    count: int,
-    device: torch.device | str | None = None,
-) -> Tensor:
+def keys(seeds: Tensor, purpose: str, step: int | Tensor, count: int) -> Tensor:
     """Random bits [N, count] int64; row i depends on its own seed, the purpose and the step.
 
     `step` is one number for all, or one for each environment, [N]. More are drawn by a larger
     `count`, which leaves the first ones as they are.
     """
     require("How many numbers a random stream gives", count, COUNT, error=DataError)
-    rows = fold(seeds.to(device), purpose, step)
+    rows = fold(seeds, purpose, step)
     positions = _mix(torch.arange(count, device=rows.device) * GOLDEN)
     return _mix(rows[:, None] + positions)
 
 
 def uniform(
-    seeds: Tensor,
-    purpose: str,
-    step: int | Tensor,
-    count: int,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype = torch.float64,
+    seeds: Tensor, purpose: str, step: int | Tensor, count: int, dtype: torch.dtype = torch.float64
 ) -> Tensor:
     """Random numbers [N, count], at least 0 and below 1."""
     if dtype not in FRACTION_BITS:
         valid = ", ".join(str(known) for known in FRACTION_BITS)
         raise DataError("Random numbers of this type cannot be drawn", given=dtype, valid=valid)
     bits = FRACTION_BITS[dtype]
-    drawn = _shifted(keys(seeds, purpose, step, count, device), WORD - bits)
+    drawn = _shifted(keys(seeds, purpose, step, count), WORD - bits)
     return drawn.to(dtype) * 2.0**-bits
 
 
-def orders(
-    seeds: Tensor,
-    step: int | Tensor,
-    samples: int,
-    needed: int,
-    device: torch.device | str | None = None,
-) -> Tensor:
+def orders(seeds: Tensor, step: int | Tensor, samples: int, needed: int) -> Tensor:
     """Which samples each environment sees in which order at a step, [N, needed] int64.
 
     Consecutive steps walk through one permutation until it cannot fill a step, then through a
@@ -93,7 +77,7 @@ def orders(
     steps_in_one = max(1, samples // needed)
     turn, place = step // steps_in_one, step % steps_in_one
     cycles = -(-needed // samples)
-    drawn = keys(seeds, "order", turn, cycles * samples, device).view(-1, cycles, samples)
+    drawn = keys(seeds, "order", turn, cycles * samples).view(-1, cycles, samples)
     # The sample's number is in the low bits: no two keys are equal, so that every device and
     # every sorting method gives the same order.
     low = (1 << (samples - 1).bit_length()) - 1

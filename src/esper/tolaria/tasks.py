@@ -1,7 +1,7 @@
 """Tasks: what is learned from which data, by which host, at what cost and for how long."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -220,16 +220,6 @@ def stdlib(seed: int) -> Splits:
     return corpus_splits(read_corpus(), context=STDLIB_CONTEXT, limit=STDLIB_LIMIT, seed=seed)
 
 
-_FASHION = Task(
-    name="fashion_mnist",
-    summary="Clothes of 28×28 points, from IDX files; a small convolutional host.",
-    load=partial(idx_splits, FASHION_MNIST),
-    host="conv2d",
-    host_sizes={"channels_in": 1, "size": 28, "widths": (8, 16, 32)},
-    batch_size=100,
-    batches_per_epoch=100,
-    learning_rate=1e-2,
-)
 for _preset in (
     Task(
         name="mnist1d",
@@ -261,12 +251,21 @@ for _preset in (
         batch_size=16,
         learning_rate=2e-3,
     ),
-    _FASHION,
-    replace(
-        _FASHION,
-        name="mnist",
-        summary="Handwritten digits of 28×28 points, from IDX files; a small convolutional host.",
-        load=partial(idx_splits, MNIST),
+    *(
+        Task(
+            name=name,
+            summary=f"{images} of 28×28 points, from IDX files; a small convolutional host.",
+            load=partial(idx_splits, source),
+            host="conv2d",
+            host_sizes={"channels_in": 1, "size": 28, "widths": (8, 16, 32)},
+            batch_size=100,
+            batches_per_epoch=100,
+            learning_rate=1e-2,
+        )
+        for name, images, source in (
+            ("fashion_mnist", "Clothes", FASHION_MNIST),
+            ("mnist", "Handwritten digits", MNIST),
+        )
     ),
     Task(
         name="cifar10",
