@@ -103,7 +103,8 @@ def test_stacked_convolutions_equal_one_after_the_other(
     weight = random(COPIES, outputs, channels // groups, *(taps,) * axes)
     offset = random(COPIES, outputs) if bias else None
     settings = {"stride": stride, "padding": taps // 2, "groups": groups}
-    fused = stacked_convolution(x, weight, offset, **settings)
+    layer = (nn.Conv2d if planes else nn.Conv1d)(channels, outputs, taps, **settings)
+    fused = stacked_convolution(layer, x, weight, offset)
     convolve = nn.functional.conv2d if planes else nn.functional.conv1d
     single = torch.stack(
         [

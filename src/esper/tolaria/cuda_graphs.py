@@ -55,7 +55,7 @@ class Padding:
         groups, places, total = [], [], 0
         for kind in kinds:
             rows = torch.full(
-                (self.capacities[name, index, kind],), self.pools["seed", index, kind].spare
+                (self.capacities[name, index, kind],), self.pools["seed", index, kind].capacity
             )
             used = present.get(kind, rows[:0])
             rows[: len(used)] = used
@@ -78,7 +78,7 @@ class Padding:
         gate_rows = torch.zeros_like(gated)
         if len(gated):
             gated[: len(slot.gated)] = place[slot.gated]
-            gate_rows += self.pools["gate", index, NOTHING].spare
+            gate_rows += self.pools["gate", index, NOTHING].capacity
             gate_rows[: len(slot.gated)] = slot.gate_rows
         return SlotPlan(
             groups=tuple(groups),

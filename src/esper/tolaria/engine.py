@@ -81,6 +81,7 @@ class Engine:
         ]
         # One template for every kind of seed that fits some slot, and for every slot's gate.
         self.templates: dict[PoolKey, Template] = {}
+        self._forms: dict[PoolKey, Form] = {}  # of seeds
         for slot, spec in enumerate(self.specs):
             build_gate = partial(BlendGate, spec.channels, spec.channel_axis)
             self.templates["gate", slot, NOTHING] = Template(build_gate, known=True)
@@ -89,11 +90,7 @@ class Engine:
                     build = find_blueprint(name, spec.family).build
                     template = Template(partial(build, spec), known=_is_own(build))
                     self.templates["seed", slot, index] = template
-        self._forms = {
-            key: compiled(template.form)
-            for key, template in self.templates.items()
-            if key[0] == "seed"
-        }
+                    self._forms["seed", slot, index] = compiled(template.form)
         self.templates[HOST] = Template(build_host, known=_is_own(type(host)))
 
     def logits(

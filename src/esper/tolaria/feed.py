@@ -96,7 +96,7 @@ class Feed:
         for name in SPLITS:
             splits = [each.named()[name] for each in datasets]
             counts = torch.tensor([split.samples for split in splits])
-            starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)[:-1]])
+            starts = counts.cumsum(0) - counts
             self._starts[name], self._counts[name] = starts, counts
             inputs = torch.cat([split.inputs for split in splits]).to(self.device)
             self._inputs[name] = inputs.to(dtype) if inputs.is_floating_point() else inputs

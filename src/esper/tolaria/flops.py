@@ -46,11 +46,9 @@ class FlopTable:
         """
         alone = life.at(SeedStage.TRAINING)  # [N, S]
         shown = life.alpha > 0
-        if isolation is Isolation.STRAIGHT_THROUGH:
-            passes = self._passes(life, shown | alone)
-        else:
-            second = self._passes(life, shown | alone)
-            passes = self._passes(life, shown) + torch.where(alone.any(1), second, 0)
+        passes = self._passes(life, shown | alone)
+        if isolation is not Isolation.STRAIGHT_THROUGH:
+            passes = self._passes(life, shown) + torch.where(alone.any(1), passes, 0)
         return passes.double() * (STEP * samples)
 
     def _passes(self, life: Lifecycle, on: Tensor) -> Tensor:

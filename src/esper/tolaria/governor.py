@@ -184,7 +184,7 @@ class Governor:
         counts = torch.zeros(len(self.population), dtype=torch.float64)
         for pool in self.population.pools.values():
             rows, tensors = pool.rows_in_use, pool.tensors()
-            bad = torch.zeros(pool.capacity + 1, dtype=torch.int64, device=self.population.device)
+            bad = torch.zeros(len(pool.squares), dtype=torch.int64, device=self.population.device)
             for name in names:
                 squared = name in ("squares", "moment1")
                 limit = self.rules.magnitude ** (2 if squared else 1)
@@ -196,13 +196,8 @@ class Governor:
         """[N]: above this a loss has exploded, by the median and the spread of its own past."""
         median = self.losses.nanmedian(dim=1).values
         deviation = (self.losses - median[:, None]).abs().nanmedian(dim=1).values
-        robust = torch.stack(
-            [
-                median + self.rules.spread * 1.4826 * deviation,
-                median * self.rules.factor,
-                median + self.rules.least,
-            ]
-        ).amax(dim=0)
+        robust = median + self.rules.spread * 1.4826 * deviation
+        robust = robust.maximum(median * self.rules.factor).maximum(median + self.rules.least)
         enough = (~self.losses.isnan()).sum(dim=1) >= 2
         ceiling = torch.full_like(median, self.rules.ceiling)
         return torch.where(enough, robust.minimum(ceiling), ceiling)

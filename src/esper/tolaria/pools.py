@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import ScalarGate, learning_rate_scales
@@ -127,7 +128,7 @@ class Pool:
     """Rows of one template, given to environments and taken back."""
 
     def __init__(
-        self, template: Template, moments: int, *, device: torch.device, dtype: torch.dtype
+        self, template: Template, moments: int, device: torch.device, dtype: torch.dtype
     ) -> None:
 
         def matrix(columns: int, kind: torch.dtype = dtype) -> Tensor:  # of the spare row alone
@@ -151,11 +152,8 @@ class Pool:
 
     @property
     def capacity(self) -> int:
+        """Rows beside the spare one, which comes last: its number."""
         return len(self.owner)
-
-    @property
-    def spare(self) -> int:
-        return self.capacity
 
     @property
     def rows_in_use(self) -> Tensor:
@@ -167,12 +165,8 @@ class Pool:
         if lacking > 0:
             extra = max(self.capacity, lacking)
             self.owner = torch.cat([self.owner, torch.full((extra,), VACANT)])
-            self._hold(
-                {
-                    name: torch.cat([tensor[:-1], tensor.new_zeros(extra + 1, tensor.shape[1])])
-                    for name, tensor in self.tensors().items()
-                }
-            )
+            more = (0, 0, 0, extra + 1)  # rows, the spare one too
+            self._hold({name: F.pad(own[:-1], more) for name, own in self.tensors().items()})
         rows = (self.owner == VACANT).nonzero()[: len(environments), 0]
         self.owner[rows] = environments
         return rows

@@ -85,7 +85,8 @@ class Population:
         compiling = self.config.compiler, self.config.compile_mode
         self.engine = Engine(host, build_host, self.catalogue, *compiling)
         self.pools: dict[PoolKey, Pool] = {}
-        self._newborn(HOST, torch.arange(count), fold(self.seeds, "host"))
+        everyone = self._give(HOST, torch.arange(count))
+        self._newborn(HOST, everyone, fold(self.seeds, "host"))
         self.live: Tensor | None = None  # [N, P] bool; see `silence_rows`
         self._step: TrainingStep | None = None  # of the present structure
         graphs = self.config.graphs and self.device.type == "cuda"
@@ -100,33 +101,23 @@ class Population:
     def _pool(self, key: PoolKey) -> Pool:
         """The pool of one kind of host, seed or gate, made when it is first needed."""
         if key not in self.pools:
-            self.pools[key] = Pool(
-                self.engine.templates[key],
-                self.config.optimiser.moments,
-                device=self.device,
-                dtype=self.config.dtype,
-            )
+            moments, dtype = self.config.optimiser.moments, self.config.dtype
+            self.pools[key] = Pool(self.engine.templates[key], moments, self.device, dtype)
         return self.pools[key]
 
     def _give(self, key: PoolKey, environments: Tensor) -> Tensor:
         """Rows of a pool for these environments, noted where their seeds or gates live."""
         rows = self._pool(key).give(environments)
         kind, slot, _ = key
-        if kind != "host":  # host n is row n
+        if kind != "host":
             (self.pool_rows if kind == "seed" else self.gate_rows)[environments, slot] = rows
         return rows
 
     def _newborn(
-        self,
-        key: PoolKey,
-        environments: Tensor,
-        streams: Tensor,
-        *,
-        rows: Tensor | None = None,
-        start: Start = Start.ZERO,
+        self, key: PoolKey, environments: Tensor, streams: Tensor, start: Start = Start.ZERO
     ) -> None:
-        """Fresh parameters for these environments, in new rows unless `rows` start anew."""
-        rows = self._give(key, environments) if rows is None else rows
+        """Fresh parameters for these environments: for their seeds or gates in new rows."""
+        rows = environments if key == HOST else self._give(key, environments)  # host n is row n
         usual = start is Start.USUAL
         values = self.pools[key].template.newborn(streams.to(self.device), as_usual=usual)
         self.pools[key].start(rows, values, self.rate, self.decay)
@@ -226,7 +217,7 @@ class Population:
         costs = self.catalogue.total_costs()
         for slot, kind, blend in parts:
             streams = fold(self.seeds[environments], "scratch", slot)
-            self._newborn(("seed", slot, kind), environments, streams, start=start)
+            self._newborn(("seed", slot, kind), environments, streams, start)
             if blend is Blend.GATE:  # starts as 1 either way
                 self._newborn(("gate", slot, NOTHING), environments, streams)
             life.stage[:, slot] = SeedStage.FOSSILIZED
@@ -292,8 +283,7 @@ class Population:
         self.planted[environments] = 0
         self.seeds[environments] = self._seeds_of(identities)
         self.frozen[environments] = False
-        streams = fold(self.seeds[environments], "host")
-        self._newborn(HOST, environments, streams, rows=environments)
+        self._newborn(HOST, environments, fold(self.seeds[environments], "host"))
         if self.live is not None:
             whole = torch.ones(len(environments), self.live.shape[1], dtype=torch.bool)
             self.silence_rows(environments, whole)

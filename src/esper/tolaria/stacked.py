@@ -72,15 +72,6 @@ def _linear(module: nn.Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -
     return torch.unflatten(y, 1, x.shape[1:-1])
 
 
-def _convolution(
-    module: nn.Conv1d | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None
-) -> Tensor:
-    stride, padding = module.stride[0], int(module.padding[0])
-    return stacked_convolution(
-        x, weight, bias, stride=stride, padding=padding, groups=module.groups
-    )
-
-
 def _channel_norm(module: ChannelNorm, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     wide = (x.shape[0], *(1,) * (x.dim() - 2), x.shape[-1])
     normal = (written_norm if x.is_cuda else library_norm)(x)
@@ -107,17 +98,6 @@ def _group_norm(module: GroupNorm, x: Tensor, weight: Tensor, bias: Tensor) -> T
 
 def _scalar_gate(module: ScalarGate, x: Tensor, weight: Tensor, bias: None) -> Tensor:
     return x * weight.view(-1, *(1,) * (x.dim() - 1))
-
-
-_LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nn.Linear: _linear,
-    TokenLinear: _linear,
-    nn.Conv1d: _convolution,
-    nn.Conv2d: _convolution,
-    ChannelNorm: _channel_norm,
-    GroupNorm: _group_norm,
-    ScalarGate: _scalar_gate,
-}
 
 
 # --- modules of several parts: given the forms of their children and all parameters ---------------
@@ -158,16 +138,6 @@ def _self_attention(module: SelfAttention, parts: Parts, params: Params, x: Tens
     return parts["out"](params, seen.transpose(-3, -2).flatten(-2))
 
 
-_COMPOSED: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nn.Sequential: _sequential,
-    Replace: _replace,
-    Rescale: _rescale,
-    Transposed: _transposed,
-    Attend: _attend,
-    SelfAttention: _self_attention,
-}
-
-
 # --- convolutions of many networks with their own kernels -----------------------------------------
 
 # Measured on one CPU thread and on one H200 (benchmarks/population.py prints the totals): grouped
@@ -176,9 +146,10 @@ _COMPOSED: dict[type[nn.Module], Callable[..., Tensor]] = {
 
 
 def stacked_convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, padding: int, groups: int
+    module: nn.Conv1d | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
     """[N, B, C, L] with kernels [N, O, C/groups, K] to [N, B, O, L'], or the same in the plane."""
+    stride, padding, groups = module.stride[0], int(module.padding[0]), module.groups
     channels, taps = x.shape[2], weight.shape[-1]
     if x.dim() == 5:
         if taps == 1 and stride == 1 and padding == 0 and groups == 1:
@@ -233,12 +204,28 @@ def _grouped(
     networks, batch, channels = x.shape[:3]
     side_by_side = x.transpose(0, 1).reshape(batch, networks * channels, *x.shape[3:])
     convolve = F.conv1d if x.dim() == 4 else F.conv2d
-    y = convolve(
-        side_by_side,
-        weight.flatten(0, 1),
-        None if bias is None else bias.flatten(),
-        stride=stride,
-        padding=padding,
-        groups=networks * groups,
-    )
+    bias = None if bias is None else bias.flatten()
+    groups *= networks
+    y = convolve(side_by_side, weight.flatten(0, 1), bias, stride, padding, groups=groups)
     return torch.unflatten(y, 1, (networks, -1)).transpose(0, 1)
+
+
+# --- which module has which form ------------------------------------------------------------------
+
+_LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Linear: _linear,
+    TokenLinear: _linear,
+    nn.Conv1d: stacked_convolution,
+    nn.Conv2d: stacked_convolution,
+    ChannelNorm: _channel_norm,
+    GroupNorm: _group_norm,
+    ScalarGate: _scalar_gate,
+}
+_COMPOSED: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Sequential: _sequential,
+    Replace: _replace,
+    Rescale: _rescale,
+    Transposed: _transposed,
+    Attend: _attend,
+    SelfAttention: _self_attention,
+}

@@ -35,10 +35,6 @@ class LossKind(StrEnum):
     CROSS_ENTROPY = "cross_entropy"  # one class for a sample: logits [B, classes], labels [B]
     TOKEN_CROSS_ENTROPY = "token_cross_entropy"  # one for a token: [B, T, classes], [B, T]
 
-    @property
-    def label_axes(self) -> int:
-        return 1 if self is LossKind.CROSS_ENTROPY else 2
-
 
 def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of either kind."""
@@ -96,11 +92,12 @@ class Task:
         """The task's data on the device that trains, refused if the host cannot take it."""
         splits = self.load(seed)
         inputs, labels = splits.train
-        if labels.ndim != self.loss.label_axes:
+        axes = ["samples"] if self.loss is LossKind.CROSS_ENTROPY else ["samples", "tokens"]
+        if labels.ndim != len(axes):
             raise DataError(
                 f"The labels of task {self.name!r} do not fit its loss {self.loss.value!r}",
                 given=list(labels.shape),
-                valid="[samples]" if self.loss.label_axes == 1 else "[samples, tokens]",
+                valid=f"[{', '.join(axes)}]",
             )
         sketch = self._sketch()
         expected = [*labels[:1].shape, splits.classes]

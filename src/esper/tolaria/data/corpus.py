@@ -84,21 +84,14 @@ def corpus_splits(corpus: Corpus, *, context: int, limit: int, seed: int) -> Spl
     for name, share in SHARES.items():
         if name == "validation":
             waiting.sort(key=lambda file: derive_seed(seed, "validation files", file[0]))
-        taken, waiting = _take(waiting, int(share * total))
+        room, taken = int(share * total), []
+        while waiting and room > 0:  # the last file is cut
+            path, content = waiting.pop(0)
+            taken.append((path, content[:room]))
+            room -= len(content)
         splits[name] = _windows(name, taken, context, corpus)
     origin = f"{corpus.title}, {len(corpus.files)} files, sha256 {corpus.sha256}"
     return Splits(**splits, classes=VOCABULARY, origin=origin)
-
-
-def _take(waiting: list[File], size: int) -> tuple[list[File], list[File]]:
-    """The first files until `size` bytes are full (the last one cut), and those after them."""
-    taken: list[File] = []
-    for index, (name, content) in enumerate(waiting):
-        if size <= 0:
-            return taken, waiting[index:]
-        taken.append((name, content[:size]))
-        size -= len(content)
-    return taken, []
 
 
 def _windows(name: str, files: list[File], context: int, corpus: Corpus) -> Split:

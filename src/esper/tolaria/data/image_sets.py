@@ -87,9 +87,8 @@ class ImageFiles:
 
     def find(self, wanted: Sequence[Sequence[str]]) -> list[Path]:
         """One path for each of `wanted`, whose entries are the names that a file may have."""
-        chosen = os.environ.get(VARIABLE)
-        folders = [Path(chosen) / self.folder] if chosen else []
-        folders.append(Path("data") / self.folder)
+        homes = (os.environ.get(VARIABLE), "data")
+        folders = [Path(home) / self.folder for home in homes if home]
         folders += [self.packaged] if self.packaged else []
         for folder in folders:
             found = [

@@ -184,7 +184,17 @@ def _read(name: str, source: Source, seed: int) -> Split:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "read", name))
         try:
-            pairs = [_pair(name, batch) for batch in loader]
+            pairs = []
+            for batch in loader:
+                if not isinstance(batch, tuple | list) or len(batch) != 2:
+                    size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+                    raise DataError(
+                        f"The {name} data does not hold pairs",
+                        given=f"{type(batch).__name__}{size}",
+                        valid="(input, label)",
+                        fix="give the loader a collate_fn that returns that pair",
+                    )
+                pairs.append([torch.as_tensor(part).detach().cpu() for part in batch])
             inputs, labels = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
@@ -193,19 +203,6 @@ def _read(name: str, source: Source, seed: int) -> Split:
                 valid="at least one pair (input, label), all of one shape and type",
             ) from error
     return Split(inputs, labels if labels.is_floating_point() else labels.long())
-
-
-def _pair(name: str, batch: object) -> tuple[Tensor, Tensor]:
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
-        raise DataError(
-            f"The {name} data does not hold pairs",
-            given=f"{type(batch).__name__}{size}",
-            valid="(input, label)",
-            fix="give the loader a collate_fn that returns that pair",
-        )
-    inputs, labels = (torch.as_tensor(part).detach().cpu() for part in batch)
-    return inputs, labels
 
 
 # --- what is refused ------------------------------------------------------------------------------
