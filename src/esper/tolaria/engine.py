@@ -5,6 +5,7 @@ parameters.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -70,10 +71,9 @@ class Engine:
         host: SegmentedHost,
         build_host: Callable[[], SegmentedHost],
         catalogue: BlueprintCatalogue,
-        compiler: str | None = None,
-        compile_mode: str | None = None,
+        config: PopulationConfig,
     ) -> None:
-        compiled = partial(_compiled, backend=compiler, mode=compile_mode)
+        compiled = partial(_compiled, backend=config.compiler, mode=config.compile_mode)
         self.specs: tuple[SlotSpec, ...] = host.slot_specs()
         self.segments: list[Form] = [
             compiled(stack(segment, f"segments.{index}."))
@@ -107,8 +107,7 @@ class Engine:
         h = inputs
         for index, segment in enumerate(self.segments):
             rows = h.shape[0]
-            short = rows < hosts.shape[0]
-            here = {name: p[:rows] for name, p in params.items()} if short else params
+            here = {name: p[:rows] for name, p in params.items()} if rows < len(hosts) else params
             h = segment(here, h)
             if index < len(self.specs):
                 slot = plan.slots[index]
@@ -129,8 +128,7 @@ class Engine:
         outputs = []
         for group, part in zip(slot.groups, parts, strict=True):
             key: PoolKey = ("seed", index, group.blueprint)
-            template = self.templates[key]
-            params = template.views(weights[key].index_select(0, group.rows))
+            params = self.templates[key].views(weights[key].index_select(0, group.rows))
             outputs.append(self._forms[key](params, part))
         g = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
         if len(slot.gated):
@@ -151,8 +149,7 @@ class Engine:
         flat = seen.flatten(1, -2)  # [G, B * ..., C]
         score = torch.baddbmm(params["bias"].view(-1, 1, 1), flat, params["weight"].unsqueeze(2))
         factor = 2.0 * torch.sigmoid(score).view(*seen.shape[:-1]).unsqueeze(axis)
-        gated = g.index_select(0, slot.gated) * factor
-        return g.index_copy(0, slot.gated, gated)
+        return g.index_copy(0, slot.gated, g.index_select(0, slot.gated) * factor)
 
 
 def _compiled(form: Form, backend: str | None, mode: str | None) -> Form:
@@ -197,23 +194,21 @@ def as_inputs(inputs: Tensor, weights: Mapping[PoolKey, Tensor]) -> Tensor:
     return inputs.to(weights[HOST].dtype) if inputs.is_floating_point() else inputs
 
 
+@dataclass(eq=False)
 class TrainingStep:
     """Gradients and update for one structure of the population."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        pools: Mapping[PoolKey, Pool],
-        config: PopulationConfig,
-        plan: StepPlan,
-        live: Tensor | None = None,
-    ) -> None:
-        """`live` [N, P]: weights of hosts that exist, where not all do."""
-        self.engine, self.pools, self.plan, self.live = engine, pools, plan, live
-        self.optimiser, self.compute_dtype = config.optimiser, config.compute_dtype
-        self.keys = [HOST, *plan.training.pool_keys()]
-        alone = [] if plan.isolated is None else plan.isolated.pool_keys()
-        self.isolated_keys = [key for key in alone if key in plan.learners]
+    engine: Engine
+    pools: Mapping[PoolKey, Pool]
+    config: PopulationConfig
+    plan: StepPlan
+    live: Tensor | None = None  # [N, P] weights of hosts that exist, where not all do
+
+    def __post_init__(self) -> None:
+        self.keys = [HOST, *self.plan.training.pool_keys()]
+        isolated = self.plan.isolated
+        alone = [] if isolated is None else isolated.pool_keys()
+        self.isolated_keys = [key for key in alone if key in self.plan.learners]
 
     def run(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Train on one batch an environment, [N, B, ...]; returns the losses [N]."""
@@ -222,12 +217,12 @@ class TrainingStep:
             pools = [self.pools[key] for key in grads]
             values = list(grads.values())
             torch._foreach_addcmul_([pool.squares for pool in pools], values, values, 1.0)
-            self.optimiser.step([pool.state for pool in pools], values)
+            self.config.optimiser.step([pool.state for pool in pools], values)
         return losses.detach()
 
     def gradients(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, dict[PoolKey, Tensor]]:
         """Losses [N] and the gradient of every pool that takes part, [R, P]."""
-        weights = cast_weights(self.pools, self.compute_dtype)
+        weights = cast_weights(self.pools, self.config.compute_dtype)
         inputs = as_inputs(inputs, weights)
         losses = losses_of(self.engine.logits(weights, self.plan.training, inputs), labels)
         found = torch.autograd.grad(losses.sum(), [self.pools[k].leaf for k in self.keys])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.leyline.errors import DataError
 from esper.leyline.settings import WHOLE, require
-from esper.tolaria.data.splits import Splits
+from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.random_streams import orders, uniform
 
 # Inputs of a validation pass that are worked on together, at most: enough to fill the device.
@@ -71,8 +71,7 @@ class Feed:
         dtype: torch.dtype = torch.float32,
         augmentation: Augmentation | None = None,
     ) -> None:
-        known = range(len(datasets))
-        if not assignment or any(index not in known for index in assignment):
+        if not assignment or any(not 0 <= index < len(datasets) for index in assignment):
             raise DataError(
                 "Every environment needs a data set",
                 given=f"{len(datasets)} data sets, assignment {list(assignment)[:8]}",
@@ -87,8 +86,7 @@ class Feed:
         self._streams = torch.zeros(len(assignment), dtype=torch.int64, device=self.device)
         self._moment = torch.zeros_like(self._streams)
         self.assignment = torch.tensor(list(assignment))
-        self._inputs: dict[str, Tensor] = {}
-        self._labels: dict[str, Tensor] = {}
+        self._data: dict[str, Split] = {}
         self._starts: dict[str, Tensor] = {}  # [data sets] where each one's samples start
         self._counts: dict[str, Tensor] = {}  # [data sets]
         self._first: dict[str, Tensor] = {}  # [N] where each environment's samples start
@@ -99,8 +97,9 @@ class Feed:
             starts = counts.cumsum(0) - counts
             self._starts[name], self._counts[name] = starts, counts
             inputs = torch.cat([split.inputs for split in splits]).to(self.device)
-            self._inputs[name] = inputs.to(dtype) if inputs.is_floating_point() else inputs
-            self._labels[name] = torch.cat([split.labels for split in splits]).to(self.device)
+            inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+            labels = torch.cat([split.labels for split in splits]).to(self.device)
+            self._data[name] = Split(inputs, labels)
             self._first[name] = starts[self.assignment].to(self.device)
             self._samples[name] = counts[self.assignment]
 
@@ -150,25 +149,24 @@ class Feed:
 
     def samples_at(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Training inputs and labels as they are, for sample numbers of any shape."""
-        return self._inputs["train"][index], self._labels["train"][index]
+        return self._data["train"].take(index)
 
     def first_samples(self, split: str, count: int) -> Tensor:
         """Inputs [N, count, ...]: the first of every environment, or as many as there are."""
         count = min(count, int(self._samples[split].min()))
         index = self._first[split][:, None] + torch.arange(count, device=self.device)
-        return self._inputs[split][index]
+        return self._data[split].inputs[index]
 
     def held_out(self, split: str, environment: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples of a split for rows of these environments, in chunks that fit."""
         most = int(self._samples[split][0])
         first = self._first[split][environment.to(self.device)]
-        size = self._inputs[split][0].numel()
+        size = self._data[split].inputs[0].numel()
         limit = ELEMENTS_AT_ONCE[self.device.type]
         chunk = max(1, min(most, limit // max(1, size * len(environment))))
         for start in range(0, most, chunk):
             offset = torch.arange(start, min(start + chunk, most), device=self.device)
-            index = first[:, None] + offset
-            yield self._inputs[split][index], self._labels[split][index]
+            yield self._data[split].take(first[:, None] + offset)
 
 
 def _require_alike(datasets: Sequence[Splits]) -> None:

@@ -135,11 +135,10 @@ class PassRows:
         A row in which nothing that is on is switched off equals its base row; leave it out.
         """
         hosts = life.shape[0]
-        on = life.alpha[environment] > 0
-        alpha = torch.where(off, 0.0, life.alpha[environment])
-        first = (off & on).long().argmax(dim=1)
+        alpha = life.alpha[environment]
+        first = (off & (alpha > 0)).long().argmax(dim=1)
         order = first.argsort(stable=True)
-        alpha = torch.cat([life.alpha, alpha[order]])
+        alpha = torch.cat([life.alpha, torch.where(off, 0.0, alpha)[order]])
         return cls(
             torch.cat([torch.arange(hosts), environment[order]]),
             alpha,

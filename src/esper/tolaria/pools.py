@@ -84,8 +84,11 @@ class Template:
                 for seed in seeds.tolist():
                     torch.manual_seed(seed)
                     module = self.build()
-                    if as_usual:
-                        module.apply(_start_as_usual)
+                    for part in module.modules() if as_usual else ():
+                        if isinstance(part, _UNIFORM):
+                            part.reset_parameters()
+                        elif isinstance(part, ScalarGate):
+                            nn.init.ones_(part.weight)
                     rows.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
             return torch.stack(rows).to(seeds.device)
         draws = 2.0 * uniform(seeds, "weights", 0, self.width) - 1.0
@@ -97,13 +100,6 @@ class Template:
         """[P]: one number for all of a column."""
         pairs = zip(self.sizes, numbers, strict=True)
         return torch.cat([torch.full((size,), number) for size, number in pairs])
-
-
-def _start_as_usual(part: nn.Module) -> None:
-    if isinstance(part, _UNIFORM):
-        part.reset_parameters()
-    elif isinstance(part, ScalarGate):
-        nn.init.ones_(part.weight)
 
 
 def _require_pure(module: nn.Module) -> None:

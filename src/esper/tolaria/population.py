@@ -42,6 +42,7 @@ from esper.tolaria.population_config import (
 )
 from esper.tolaria.random_streams import fold
 
+Rate = Tensor | float | None  # for each environment, for all, or as it is
 FLOW_SAMPLES = 100  # by which activations are described
 # What is kept for each environment, beside its lifecycle and its rows in pools.
 _KEPT = ("planted", "pool_rows", "gate_rows", "seeds", "budget", "rate", "decay", "frozen")
@@ -82,8 +83,7 @@ class Population:
         self.frozen = torch.zeros(count, dtype=torch.bool)  # idle until they are reset
         self.pool_rows = torch.full(self.lifecycle.shape, VACANT)  # where each seed lives
         self.gate_rows = torch.full(self.lifecycle.shape, VACANT)
-        compiling = self.config.compiler, self.config.compile_mode
-        self.engine = Engine(host, build_host, self.catalogue, *compiling)
+        self.engine = Engine(host, build_host, self.catalogue, self.config)
         self.pools: dict[PoolKey, Pool] = {}
         everyone = self._give(HOST, torch.arange(count))
         self._newborn(HOST, everyone, fold(self.seeds, "host"))
@@ -313,13 +313,7 @@ class Population:
         for tensor in (pool.state.theta, *pool.state.moments):
             tensor[there] = torch.where(live, tensor[there], 0.0)
 
-    def set_rates(
-        self,
-        environments: Tensor,
-        *,
-        rate: Tensor | float | None = None,
-        decay: Tensor | float | None = None,
-    ) -> None:
+    def set_rates(self, environments: Tensor, *, rate: Rate = None, decay: Rate = None) -> None:
         """Give these environments a learning rate or weight decay of their own, seeds included."""
         for own, given in ((self.rate, rate), (self.decay, decay)):
             if given is not None:
@@ -415,9 +409,7 @@ class Population:
                 total = torch.zeros(len(self), device=self.device, dtype=torch.float64)
                 for index in order:
                     total += step.run(*self.feed.fetch(index))
-            return self._record(total / self.feed.batches)
-
-    def _record(self, loss: Tensor) -> EpochRecord:
+        loss = (total / self.feed.batches).cpu()
         seeds = torch.zeros(self.lifecycle.shape, dtype=torch.float64)
         host = torch.zeros(len(self), dtype=torch.float64)
         for key, pool in self.pools.items():
@@ -428,8 +420,8 @@ class Population:
                 host[owners] = norms
             else:
                 seeds[owners, key[1]] += norms  # a seed's body and its gate
-        there = self.lifecycle.occupied
-        return EpochRecord(loss.cpu(), host.sqrt(), torch.where(there, seeds.sqrt(), torch.nan))
+        seeds = torch.where(self.lifecycle.occupied, seeds.sqrt(), torch.nan)
+        return EpochRecord(loss, host.sqrt(), seeds)
 
     @torch.no_grad()
     def evaluate(self, split: str = "validation", *, committed: bool = False) -> SplitScores:
