@@ -96,11 +96,11 @@ def test_it_is_measured_on_validation_data_and_nothing_else() -> None:
     before = population.flow()
     feed = population.feed
     for split in ("train", "test"):
-        feed._inputs[split].fill_(torch.nan)
-    for labels in feed._labels.values():
+        feed._data[split].inputs.fill_(torch.nan)
+    for _, labels in feed._data.values():
         labels.fill_(0)
     assert torch.equal(population.flow(), before)
-    feed._inputs["validation"].mul_(2).add_(1)
+    feed._data["validation"].inputs.mul_(2).add_(1)
     assert not torch.isclose(population.flow(), before).any(dim=2).all()
 
 
