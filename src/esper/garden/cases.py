@@ -4,7 +4,7 @@ That follows from names and numbers alone, never from order or N.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -49,11 +49,10 @@ class Listed:
     """Row i plays the i-th case, again and again: for whoever compares controllers."""
 
     cases: tuple[Case, ...]
-    contexts: tuple[Context, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        found = {case.context.key: case.context for case in self.cases}
-        object.__setattr__(self, "contexts", tuple(found.values()))
+    @property
+    def contexts(self) -> tuple[Context, ...]:
+        return tuple({case.context.key: case.context for case in self.cases}.values())
 
     def __call__(self, row: int, episode: int) -> Case:
         if row >= len(self.cases):

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, Self
@@ -76,19 +76,15 @@ class Source:
 
     def load(self) -> Splits:
         """The data: always the same for equal sources."""
-        return Splits(
-            train=self._split("train", self.samples),
-            validation=self._split("validation", VALIDATION_SAMPLES),
-            test=self._split("test", TEST_SAMPLES),
-            classes=CLASSES,
-            origin=f"generated: {self}",
-        )
-
-    def _split(self, name: str, samples: int) -> Split:
         family = FAMILIES[self.family]
-        seed = derive_seed(self.seed, "garden", self.family, name)
-        inputs, labels = family.generate(samples, seed, self.parameters())
-        return Split(inputs, noisy_labels(labels, self.label_noise, family.classes, seed))
+        splits = {}
+        sizes = {"train": self.samples, "validation": VALIDATION_SAMPLES, "test": TEST_SAMPLES}
+        for name, samples in sizes.items():
+            seed = derive_seed(self.seed, "garden", self.family, name)
+            inputs, labels = family.generate(samples, seed, self.parameters())
+            labels = noisy_labels(labels, self.label_noise, family.classes, seed)
+            splits[name] = Split(inputs, labels)
+        return Splits(**splits, classes=CLASSES, origin=f"generated: {self}")
 
     def parameters(self) -> dict[str, float]:
         """Those that the family has."""
@@ -124,8 +120,8 @@ class Lesion:
     stage: Whole
 
     def __post_init__(self) -> None:
-        if self.kind not in _SILENCE:
-            raise UnknownNameError.of("kind of lesion", self.kind, _SILENCE)
+        if self.kind not in _LESIONED:
+            raise UnknownNameError.of("kind of lesion", self.kind, _LESIONED)
         require_settings(self, "A lesion's setting")
 
     def __str__(self) -> str:
@@ -154,7 +150,14 @@ class Context:
             value = getattr(self, what)
             if not isinstance(value, kind) and (value is not None or what == "source"):
                 raise wrong_type(f"{what} of a context", value, f"a {kind.__name__}")
-        self._check_window()
+        window = self.drift_window
+        whole = isinstance(window, tuple) and all(map(COUNT.holds, window))
+        if not whole or len(window) != 2 or window[0] > window[1]:
+            raise EsperError(
+                "Impossible drift_window of a context",
+                given=repr(window),
+                valid="two whole numbers, 1 <= first epoch <= last epoch",
+            )
         require_settings(self, "The context's setting", error=DataError)
         _put(self, "scale", float(self.scale))
         _put(self, "host_sizes", self._checked_sizes())
@@ -213,13 +216,9 @@ class Context:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for TOML and result files; what is absent is left out."""
         record = _present(self)
-        record["drift_window"] = list(self.drift_window)
-        record["host_sizes"] = dict(self.host_sizes)
-        if self.drift is None:
-            del record["drift_window"]
-        if not self.host_sizes:
-            del record["host_sizes"]
-        return record
+        window = list(self.drift_window) if self.drift is not None else None
+        record |= {"drift_window": window, "host_sizes": dict(self.host_sizes)}
+        return {name: value for name, value in record.items() if value not in (None, {})}
 
     @classmethod
     def from_dict(cls, given: object) -> Self:
@@ -237,16 +236,6 @@ class Context:
                 raise wrong_type("host_sizes of a context", sizes, "a table of names and sizes")
             record["host_sizes"] = tuple(sizes.items())
         return cls(**record)
-
-    def _check_window(self) -> None:
-        window = self.drift_window
-        whole = isinstance(window, tuple) and all(map(COUNT.holds, window))
-        if not whole or len(window) != 2 or window[0] > window[1]:
-            raise EsperError(
-                "Impossible drift_window of a context",
-                given=repr(window),
-                valid="two whole numbers, 1 <= first epoch <= last epoch",
-            )
 
     def _checked_sizes(self) -> tuple[tuple[str, int], ...]:
         if self.host not in HOSTS:
@@ -304,20 +293,25 @@ def lesion_mask(host: SegmentedHost, lesion: Lesion | None) -> Tensor:
         for name, parameter in host.named_parameters()
     }
     if lesion is not None:
-        layer, name = _layer_of(host, lesion)
-        _SILENCE[lesion.kind](layer, live[f"{name}.weight"], live.get(f"{name}.bias"))
+        layer = _layer_of(host, lesion)
+        if lesion.kind == "tap":
+            taps = live[f"{layer}.weight"]  # [outputs, inputs, points of the kernel]
+            points = taps.shape[-1]
+            taps[..., torch.arange(points) != points // 2] = False
+        else:
+            for name in {f"{layer}.weight", f"{layer}.bias"} & live.keys():
+                live[name][NARROW_CHANNELS:] = False
     return torch.cat([part.flatten() for part in live.values()])
 
 
-def _layer_of(host: SegmentedHost, lesion: Lesion) -> tuple[nn.Module, str]:
-    """The layer of the stage that can be lesioned, and its name in the host."""
-    wanted = _LAYERS[lesion.kind]
-    found: dict[int, tuple[nn.Module, str]] = {}
+def _layer_of(host: SegmentedHost, lesion: Lesion) -> str:
+    """The name, in the host, of the layer of the stage that can be lesioned."""
+    wanted = _LESIONED[lesion.kind]
+    found: dict[int, str] = {}
     for stage in range(len(host.slot_specs())):  # all but the head
         for name, layer in host.segments[stage].named_modules():
             if isinstance(layer, wanted):
-                path = f"segments.{stage}.{name}" if name else f"segments.{stage}"
-                found.setdefault(stage, (layer, path))
+                found.setdefault(stage, f"segments.{stage}.{name}".rstrip("."))
     if lesion.stage not in found:
         what = "convolution" if nn.Linear not in wanted else "convolution or dense layer"
         raise EsperError(
@@ -328,24 +322,8 @@ def _layer_of(host: SegmentedHost, lesion: Lesion) -> tuple[nn.Module, str]:
     return found[lesion.stage]
 
 
-def _narrow(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
-    weight[NARROW_CHANNELS:] = False
-    if bias is not None:
-        bias[NARROW_CHANNELS:] = False
-
-
-def _tap(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
-    assert isinstance(layer, nn.Conv1d)
-    centre = layer.kernel_size[0] // 2
-    weight[..., :centre] = False
-    weight[..., centre + 1 :] = False
-
-
-_SILENCE: dict[str, Callable[[nn.Module, Tensor, Tensor | None], None]] = {
-    "narrow": _narrow,
-    "tap": _tap,
-}
-_LAYERS: dict[str, tuple[type[nn.Module], ...]] = {
+# The kinds of lesions, and of the layers that can have them.
+_LESIONED: dict[str, tuple[type[nn.Module], ...]] = {
     "narrow": (nn.Conv1d, nn.Linear),
     "tap": (nn.Conv1d,),
 }

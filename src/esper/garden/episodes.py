@@ -25,7 +25,6 @@ from esper.leyline.lifecycle import Transitions
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.signals import Signals, SignalWindow
 from esper.leyline.stages import SeedStage
-from esper.tolaria.data.splits import Splits
 from esper.tolaria.feed import Feed
 from esper.tolaria.flops import count_flops
 from esper.tolaria.governor import Governor, GovernorRules, Remedy, Trip
@@ -134,7 +133,8 @@ class Episodes:
         self.horizon, self.test, self.attribute = horizon, test, attribute
         self.contexts = {context.key: context for context in contexts}
         first = _one_shape(contexts)
-        self._sources = _sources_of(contexts)
+        tasks = (task for context in contexts for task in (context.source, context.drift))
+        self._sources = list(dict.fromkeys(task for task in tasks if task is not None))
         config = config or PopulationConfig()
         alone = max(config.rules.min_host_epochs, EPOCHS_ALONE)
         config = replace(config, rules=replace(config.rules, min_host_epochs=alone))
@@ -325,19 +325,8 @@ def _one_shape(contexts: Sequence[Context]) -> Context:
     return first
 
 
-@lru_cache(maxsize=64)
-def _loaded(source: Source) -> Splits:
-    """Generated once: episodes of the same contexts are made again and again."""
-    return source.load()
-
-
-def _sources_of(contexts: Sequence[Context]) -> list[Source]:
-    found: dict[Source, None] = {}
-    for context in contexts:
-        found[context.source] = None
-        if context.drift is not None:
-            found[context.drift] = None
-    return list(found)
+# Generated once: episodes of the same contexts are made again and again.
+_loaded = lru_cache(maxsize=64)(Source.load)
 
 
 # --- measuring --------------------------------------------------------------------------------
@@ -366,14 +355,11 @@ def measure(population: Population, *, attribute: bool = True) -> Measured:
     hosts, slots = population.lifecycle.shape
     everyone = torch.arange(hosts)
     none = torch.zeros(hosts, slots, dtype=torch.bool)
-    asked = [(everyone, none), (everyone, uncommitted(population))]
     seeds = (population.lifecycle.alpha > 0) & attribute & ~population.frozen[:, None]
     owners, places = seeds.nonzero(as_tuple=True)
-    if len(owners):
-        asked.append((owners, torch.nn.functional.one_hot(places, slots).bool()))
-    scores = population.counterfactual(
-        torch.cat([rows for rows, _ in asked]), torch.cat([off for _, off in asked])
-    )
+    seed = torch.nn.functional.one_hot(places, slots).bool()
+    off = torch.cat([none, uncommitted(population), seed])
+    scores = population.counterfactual(torch.cat([everyone, everyone, owners]), off)
     whole, committed, without = scores.accuracy.split([hosts, hosts, len(owners)])
     contribution = torch.full((hosts, slots), torch.nan, dtype=torch.float64)
     contribution[owners, places] = whole[owners] - without

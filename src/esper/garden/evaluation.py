@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,6 @@ from esper.tolaria.tasks import GARDEN_BATCH, GARDEN_BATCHES
 
 FORMAT = "esper results 2"
 HARM = 0.5  # points of net gain below the paired control; less is taken for noise
-
 
 Progress = Callable[[str, int, int], None]  # what is played, episodes done, of how many
 
@@ -105,7 +105,11 @@ class ResultFile:
         self.results += fresh
 
     def _read(self, header: str) -> None:
-        text = _text_of(self.path)
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            what = f"{self.path} does not hold results"
+            raise DataError(what, given="a file that is not text") from error
         whole, ended, rest = text.rpartition("\n")
         if not ended and header.startswith(text):  # not even its first line was finished
             self.path.write_text("", encoding="utf-8")
@@ -123,13 +127,6 @@ class ResultFile:
             with self.path.open("r+", encoding="utf-8") as stream:
                 stream.truncate(len((whole + "\n").encode()))
         self.results = [parse(line, self.path, n + 2) for n, line in enumerate(lines[1:])]
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} does not hold results", given="a file that is not text") from error
 
 
 def parse(line: str, path: Path, number: int) -> Result:
@@ -199,22 +196,17 @@ def evaluate(
     # A control that a stored result was paired with stays the control of its case.
     for result in done.values():
         controls.learn_test(result.key, result.seed, result.control)
-    missing = controls.missing_tests(unknown)
+    missing = controls.missing(unknown, test=True)
     # Controls come first, so that whatever is played knows its own when it is over.
-    jobs = [
-        *(Job((), case) for case in missing),
-        *(
-            Job(controller, case)
-            for controller in controllers
-            for case in cases
-            if sought(controller.name, case) not in done
-        ),
+    jobs = [Job((), case) for case in missing]
+    jobs += [
+        Job(controller, case)
+        for controller in controllers
+        for case in cases
+        if sought(controller.name, case) not in done
     ]
     ground = Playground(rows, horizon=horizon, device=device, config=config)
-
-    def tell(played: int, total: int) -> None:
-        progress("episodes", played, total)
-
+    tell = partial(progress, "episodes")
     for places, played in ground.play(jobs, progress=tell, stop=stop):
         known = [place for place in places if place < len(missing)]
         controls.learn([jobs[place].case for place in known], played.rows(slice(len(known))))

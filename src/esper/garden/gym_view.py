@@ -110,12 +110,10 @@ class _Rows:
 
     def reset(self, seed: int | None) -> Array:
         """The next episodes or, with a seed, the first ones of another dealing."""
-        if seed is None:
-            return _array(self.garden.reset())
-        deal = self.garden.draw
-        return _array(
-            self.garden.reset(replace(deal, seed=seed) if isinstance(deal, Draw) else deal)
-        )
+        deal = None if seed is None else self.garden.draw
+        if isinstance(deal, Draw) and seed is not None:
+            deal = replace(deal, seed=seed)
+        return _array(self.garden.reset(deal))
 
     def legal(self) -> Tensor:
         """[N, A] bool: which actions are legal now; worked out once in every state."""
@@ -123,10 +121,6 @@ class _Rows:
         if self._masks is None or self._masks[0] is not legality:
             self._masks = legality, self.actions.masks(legality)
         return self._masks[1]
-
-    def masks(self) -> Array:
-        """The same as an array."""
-        return _array(self.legal())
 
     def step(self, chosen: Array) -> tuple[Transition, Array]:
         """Decide and train an epoch; also which actions were illegal [N]."""
@@ -151,10 +145,6 @@ def _array(values: Tensor) -> Array:
     """A copy: what was handed out never changes."""
     array: Array = values.numpy().copy()
     return array
-
-
-def _context_names(step: Transition) -> list[str]:
-    return [case.context.name for case in step.cases]
 
 
 class GardenVectorEnv(VectorEnv[Array, Array, Array]):
@@ -192,7 +182,7 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
 
     def action_masks(self) -> Array:
         """[N, A] bool: what is legal now."""
-        return self._rows.masks()
+        return _array(self._rows.legal())
 
     def reset(
         self,
@@ -203,7 +193,8 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
         """All rows start together. A seed is that of the dealing: rows differ by their number."""
         first = seed[0] if isinstance(seed, list) else seed
         super().reset(seed=first, options=options)
-        return self._rows.reset(first), self._with_flags({"action_mask": self._int_masks()})
+        first_seen = self._rows.reset(first)
+        return first_seen, self._with_flags({"action_mask": self.action_masks().astype(np.int8)})
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         step, refused = self._rows.step(actions)
@@ -211,10 +202,10 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
             "illegal": refused,
             "rolled_back": _array(step.epoch.rolled_back),
             "terms": {name: _array(term) for name, term in step.terms.items()},
-            "context": np.array(_context_names(step), dtype=object),
+            "context": np.array([case.context.name for case in step.cases], dtype=object),
         }
         ended = _array(step.terminals)
-        info = self._with_flags({"action_mask": self._int_masks(), **told})
+        info = self._with_flags({"action_mask": self.action_masks().astype(np.int8), **told})
         if ended.any():
             assert step.final_observations is not None
             final = np.full(self.num_envs, None, dtype=object)
@@ -224,9 +215,6 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
             info |= {"final_info": self._with_flags(told, ended), "_final_info": ended.copy()}
         paid = _array(step.rewards.double())
         return _array(step.observations), paid, ended, _array(step.truncations), info
-
-    def _int_masks(self) -> Array:
-        return self._rows.masks().astype(np.int8)
 
     def _with_flags(self, told: dict[str, Any], rows: Array | None = None) -> dict[str, Any]:
         """Beside every entry, as Gymnasium has it, which rows it is there for."""
@@ -255,8 +243,7 @@ class GardenEnv(gymnasium.Env[Array, np.int64]):
 
     def action_masks(self) -> Array:
         """[A] bool: what is legal now. After an episode's end that is of the next one."""
-        masks: Array = self._rows.masks()[0]
-        return masks
+        return _array(self._rows.legal()[0])
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -278,7 +265,7 @@ class GardenEnv(gymnasium.Env[Array, np.int64]):
             "illegal": bool(refused[0]),
             "rolled_back": bool(step.epoch.rolled_back[0]),
             "terms": {name: float(term[0]) for name, term in step.terms.items()},
-            "context": _context_names(step)[0],
+            "context": step.cases[0].context.name,
         }
         seen = step.final_observations if ended else step.observations
         return _array(seen[0]), float(step.rewards[0]), ended, False, info

@@ -6,8 +6,9 @@ together, many at once, whoever decides for them.
 Shapes: `N` episodes, `T` epochs of an episode.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -85,13 +86,6 @@ class Played:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-class Batch(NamedTuple):
-    """Episodes that were played together."""
-
-    places: list[int]  # of its jobs among all
-    played: Played
-
-
 def batches(jobs: Sequence[Job], rows: int, order: Sequence[int] | None = None) -> list[list[int]]:
     """The places of jobs that are played together: of one shape of host, at most so many.
 
@@ -122,13 +116,9 @@ class Playground:
     ) -> None:
         """`test`, `attribute`: as for episodes."""
         self.most, self.horizon = rows, horizon
-        self._settings: dict[str, Any] = {
-            "horizon": horizon,
-            "device": device,
-            "config": config,
-            "test": test,
-            "attribute": attribute,
-        }
+        self._make = partial(
+            Episodes, horizon=horizon, device=device, config=config, test=test, attribute=attribute
+        )
         self._episodes: Episodes | None = None
 
     def episodes(self, contexts: Sequence[Context], rows: int | None = None) -> Episodes:
@@ -136,7 +126,7 @@ class Playground:
         kept, rows = self._episodes, self.most if rows is None else rows
         if kept is None or len(kept) < rows or any(c.key not in kept.contexts for c in contexts):
             self._episodes = None  # gone before the new ones need its memory
-            self._episodes = kept = Episodes(contexts, rows, **self._settings)
+            self._episodes = kept = self._make(contexts, rows)
         return kept
 
     def play(
@@ -148,9 +138,10 @@ class Playground:
         prepare: Callable[[Episodes, list[int]], None] = lambda episodes, places: None,
         progress: Progress = lambda done, total: None,
         stop: Callable[[], bool] = lambda: False,
-    ) -> Iterator[Batch]:
+    ) -> Iterator[tuple[list[int], Played]]:
         """Play all, batch by batch, in their order or `mixed`, whole or only the first epochs.
 
+        Yields the places of a batch's jobs among all, and what came of them.
         `prepare` is called with the rows and the places of their jobs before a batch begins;
         `progress` and `stop` after it, when whoever asked has dealt with it. To be told to stop
         while there is more to play is an error.
@@ -167,7 +158,7 @@ class Playground:
             runs = _by_player(jobs, places)
             places = [place for run in runs for place in run]
             prepare(episodes, places)
-            yield Batch(places, _play(episodes, [[jobs[p] for p in run] for run in runs], epochs))
+            yield places, _play(episodes, [[jobs[p] for p in run] for run in runs], epochs)
             done += len(places)
             progress(done, len(jobs))
             if done < len(jobs) and stop():
@@ -178,9 +169,9 @@ class Playground:
     def play_all(self, jobs: Sequence[Job], **how: Any) -> Played:
         """What came of every job, in their order; `how` is that of `play`."""
         found = list(self.play(jobs, **how))
-        places = torch.tensor([place for batch in found for place in batch.places])
+        places = torch.tensor([place for batch, _ in found for place in batch])
         columns = {
-            field.name: torch.cat([getattr(batch.played, field.name) for batch in found])
+            field.name: torch.cat([getattr(played, field.name) for _, played in found])
             for field in fields(Played)
         }
         return Played(**columns).rows(places.argsort())
@@ -244,15 +235,10 @@ class Controls:
     def __len__(self) -> int:
         return len(self._validation)
 
-    def missing(self, cases: Sequence[Case]) -> list[Case]:
-        """Those that have not been measured, each once."""
-        unknown = {_key(case): case for case in cases if _key(case) not in self._validation}
-        return list(unknown.values())
-
-    def missing_tests(self, cases: Sequence[Case]) -> list[Case]:
-        """Those whose test score is not known, each once."""
-        unknown = {_key(case): case for case in cases if _key(case) not in self._test}
-        return list(unknown.values())
+    def missing(self, cases: Sequence[Case], *, test: bool = False) -> list[Case]:
+        """Those that have not been measured or, for `test`, whose test score is not known; once."""
+        known: Collection[tuple[str, int]] = self._test if test else self._validation
+        return list({_key(case): case for case in cases if _key(case) not in known}.values())
 
     def learn_test(self, key: str, seed: int, test: float) -> None:
         """The test score of a control as it was measured before, unless it is known here."""

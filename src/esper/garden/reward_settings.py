@@ -20,14 +20,12 @@ class RewardConfig:
     """What is paid for; saved with every checkpoint."""
 
     mode: str = "shaped"
-    rent: NotNegative = (
-        constants.DEFAULT_RENT
-    )  # points for 100 % of the host's parameters over an episode
+    # Points for 100 % of the host's parameters over an episode.
+    rent: NotNegative = constants.DEFAULT_RENT
     intervention_cost: NotNegative = constants.DEFAULT_INTERVENTION_COST  # points
     shaping_weight: NotNegative = constants.DEFAULT_SHAPING_WEIGHT
-    gamma: Share = (
-        constants.DEFAULT_GAMMA
-    )  # the learner's: with another one shaping does not cancel
+    # The learner's: with another one shaping does not cancel.
+    gamma: Share = constants.DEFAULT_GAMMA
     rollback_penalty: Positive = constants.DEFAULT_ROLLBACK_PENALTY  # points
 
     def __post_init__(self) -> None:

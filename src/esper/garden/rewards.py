@@ -7,7 +7,7 @@ is divided by the scale of the environment's family. docs/rewards.md derives the
 Shapes: `N` environments, `S` slots, `K` epochs that are scored, `T` epochs of an episode.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -93,32 +93,17 @@ class RewardState:
         return self.committed_gain.nanmean(1).nan_to_num(nan=0.0)
 
 
-class RewardTerms(Mapping[str, Tensor]):
+class RewardTerms(dict[str, Tensor]):
     """The terms of a mode, [N] each; their sum, in this order, is the reward to the bit."""
 
     def __init__(self, mode: str, terms: Mapping[str, Tensor]) -> None:
-        self._terms = {name: terms[name] for name in MODES[mode]}
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._terms[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._terms)
-
-    def __len__(self) -> int:
-        return len(self._terms)
-
-    def __repr__(self) -> str:
-        return f"RewardTerms({self._terms!r})"
+        super().__init__({name: terms[name] for name in MODES[mode]})
 
     @property
     def total(self) -> Tensor:
         """[N]: the reward."""
-        first, *others = self._terms.values()
-        total = first
-        for term in others:
-            total = total + term
-        return total
+        first, *others = self.values()
+        return sum(others, start=first)
 
 
 def net_of_rent(gain: V, exposure: V, rent: float) -> V:

@@ -18,7 +18,6 @@ from esper.garden.playing import Job, Playground, Progress
 from esper.garden.rewards import net_of_rent
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
 from esper.leyline.ops import Blend
-from esper.tamiyo.controllers import Arm
 from esper.tamiyo.controllers.schedules import Schedule
 from esper.tolaria.population_config import PopulationConfig
 
@@ -57,9 +56,11 @@ def search_plans(
     fronts, played = _first_fronts(atlas, seeds), 0
     for _ in range(len(catalogue.slots) - 1):
         wider = [
-            [(*front.schedule, arm) for arm in arms if _may_join(arm, front.schedule)]
-            if front.schedule
-            else []
+            [
+                (*front.schedule, arm)
+                for arm in arms
+                if front.schedule and all(arm.slot != other.slot for other in front.schedule)
+            ]
             for front in fronts
         ]
         jobs = [
@@ -90,10 +91,6 @@ def _first_fronts(atlas: Atlas, seeds: int) -> list[_Front]:
     constant = atlas.best_constant()
     everywhere = tuple(range(len(atlas.contexts)))
     return [*fronts, _Front((constant,), everywhere, float(net[:, place[constant]].mean()))]
-
-
-def _may_join(arm: Arm, schedule: Schedule) -> bool:
-    return all(arm.slot != other.slot for other in schedule)
 
 
 def _widened(
