@@ -30,7 +30,6 @@ Model = Annotated[
 MovedModel = Annotated[str | None, option(metavar="FILE.py:NAME")]
 Data = Annotated[str, option(metavar="DATA")]
 Flat = Annotated[bool, option(help="make a vector of every input")]
-Amount = Annotated[str, option(metavar="+15%|5000|none")]
 Seed = Annotated[int, option(help="every random number follows from it")]
 Device = Annotated[str, option(help="cpu or cuda")]
 NewRun = Annotated[Path | None, option(help="directory of the run; by default a new one in runs/")]
@@ -169,7 +168,7 @@ class Resume(OfRun):
 class RoomOptions:
     """What growing may cost."""
 
-    params: Amount = "+15%"
+    params: Annotated[str, option(metavar="+15%|5000|none")] = "+15%"
     """parameters that may be added, as a share of the model or a number; never exceeded"""
 
 

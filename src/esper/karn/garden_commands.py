@@ -13,13 +13,10 @@ from esper.karn.terminal import flat_estimate, progress, table_of, wide_console,
 from esper.kasmina.blueprints import build_catalogue, find_blueprint
 from esper.kasmina.hosts import build_host
 from esper.leyline.catalogue import NOT_APPLICABLE
-from esper.leyline.constants import DEFAULT_RENT
-from esper.leyline.constants import RENT_LEVELS as RENTS
+from esper.leyline.constants import DEFAULT_RENT, RENT_LEVELS
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.simic.training.run_processes import require_device
 from esper.simic.training.training_runs import load_controller
-
-DEVICE = "--device"
 
 
 def show_tasks(command: commands.Tasks) -> None:
@@ -71,7 +68,7 @@ def run_atlas(options: commands.MeasureAtlas) -> None:
     # At the default rent by plain names, at the others with the rent behind.
     figures: dict[str, float] = {"contexts": len(stored.contexts), "arms": len(stored.arms)}
     figures["seeds"] = stored.gain.shape[2]
-    for rent in RENTS:
+    for rent in RENT_LEVELS:
         suffix = "" if rent == DEFAULT_RENT else f"_rent_{rent:g}"
         figures |= {f"{name}{suffix}": value for name, value in stored.summary(rent).items()}
     write_flat(options.json, figures)
@@ -79,7 +76,7 @@ def run_atlas(options: commands.MeasureAtlas) -> None:
 
 def _measured(options: commands.MeasureAtlas, suite: Suite, folder: Path) -> Atlas:
     """Measure, and keep what is known as soon as it is."""
-    require_device(options.device, DEVICE)
+    require_device(options.device, "--device")
     shapes = [group[0].host_shape for group in garden.by_shape(suite.training)]
     if len(shapes) > 1:
         given = ", ".join(shapes)
@@ -113,7 +110,7 @@ def _print_atlas(suite: Suite, atlas: Atlas) -> None:
     headings = ("rent", "oracle", "best constant", "random", "waiting is best in")
     title = "Suite score, chosen on half the seeds, scored on the others"
     summary = table_of(*headings, title=title, right=headings)
-    for rent in RENTS:
+    for rent in RENT_LEVELS:
         found = atlas.summary(rent)
         summary.add_row(
             f"{rent:g}",
@@ -138,7 +135,7 @@ def run_evaluation(options: commands.Evaluate) -> None:
         raise EsperError("Evaluation needs cases", given=f"--seeds {options.seeds}", valid="from 1")
     if not options.rent >= 0:
         raise EsperError("Rent is never negative", given=f"--rent {options.rent:g}", valid="from 0")
-    require_device(options.device, DEVICE)
+    require_device(options.device, "--device")
     controllers = [
         load_controller(name, device=options.device)
         if Path(name).is_dir()

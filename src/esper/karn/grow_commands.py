@@ -12,6 +12,7 @@ from torch import nn
 from esper import api
 from esper.api import GrowthFolder
 from esper.api.batches import Batches
+from esper.api.grow_loop import OnEpoch
 from esper.api.grow_settings import AUTO
 from esper.garden.own_code import spoken
 from esper.karn.commands import RUNS, Export, Grow, Inspect, Resume, RoomOptions, Show, WriteReport
@@ -231,11 +232,7 @@ def _device(name: str) -> torch.device:
 
 
 def _watched(
-    path: Path,
-    work: Callable[[Callable[[dict[str, Any]], None]], api.GrownRun],
-    epochs: int,
-    *,
-    quiet: bool,
+    path: Path, work: Callable[[OnEpoch], api.GrownRun], epochs: int, *, quiet: bool
 ) -> None:
     """Do the work, saying how it goes; an interruption says how to go on."""
 

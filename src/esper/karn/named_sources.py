@@ -46,11 +46,13 @@ def load_named(text: str, what: str) -> object:
         file_text, name = text, ""
     file = Path(file_text)
     if file.suffix != ".py" or not file.is_file():
+        found = ", ".join(sorted(each.name for each in file.parent.glob("*.py"))[:5])
+        fix = f"in {file.parent.resolve().name} there are {found}" if found else None
         raise CodeError(
             f"There is no Python file for the {what}",
             given=text,
             valid=f"FILE.py:NAME, such as my_{what}.py:Net",
-            fix=_similar(file),
+            fix=fix if file.parent.is_dir() else f"there is no folder {file.parent}",
         )
     if not name:
         raise CodeError(
@@ -110,13 +112,6 @@ def call_named(thing: object, text: str, purpose: str) -> object:
         raise
     except Exception as error:
         raise CodeError(f"{text} fails", given=spoken(error, text.rpartition(":")[0])) from error
-
-
-def _similar(file: Path) -> str | None:
-    if not file.parent.is_dir():
-        return f"there is no folder {file.parent}"
-    found = sorted(each.name for each in file.parent.glob("*.py"))[:5]
-    return f"in {file.parent.resolve().name} there are {', '.join(found)}" if found else None
 
 
 def _defined(file: Path) -> list[str]:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,7 +19,6 @@ from rich.table import Table
 from esper import __version__
 from esper.garden import evaluate, find_suite, standings
 from esper.garden.controller_choice import controller_of
-from esper.garden.evaluation import Standing
 from esper.garden.statistics import Estimate
 from esper.karn.commands import RUNS, Demo, Resume, Train
 from esper.karn.garden_commands import print_standings, standing_figures
@@ -55,9 +54,20 @@ def start_run(command: Train) -> RunFolder:
     config: TrainConfig = command.config
     require_device(config.device)
     require_writable(command.json)
+    suite = find_suite(config.suite)
     for name in config.evaluation.baselines:
-        controller_of(name, find_suite(config.suite))  # refuses a name that there is not
-    facts = facts_of(config)
+        controller_of(name, suite)  # refuses a name that there is not
+    facts = {  # what a run's numbers depend on beside its settings
+        "versions": versions(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "suite": suite.to_dict(),
+        "data": {
+            str(source): source.load().fingerprint()
+            for context in suite.training
+            for source in (context.source, context.drift)
+            if source is not None
+        },
+    }
     path = command.out or RunFolder.next_in(RUNS, Path(config.suite).stem)
     try:
         run = RunFolder.create(path, config, facts)
@@ -89,22 +99,6 @@ def versions() -> dict[str, str]:
     """Of all that numbers depend on."""
     found = {"esper": __version__, "python": platform.python_version()}
     return found | {name: version(name) for name in ("torch", "numpy", "safetensors")}
-
-
-def facts_of(config: TrainConfig) -> dict[str, Any]:
-    """What a run's numbers depend on beside its settings."""
-    suite = find_suite(config.suite)
-    return {
-        "versions": versions(),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "suite": suite.to_dict(),
-        "data": {
-            str(source): source.load().fingerprint()
-            for context in suite.training
-            for source in (context.source, context.drift)
-            if source is not None
-        },
-    }
 
 
 def _train(run: RunFolder, command: Train | Resume) -> None:
@@ -195,12 +189,11 @@ def run_demo(options: Demo) -> None:
     config = replace(PRESETS["demo"], rounds=options.rounds, seed=options.seed)
     run = start_run(Train(config=config, out=options.out))
     suite = find_suite(config.suite)
-    learned = load_controller(run.path)
-    others = [controller_of(name, suite) for name in COMPARED]
+    players = [load_controller(run.path), *(controller_of(name, suite) for name in COMPARED)]
     print("Now on test data, which nothing has seen:", flush=True)
     with progress() as report:
         results = evaluate(
-            [learned, *others],
+            players,
             suite.training,
             seeds=options.seeds,
             file=run.path / RESULTS,
@@ -210,19 +203,14 @@ def run_demo(options: Demo) -> None:
     print_standings(f"{suite.name}, test data", lines, config.reward.rent)
     page = write_report(run.path)
     write_flat(options.json, figures_of(run.path) | standing_figures(lines))
-    print(_conclusion(lines, config.rounds * config.envs, page))
-
-
-def _conclusion(lines: list[Standing], episodes: int, page: Path) -> str:
-    """What was learned, with its figures, and where to look."""
     tamiyo, chance, rule, constant = (line.gain for line in lines)  # as in COMPARED
     verdict = "better than chance and than not growing"
     if tamiyo.low <= max(0.0, chance.high):
         verdict = "not clearly better than chance or than not growing, so train longer"
-    return (
-        f"After {episodes:,} episodes Tamiyo's networks end {tamiyo:+.1f} points above the "
-        f"same networks never grown, after rent: {verdict} (random decisions {chance:+.1f}, "
-        f"the rule of thumb {rule:+.1f}, the best fixed schedule "
+    print(
+        f"After {config.rounds * config.envs:,} episodes Tamiyo's networks end {tamiyo:+.1f} "
+        f"points above the same networks never grown, after rent: {verdict} (random decisions "
+        f"{chance:+.1f}, the rule of thumb {rule:+.1f}, the best fixed schedule "
         f"{constant:+.1f}; 95 % intervals). The report: {page}"
     )
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from esper.karn.palette import BLUE, FAMILY_COLOURS, FAMILY_MARKERS, GREEN, VERMILION
+from esper.karn.palette import BLUE, FAMILY_COLOURS, FAMILY_MARKERS, GREEN, VERMILION, tint
 from esper.karn.report.run_facts import Facts, Row, signed
 from esper.karn.report.theme import AbsentError, Look, Theme, legend_beside, new_figure, readable_on
 
@@ -100,14 +101,13 @@ def _kinds(found: Mapping[str, Habit], facts: Facts) -> list[Kind]:
     total: Counter[Kind] = Counter()
     for habit in found.values():
         total.update(habit.planted)
-    slots = facts.layout.slots if facts.layout else ()
-    blueprints = facts.layout.blueprints if facts.layout else ()
-    kept = [kind for kind, _ in total.most_common(MOST_KINDS)]
-    return sorted(kept, key=lambda kind: (_place(slots, kind[0]), _place(blueprints, kind[1])))
+    orders = (facts.layout.slots, facts.layout.blueprints) if facts.layout else ((), ())
 
+    def places(kind: Kind) -> list[int]:
+        pairs = zip(orders, kind, strict=True)
+        return [names.index(name) if name in names else len(names) for names, name in pairs]
 
-def _place(names: Sequence[str], name: str) -> int:
-    return names.index(name) if name in names else len(names)
+    return sorted((kind for kind, _ in total.most_common(MOST_KINDS)), key=places)
 
 
 def _heat(axes: Axes, found: Mapping[str, Habit], facts: Facts, theme: Theme) -> None:
@@ -121,12 +121,13 @@ def _heat(axes: Axes, found: Mapping[str, Habit], facts: Facts, theme: Theme) ->
     waited = np.arange(shares.shape[1]) == 0
     for shown, colour in ((~waited, BLUE), (waited, theme.faint)):
         part = np.where(shown, shares, np.nan)
-        shades: Look = {"cmap": theme.shades(colour), "vmin": 0.0, "vmax": 1.0}
+        from_paper = LinearSegmentedColormap.from_list(colour, [theme.paper, colour])
+        shades: Look = {"cmap": from_paper, "vmin": 0.0, "vmax": 1.0}
         axes.imshow(part, aspect="auto", interpolation="nearest", **shades)
     size = 7.5 if len(kinds) <= 20 else 6
     for (row, column), share in np.ndenumerate(shares):
         if share >= WORTH_A_NUMBER:
-            colour = readable_on(theme.mixed(theme.faint if column == 0 else BLUE, share))
+            colour = readable_on(tint(theme.faint if column == 0 else BLUE, share, theme.paper))
             font: Look = {"fontsize": size if share < 0.995 else 0.85 * size, "color": colour}
             axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", **font)
     axes.set_xticks(range(1 + len(kinds)), ["nothing", *(kind[1] for kind in kinds)], rotation=90)
@@ -134,12 +135,7 @@ def _heat(axes: Axes, found: Mapping[str, Habit], facts: Facts, theme: Theme) ->
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False)
     axes.spines["bottom"].set_visible(False)
-    _groups(axes, kinds, theme)
-    axes.set_title("planted, % of episodes", pad=24)
-
-
-def _groups(axes: Axes, kinds: Sequence[Kind], theme: Theme) -> None:
-    """Slots as headings over their blueprints, with a line between them."""
+    # Slots as headings over their blueprints, with a line between them.
     axes.axvline(0.5, color=theme.paper, lw=4)
     heading: Look = {"ha": "center", "va": "bottom", "color": theme.ink, "fontsize": 9}
     for slot in dict.fromkeys(slot for slot, _ in kinds):
@@ -147,6 +143,7 @@ def _groups(axes: Axes, kinds: Sequence[Kind], theme: Theme) -> None:
         middle = (columns[0] + columns[-1]) / 2
         axes.text(middle, 1.01, slot, transform=axes.get_xaxis_transform(), **heading)
         axes.axvline(columns[-1] + 0.5, color=theme.paper, lw=2)
+    axes.set_title("planted, % of episodes", pad=24)
 
 
 def _first(axes: Axes, found: Mapping[str, Habit], facts: Facts, theme: Theme) -> None:

@@ -206,20 +206,17 @@ def headline(facts: Facts) -> str:
 def cautions(facts: Facts) -> list[str]:
     """What a reader should know before believing the figures, and what is missing."""
     found = []
-    best = facts.best
-    if best is not None:
+    if len(facts.learned) > 1:
         last = facts.learned[-1]
-        if len(facts.learned) > 1:
-            found.append(
-                "The best evaluation is chosen from "
-                f"{len(facts.learned)} by the very figure that is shown, which flatters it a "
-                f"little; the latest is {last} (round {last.round})."
-            )
-        if best.interval is None:
-            found.append(
-                "There are no intervals: with one case of each context nothing is known about the "
-                "spread. Set evaluation.seeds to 2 or more."
-            )
+        found.append(
+            f"The best evaluation is chosen from {len(facts.learned)} by the very figure that is "
+            f"shown, which flatters it a little; the latest is {last} (round {last.round})."
+        )
+    if facts.best is not None and facts.best.interval is None:
+        found.append(
+            "There are no intervals: with one case of each context nothing is known about the "
+            "spread. Set evaluation.seeds to 2 or more."
+        )
     if not facts.baselines:
         found.append("No baseline was evaluated, so there is only never growing to compare with.")
     planned = facts.setting("rounds")

@@ -12,7 +12,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from esper.karn.palette import tint
 from esper.leyline.errors import EsperError
 
 Look = dict[str, Any]  # of a mark or a text, in matplotlib's words
@@ -35,29 +34,12 @@ class Theme:
 
     def settings(self) -> dict[str, Any]:
         """Its colours, for matplotlib."""
-        return {
-            "figure.facecolor": self.paper,
-            "axes.facecolor": self.paper,
-            "savefig.facecolor": self.paper,
-            "text.color": self.ink,
-            "axes.labelcolor": self.ink,
-            "axes.titlecolor": self.ink,
-            "axes.edgecolor": self.faint,
-            "xtick.color": self.faint,
-            "ytick.color": self.faint,
-            "xtick.labelcolor": self.ink,
-            "ytick.labelcolor": self.ink,
-            "grid.color": self.grid,
-            "legend.labelcolor": self.ink,
-        }
-
-    def mixed(self, colour: str, strength: float) -> str:
-        """A colour that shows through the paper: 0 is paper, 1 the colour."""
-        return tint(colour, strength, self.paper)
-
-    def shades(self, colour: str) -> colors.LinearSegmentedColormap:
-        """From paper to the colour."""
-        return colors.LinearSegmentedColormap.from_list(colour, [self.paper, colour])
+        surfaces = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
+        lines = ("axes.edgecolor", "xtick.color", "ytick.color")
+        words = ["text.color", "axes.titlecolor"]
+        words += [f"{part}.labelcolor" for part in ("axes", "legend", "xtick", "ytick")]
+        colours = dict.fromkeys(surfaces, self.paper) | dict.fromkeys(lines, self.faint)
+        return colours | dict.fromkeys(words, self.ink) | {"grid.color": self.grid}
 
 
 LIGHT = Theme("light", paper="#ffffff", ink="#1f2430", faint="#6b7280", grid="#e6e8ec")

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from esper.karn.palette import BLUE, GREEN, OP_MARKERS, STAGE_COLOURS, VERMILION
+from esper.karn.palette import BLUE, GREEN, OP_MARKERS, STAGE_COLOURS, VERMILION, tint
 from esper.karn.report.run_facts import Story, signed
 from esper.karn.report.theme import Look, Theme, legend_beside, new_figure, readable_on
 from esper.leyline.constants import SCORED_EPOCHS
@@ -106,8 +106,16 @@ def _slots(axes: Axes, story: Story, slots: Sequence[str], theme: Theme) -> None
     for slot, height in rows.items():
         cells = [cell for cell in story.cells if cell.slot == slot]
         axes.axhline(height, color=theme.grid, lw=1.2, zorder=0)
-        for cell in cells:
-            _cell(axes, cell, height, story, theme)
+        for cell in cells:  # the colour says the stage, its strength alpha
+            if cell.stage in _OCCUPIED:
+                thick, strong = THICK, strength(cell, story)
+            elif cell.stage in _RESTING:
+                thick, strong = THIN, _TYPICAL[SeedStage.EMBARGOED.name]
+            else:
+                continue
+            look: Look = {"fc": tint(STAGE_COLOURS[cell.stage], strong, theme.paper), "ec": "none"}
+            corner = (cell.step + 0.5, height - thick / 2)
+            axes.add_patch(Rectangle(corner, 1.0, thick, zorder=2, **look))
         _names(axes, cells, height, story, theme)
     mark: Look = {"color": theme.ink, "mec": theme.paper, "mew": 0.6, "clip_on": False, "zorder": 6}
     for decision in story.decisions:
@@ -128,19 +136,6 @@ def _slots(axes: Axes, story: Story, slots: Sequence[str], theme: Theme) -> None
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     _legend(axes, story, theme)
-
-
-def _cell(axes: Axes, cell: Cell, height: float, story: Story, theme: Theme) -> None:
-    """One slot in one epoch: the colour says the stage, its strength alpha."""
-    if cell.stage in _OCCUPIED:
-        thick, strong = THICK, strength(cell, story)
-    elif cell.stage in _RESTING:
-        thick, strong = THIN, _TYPICAL[SeedStage.EMBARGOED.name]
-    else:
-        return
-    colour = theme.mixed(STAGE_COLOURS[cell.stage], strong)
-    corner = (cell.step + 0.5, height - thick / 2)
-    axes.add_patch(Rectangle(corner, 1.0, thick, facecolor=colour, edgecolor="none", zorder=2))
 
 
 def strength(cell: Cell, story: Story) -> float:
@@ -171,7 +166,8 @@ def _names(axes: Axes, cells: Sequence[Cell], height: float, story: Story, theme
         look: Look = {"y": above, "color": theme.ink, "fontsize": 7.5, "va": "bottom"}
         if len(stretch) >= wide:
             centre = stretch[len(stretch) // 2]
-            colour = readable_on(theme.mixed(STAGE_COLOURS[centre.stage], strength(centre, story)))
+            bar = tint(STAGE_COLOURS[centre.stage], strength(centre, story), theme.paper)
+            colour = readable_on(bar)
             look = {"y": height, "color": colour, "fontsize": 8.5, "va": "center_baseline"}
         axes.text(middle, s=name, ha="center", zorder=4, **look)
 
@@ -181,7 +177,7 @@ def _legend(axes: Axes, story: Story, theme: Theme) -> None:
     stages = {cell.stage for cell in story.cells}
     ops = {decision.actions.get("op", "") for decision in story.decisions}
     entries: list[Patch | Line2D] = [
-        Patch(facecolor=theme.mixed(STAGE_COLOURS[name], _TYPICAL.get(name, 1.0)), label=words)
+        Patch(fc=tint(STAGE_COLOURS[name], _TYPICAL.get(name, 1.0), theme.paper), label=words)
         for name, words in _SHOWN.items()
         if name in stages
     ]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFor
 
 from esper.karn import palette
 from esper.karn.report import theme as themes
-from esper.karn.report.run_facts import PHASES, Facts, Series, Shares
+from esper.karn.report.run_facts import Facts, Series, Shares
 from esper.karn.report.theme import AbsentError, Look, Theme, legend_beside, new_figure, over_rounds
 from esper.leyline.constants import KL_STOP_FACTOR
 
@@ -25,7 +26,7 @@ MOST_BINS = 80  # of rounds; more is noise
 _OF_PLANTINGS = ("slot", "blueprint", "blend")
 HEALTH_PANEL = 2.3  # inches
 INSIDE_PLAY = ("step", "decide", "tell")
-PHASE_LOOKS = {  # words and colour
+PHASE_LOOKS = {  # words and colour, in order
     "step": ("train hosts", palette.BLUE),
     "decide": ("decide", palette.SKY),
     "tell": ("telemetry", palette.PURPLE),
@@ -92,9 +93,8 @@ def _learned(axes: Axes, facts: Facts, theme: Theme) -> None:
 def _baselines(axes: Axes, facts: Facts, theme: Theme) -> None:
     """Lines across, their names to the right of the axes, none upon another."""
     lines: list[tuple[float, str, str]] = []
-    for (name, score), colour in zip(
-        facts.baselines.items(), palette.BASELINE_COLOURS * len(facts.baselines), strict=False
-    ):
+    colours = cycle(palette.BASELINE_COLOURS)
+    for colour, (name, score) in zip(colours, facts.baselines.items(), strict=False):
         if score.interval:
             axes.axhspan(*score.interval, color=colour, alpha=0.10, lw=0)
         axes.axhline(score.value, color=colour, lw=1.6, ls=(0, (5, 2)))
@@ -335,5 +335,4 @@ def seconds_by_phase(facts: Facts) -> dict[str, dict[int, float]]:
             number: max(0.0, spent - sum(part.get(number, 0.0) for part in parts))
             for number, spent in times["play"].items()
         }
-    order = (*INSIDE_PLAY, *PHASES)
-    return {name: times[name] for name in order if name in times}
+    return {name: times[name] for name in PHASE_LOOKS if name in times}
