@@ -128,7 +128,7 @@ def test_a_head_gets_the_advantages_of_the_ops_for_which_it_matters(shape: tuple
     base, ops = torch.randn(shape), torch.randint(len(LifecycleOp), shape)
     found = compute_per_head_advantages(base, ops)
     assert tuple(found) == HEAD_NAMES
-    for head in HEADS:
+    for head in HEADS.heads:
         matters = torch.isin(ops, torch.tensor(sorted(head.matters_for)))
         assert torch.equal(found[head.name], torch.where(matters, base, 0.0))
 

@@ -167,7 +167,7 @@ def test_a_head_added_to_the_table_is_learned_without_other_changes() -> None:
         matters_for=frozenset({LifecycleOp.ADVANCE}),
         given=("op",),
     )
-    longer = HeadTable(LifecycleOp, (*HEADS, tempo))
+    longer = HeadTable(LifecycleOp, (*HEADS.heads, tempo))
     world = Noise(6, 0)
     world.space = space_of(longer)
     agent = PPOAgent.build(world.space, world.state_dim, 6, TIME, lstm_hidden_dim=HIDDEN)

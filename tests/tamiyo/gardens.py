@@ -74,7 +74,7 @@ class Tape:
             contribution=some(8 * uniform(rows, epochs, slots) - 2, 0.1),
             gradient=some(uniform(rows, epochs, slots), 0.1),
             host_gradient=some(uniform(rows, epochs), 0.1),
-            draws=uniform(rows, epochs, len(HEADS)),
+            draws=uniform(rows, epochs, len(HEADS.heads)),
             budget=(3 * uniform(rows) * catalogue.host_params).long(),
             flow=some(uniform(rows, epochs, slots, len(FLOW_STATISTICS)), 0.1),
         )
@@ -108,7 +108,7 @@ class Tape:
             contribution=torch.tensor(contribution, dtype=torch.float64).expand(shape),
             gradient=torch.ones(shape, dtype=torch.float64),
             host_gradient=torch.ones(shape[:2], dtype=torch.float64),
-            draws=torch.zeros(rows, HORIZON, len(HEADS), dtype=torch.float64),
+            draws=torch.zeros(rows, HORIZON, len(HEADS.heads), dtype=torch.float64),
             budget=torch.full((rows,), budget),
         )
 

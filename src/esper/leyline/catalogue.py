@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.leyline.errors import UnknownNameError
+from esper.leyline.errors import place_of
 from esper.leyline.ops import Blend
 from esper.leyline.slots import SlotConfig, SlotSpec, require_agreement
 
@@ -40,9 +40,7 @@ class BlueprintCatalogue:
             )
 
     def index(self, name: str) -> int:
-        if name not in self.names:
-            raise UnknownNameError.of("blueprint", name, self.names)
-        return self.names.index(name)
+        return place_of("blueprint", name, self.names)
 
     def encoded_names(self) -> Tensor:
         """The names as bytes, to be saved beside arrays of indices."""

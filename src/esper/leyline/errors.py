@@ -1,7 +1,7 @@
 """One tree of errors for people: what happened, what was given, what is valid, how to fix it."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 
@@ -39,6 +39,13 @@ class UnknownNameError(EsperError):
         advice = "; ".join(part for part in (fix, hint) if part)
         listed = ", ".join(known) if known else "none are registered"
         return cls(f"Unknown {kind}", given=repr(name), valid=listed, fix=advice or None)
+
+
+def place_of(kind: str, name: str, names: Sequence[str]) -> int:
+    """Where a name stands among those that are known; another one is refused."""
+    if name not in names:
+        raise UnknownNameError.of(kind, name, names)
+    return names.index(name)
 
 
 class DuplicateNameError(EsperError):

@@ -6,13 +6,13 @@ first head of a table is the *op*; `matters_for` names the ops for which a head 
 the chosen op has only its canonical action 0.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.errors import AgreementError, UnknownNameError
+from esper.leyline.errors import AgreementError, place_of
 from esper.leyline.ops import Blend, LifecycleOp
 
 CANONICAL_ACTION = 0
@@ -62,17 +62,6 @@ class HeadTable:
     def names(self) -> tuple[str, ...]:
         return tuple(head.name for head in self.heads)
 
-    def __iter__(self) -> Iterator[Head]:
-        return iter(self.heads)
-
-    def __len__(self) -> int:
-        return len(self.heads)
-
-    def index(self, name: str) -> int:
-        if name not in self.names:
-            raise UnknownNameError.of("action head", name, self.names)
-        return self.names.index(name)
-
     def resolve(self, catalogue: BlueprintCatalogue) -> "ActionSpace":
         """The heads with their sizes for one slot configuration and catalogue."""
         return ActionSpace(
@@ -110,9 +99,7 @@ class ActionSpace:
         return len(self.names)
 
     def index(self, name: str) -> int:
-        if name not in self.names:
-            raise UnknownNameError.of("action head", name, self.names)
-        return self.names.index(name)
+        return place_of("action head", name, self.names)
 
     def size(self, name: str) -> int:
         return self.sizes[self.index(name)]

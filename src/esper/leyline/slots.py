@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from esper.leyline.constants import DEFAULT_SLOT_COUNT, MAX_SLOT_COUNT
-from esper.leyline.errors import AgreementError, SlotError, UnknownNameError
+from esper.leyline.errors import AgreementError, SlotError, place_of
 
 CANONICAL_SLOTS = ("early", "mid", "late")
 
@@ -134,9 +134,7 @@ class SlotConfig:
         return len(self.names)
 
     def index(self, name: str) -> int:
-        if name not in self.names:
-            raise UnknownNameError.of("slot", name, self.names)
-        return self.names.index(name)
+        return place_of("slot", name, self.names)
 
 
 def ordered_slots(names: Iterable[str], config: SlotConfig | None = None) -> tuple[str, ...]:

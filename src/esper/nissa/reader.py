@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -151,8 +151,7 @@ class RunReader(AbstractContextManager["RunReader"]):
 
     def dropped(self) -> dict[str, int]:
         """How many events of each kind were lost, because a sink was too slow."""
-        found = self._rows("SELECT sink || ': ' || what, sum(count) FROM dropped GROUP BY 1")
-        return dict(found)
+        return dict(self._rows("SELECT sink || ': ' || what, sum(count) FROM dropped GROUP BY 1"))
 
     def last_commit(self) -> int | None:
         """The latest round that is known to be whole."""
@@ -227,19 +226,22 @@ class RunReader(AbstractContextManager["RunReader"]):
             for watched, own in _blobs_by_environment(row)
             if watched == env
         }
-        return [
-            DecisionRecord(
+        found = []
+        for row in self._of_environment("decisions", round, env):
+            step, mattered = row["step"], self.layout.relevance[row[self.layout.heads[0]]]
+            heads = zip(self.layout.heads, self.layout.actions, mattered, strict=True)
+            record = DecisionRecord(
                 round=round,
-                step=row["step"],
+                step=step,
                 env=env,
-                actions=_named_actions(row, self.layout),
+                actions={head: names[row[head]] for head, names, matters in heads if matters},
                 value=row["value"],
                 log_prob=row["log_prob"],
-                reward=rewards.get(row["step"]),
-                **_by_name(blobs.get(row["step"], {}), self.layout),
+                reward=rewards.get(step),
+                **_by_name(blobs.get(step, {}), self.layout),
             )
-            for row in self._of_environment("decisions", round, env)
-        ]
+            found.append(record)
+        return found
 
     def steps(self, round: int, env: int) -> list[Row]:
         """What came of the decisions of one episode: rewards, their terms and measurements."""
@@ -257,11 +259,32 @@ class RunReader(AbstractContextManager["RunReader"]):
         return [row for _, row in _packed_rows(packs, env)]
 
     def timeline(self, round: int, env: int) -> list[Cell]:
-        """Every slot at the end of every step of one episode."""
-        changes = self._table(
+        """Every slot at the end of every step of one episode.
+
+        Stages from the changes, blueprints from the decisions that planted, alphas as observed. An
+        observation is made before a decision, so the alpha at the end of a step is in the next.
+        """
+        by_step: dict[int, list[Row]] = {}
+        for change in self._table(
             "SELECT * FROM lifecycle WHERE round = ? AND env = ? ORDER BY event, n", (round, env)
-        )
-        return _timeline_cells(self.decisions(round, env), changes, self.layout)
+        ):
+            by_step.setdefault(change["step"], []).append(change)
+        slots, decisions = self.layout.slots, self.decisions(round, env)
+        stage = dict.fromkeys(slots, SeedStage.DORMANT.name)
+        blueprint: dict[str, str | None] = dict.fromkeys(slots)
+        cells = []
+        for decision, later in zip_longest(decisions, decisions[1:]):
+            actions, after = decision.actions, later.observation if later else None
+            if actions.get("op") == LifecycleOp.GERMINATE.name and "slot" in actions:
+                blueprint[actions["slot"]] = actions.get("blueprint")
+            for change in by_step.get(decision.step, []):
+                stage[change["slot"]] = change["after"]
+            for slot in slots:
+                if stage[slot] in _EMPTY:
+                    blueprint[slot] = None
+                alpha = None if after is None else after.get(f"{slot}:alpha")
+                cells.append(Cell(decision.step, slot, stage[slot], blueprint[slot], alpha))
+        return cells
 
     def action_shares(self, head: str) -> list[tuple[int, dict[str, float]]]:
         """(round, share of each action) of one head, over the decisions in which it mattered."""
@@ -485,44 +508,6 @@ def _blobs_by_environment(row: Row) -> Iterator[tuple[int, Row]]:
     for place, env in enumerate(envs):
         widths = {name: len(blob) // len(envs) for name, blob in blobs.items()}
         yield env, {n: blobs[n][place * width : (place + 1) * width] for n, width in widths.items()}
-
-
-def _named_actions(row: Row, layout: RunLayout) -> dict[str, str]:
-    """The actions of the heads that mattered for the op of a row of `decisions`."""
-    matters = layout.relevance[row[layout.heads[0]]]
-    return {
-        head: names[row[head]]
-        for head, names, relevant in zip(layout.heads, layout.actions, matters, strict=True)
-        if relevant
-    }
-
-
-def _timeline_cells(
-    decisions: list[DecisionRecord], changes: Iterable[Row], layout: RunLayout
-) -> list[Cell]:
-    """Stages from the changes, blueprints from the decisions that planted, alphas as observed.
-
-    An observation is made before a decision, so the alpha at the end of a step is in the next.
-    """
-    by_step: dict[int, list[Row]] = {}
-    for change in changes:
-        by_step.setdefault(change["step"], []).append(change)
-    stage = dict.fromkeys(layout.slots, SeedStage.DORMANT.name)
-    blueprint: dict[str, str | None] = dict.fromkeys(layout.slots)
-    cells = []
-    for place, decision in enumerate(decisions):
-        actions = decision.actions
-        if actions.get("op") == LifecycleOp.GERMINATE.name and "slot" in actions:
-            blueprint[actions["slot"]] = actions.get("blueprint")
-        for change in by_step.get(decision.step, []):
-            stage[change["slot"]] = change["after"]
-        after = decisions[place + 1].observation if place + 1 < len(decisions) else None
-        for slot in layout.slots:
-            if stage[slot] in _EMPTY:
-                blueprint[slot] = None
-            alpha = None if after is None else after.get(f"{slot}:alpha")
-            cells.append(Cell(decision.step, slot, stage[slot], blueprint[slot], alpha))
-    return cells
 
 
 def _authorize(action: int, first: str | None, *rest: str | None) -> int:
