@@ -277,8 +277,8 @@ class RunReader(AbstractContextManager["RunReader"]):
             actions, after = decision.actions, later.observation if later else None
             if actions.get("op") == LifecycleOp.GERMINATE.name and "slot" in actions:
                 blueprint[actions["slot"]] = actions.get("blueprint")
-            for change in by_step.get(decision.step, []):
-                stage[change["slot"]] = change["after"]
+            for made in by_step.get(decision.step, []):
+                stage[made["slot"]] = made["after"]
             for slot in slots:
                 if stage[slot] in _EMPTY:
                     blueprint[slot] = None
