@@ -85,17 +85,13 @@ class GymWorld:
         observations = self._flat(seen)
         ended = torch.as_tensor(np.asarray(terminals, dtype=bool))
         cut = torch.as_tensor(np.asarray(truncations, dtype=bool)) & ~ended
-        final = self._final(observations) if bool(cut.any()) else None
+        final: Tensor | None = None  # [E, F]: the true last observation where an episode ended
+        if bool(cut.any()):
+            final = observations.clone()
+            for env in np.flatnonzero(self._info["_final_obs"]):
+                final[env] = self._flat_one(self._info["final_obs"][env])
         paid = torch.as_tensor(np.asarray(rewards), dtype=torch.float32)
         return Outcome(observations, paid, ended, cut, final)
-
-    def _final(self, observations: Tensor) -> Tensor:
-        """[E, F]: the true last observation where an episode ended."""
-        final = observations.clone()
-        last = self._info["final_obs"]
-        for env in np.flatnonzero(self._info["_final_obs"]):
-            final[env] = self._flat_one(last[env])
-        return final
 
     def _flat(self, observations: Any) -> Tensor:
         if isinstance(self.env.single_observation_space, spaces.Box):

@@ -7,7 +7,7 @@ head learns from the returns meanwhile.
 Shapes: `R` sequences, `T` time, `F` features, `H` heads, `A` actions of the largest head.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class Lessons:
     valid: Tensor  # [R, T] bool
 
     def __post_init__(self) -> None:
-        sizes = {field.name: getattr(self, field.name).shape[:2] for field in fields(self)}
+        sizes = {name: tensor.shape[:2] for name, tensor in vars(self).items()}
         if len(set(sizes.values())) != 1:
             raise AgreementError(
                 "Lessons differ in sequences or time",
@@ -41,15 +41,11 @@ class Lessons:
         return len(self.valid)
 
     def and_(self, other: "Lessons") -> "Lessons":
-        return Lessons(
-            *(
-                torch.cat([getattr(self, field.name), getattr(other, field.name)])
-                for field in fields(self)
-            )
-        )
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Lessons(*(torch.cat(pair) for pair in pairs))
 
     def rows(self, index: Tensor) -> "Lessons":
-        return Lessons(*(getattr(self, field.name)[index] for field in fields(self)))
+        return Lessons(*(tensor[index] for tensor in vars(self).values()))
 
 
 def resolved_masks(legality: Legality, actions: Actions) -> Tensor:
@@ -61,27 +57,17 @@ def resolved_masks(legality: Legality, actions: Actions) -> Tensor:
     return masks
 
 
-class Notebook:
-    """What the teacher says during one rollout, step by step."""
-
-    def __init__(self) -> None:
-        self._labels: list[Tensor] = []
-        self._masks: list[Tensor] = []
+class Notebook(list[tuple[Tensor, Tensor]]):
+    """What the teacher says during one rollout: labels and masks, step by step."""
 
     def write(self, legality: Legality, actions: Actions) -> None:
-        self._labels.append(actions.canonical().values)
-        self._masks.append(resolved_masks(legality, actions))
+        self.append((actions.canonical().values, resolved_masks(legality, actions)))
 
     def lessons(self, agent: PPOAgent) -> Lessons:
         """With the states and returns of the agent's finished rollout."""
         batch = agent.buffer.get_batched_sequences(agent.device)
-        return Lessons(
-            batch.states,
-            torch.stack(self._labels, 1).to(agent.device),
-            torch.stack(self._masks, 1).to(agent.device),
-            batch.returns,
-            batch.valid,
-        )
+        labels, masks = (torch.stack(each, 1).to(agent.device) for each in zip(*self, strict=True))
+        return Lessons(batch.states, labels, masks, batch.returns, batch.valid)
 
 
 @dataclass(frozen=True, kw_only=True)

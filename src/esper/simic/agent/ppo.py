@@ -137,13 +137,8 @@ class PPOAgent:
             bootstraps = self._values_after(truncations, self._here(outcome.final_observations))
         active = None if outcome.active is None else self._here(outcome.active)
         self.buffer.add(
-            hidden=decision.hidden,
+            **vars(decision),
             active=active,
-            states=decision.states,
-            actions=decision.actions,
-            masks=decision.masks,
-            log_probs=decision.log_probs,
-            values=decision.values,
             rewards=self._here(outcome.rewards),
             terminals=self._here(outcome.terminals),
             truncations=truncations,
@@ -281,7 +276,12 @@ class PPOAgent:
             saved_space, config, sizes = _described(archive.notes)
         except (LookupError, TypeError, ValueError, AttributeError, EsperError) as error:
             raise ArchiveError(f"{path} does not describe an agent", given=error) from error
-        _require_sizes(path, archive.tensors, sizes)
+        shapes = {  # compared before memory is taken for such sizes
+            "hidden.h": tuple(sizes[name] for name in ("lstm_layers", "envs", "lstm_hidden_dim")),
+            "network.observation_norm.mean": (sizes["state_dim"],),
+        }
+        found = archive.tensors
+        _require_none([n for n in shapes if n not in found or found[n].shape != shapes[n]], path)
         if space is not None:
             require_agreement("action heads", ("checkpoint", saved_space), ("caller", space))
         if state_dim is not None:
@@ -308,9 +308,21 @@ class PPOAgent:
         }
 
     def _restore(self, archive: Archive, path: str | Path) -> None:
-        """Take over saved tensors; if one does not fit, none is touched."""
+        """Take over saved tensors; none is touched if one is missing, surplus, or of another shape
+        or type than our own."""
         tensors = archive.tensors
-        self._require_fit(tensors, path)
+        expected = {name: _form(tensor) for name, tensor in self._tensors().items()}
+        found = {name: _form(tensor) for name, tensor in tensors.items()}
+        if any(name.startswith("optimizer.") for name in found):  # absent before the first update
+            order = [p for group in self.optimizer.param_groups for p in group["params"]]
+            for index, parameter in enumerate(order):
+                expected[f"optimizer.{index}.step"] = _form(torch.zeros(()))
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    expected[f"optimizer.{index}.{moment}"] = _form(parameter)
+        if found.get("random.sampler", ((), None))[1] is torch.uint8:
+            expected["random.sampler"] = found["random.sampler"]  # another device's: another size
+        _require_none(sorted({name for name, _ in found.items() ^ expected.items()}), path)
+
         unwrapped(self.network).load_state_dict(archive.part("network"))
         groups = self.optimizer.state_dict()["param_groups"]
         places = [place for group in groups for place in group["params"]]
@@ -323,22 +335,6 @@ class PPOAgent:
         # A generator's state is of its device's kind; on another device the stream starts anew.
         if len(tensors["random.sampler"]) == len(self.sampler.get_state()):
             self.sampler.set_state(tensors["random.sampler"])
-
-    def _require_fit(self, tensors: Mapping[str, Tensor], path: str | Path) -> None:
-        """Refuse tensors that are missing, surplus, or of another shape or type than our own."""
-        expected = {name: _form(tensor) for name, tensor in self._tensors().items()}
-        found = {name: _form(tensor) for name, tensor in tensors.items()}
-        if any(name.startswith("optimizer.") for name in found):  # absent before the first update
-            order = [p for group in self.optimizer.param_groups for p in group["params"]]
-            for index, parameter in enumerate(order):
-                expected[f"optimizer.{index}.step"] = _form(torch.zeros(()))
-                for moment in ("exp_avg", "exp_avg_sq"):
-                    expected[f"optimizer.{index}.{moment}"] = _form(parameter)
-        if found.get("random.sampler", ((), None))[1] is torch.uint8:
-            expected["random.sampler"] = found["random.sampler"]  # another device's: another size
-        wrong = sorted({name for name, _ in found.items() ^ expected.items()})
-        if wrong:
-            raise _other_tensors(path, wrong)
 
 
 def _described(notes: Mapping[str, Any]) -> tuple[ActionSpace, PPOConfig, dict[str, int]]:
@@ -353,25 +349,14 @@ def _described(notes: Mapping[str, Any]) -> tuple[ActionSpace, PPOConfig, dict[s
     return ActionSpace.from_dict(notes["space"]), config, {name: notes[name] for name in _NUMBERS}
 
 
-def _require_sizes(
-    path: str | Path, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]
-) -> None:
-    """Refuse sizes that are not those of the tensors, before memory is taken for them."""
-    shapes = {
-        "hidden.h": tuple(sizes[name] for name in ("lstm_layers", "envs", "lstm_hidden_dim")),
-        "network.observation_norm.mean": (sizes["state_dim"],),
-    }
-    wrong = [n for n, shape in shapes.items() if n not in tensors or tensors[n].shape != shape]
+def _require_none(wrong: Sequence[str], path: str | Path) -> None:
+    """Refuse an archive if tensors of it are wrong."""
     if wrong:
-        raise _other_tensors(path, wrong)
-
-
-def _other_tensors(path: str | Path, names: Sequence[str]) -> ArchiveError:
-    return ArchiveError(
-        f"{path} holds other tensors than its notes describe",
-        given=", ".join(names[:3]),
-        fix="use another copy",
-    )
+        raise ArchiveError(
+            f"{path} holds other tensors than its notes describe",
+            given=", ".join(wrong[:3]),
+            fix="use another copy",
+        )
 
 
 def _form(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:

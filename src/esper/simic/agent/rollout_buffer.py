@@ -225,19 +225,10 @@ class TamiyoRolloutBuffer:
     ) -> None:
         """Estimate advantages; `last_values` [E] is what follows each environment's last step."""
         self._check_one("last_values", last_values, (self.envs,), torch.float32)
-        data = self._data
-        self._advantages = generalised_advantages(
-            data["rewards"],
-            data["values"],
-            data["terminals"],
-            data["truncations"],
-            data["bootstraps"],
-            last_values,
-            self.counts,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-        )
-        self._returns = self._advantages + data["values"]
+        names = ("rewards", "values", "terminals", "truncations", "bootstraps")
+        given = (*(self._data[name] for name in names), last_values, self.counts)
+        self._advantages = generalised_advantages(*given, gamma=gamma, gae_lambda=gae_lambda)
+        self._returns = self._advantages + self._data["values"]
         self._last_values = last_values
 
     def normalize_advantages(self, processes: Processes = ALONE) -> None:
@@ -281,7 +272,8 @@ class TamiyoRolloutBuffer:
 
         def taken(tensor: Tensor) -> Tensor:
             kept = tensor[here]
-            return kept if whole else kept.masked_fill_(~_beside(open_, kept), 0)
+            closed = ~open_.view(*open_.shape, *(1,) * (kept.ndim - 2))
+            return kept if whole else kept.masked_fill_(closed, 0)
 
         names = ("states", "actions", "masks", "log_probs", "values")
         parts = {name: taken(self._data[name]) for name in names}
@@ -399,11 +391,6 @@ def missing_last_observation(cut: Tensor) -> RolloutError:
         given=f"environments {cut.nonzero()[:, 0].tolist()[:8]}",
         fix="give final_observations, or call it a terminal if nothing follows",
     )
-
-
-def _beside(flags: Tensor, values: Tensor) -> Tensor:
-    """The flags [R, T] with as many axes as the values [R, T, ...]."""
-    return flags.view(*flags.shape, *(1,) * (values.ndim - 2))
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ Shapes: `E` environments, `K` of them one agent's, `F` features, `H` heads.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Protocol
+from dataclasses import fields
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -102,15 +103,11 @@ def _part(outcome: Outcome, rows: Tensor | None) -> Outcome:
     """What came of one agent's environments."""
     if rows is None:
         return outcome
-    final, active = outcome.final_observations, outcome.active
-    return Outcome(
-        observations=outcome.observations[rows],
-        rewards=outcome.rewards[rows],
-        terminals=outcome.terminals[rows],
-        truncations=outcome.truncations[rows],
-        final_observations=None if final is None else final[rows],
-        active=None if active is None else active[rows],
-    )
+
+    def taken(tensor: Any) -> Any:
+        return None if tensor is None else tensor[rows]
+
+    return Outcome(*(taken(getattr(outcome, each.name)) for each in fields(Outcome)))
 
 
 def collect(agent: PPOAgent, world: VectorWorld, observations: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ Shapes: `R` sequences, `T` time, `H` heads, `K` optimiser steps.
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,6 @@ from esper.simic.agent.processes import ALONE, Processes
 from esper.simic.agent.rollout_buffer import NonFiniteError, RolloutError, TamiyoRolloutBuffer
 from esper.simic.agent.types import SequenceBatch
 from esper.tamiyo.network import Evaluation, FactoredRecurrentActorCritic
-
-V = TypeVar("V")
 
 
 class StoredLogProbError(EsperError):
@@ -248,19 +246,22 @@ class Update:
         buffer.spend()
         self.network.observe_returns(batch.returns, batch.valid, summed)
         batch, self._coefs, error = self._anchored(batch)
-        if self.config.strict:
-            self._require_agreement(error)
-
+        if self.config.strict and not (found := fetched(error[None])[0]) < self.tolerance:
+            raise StoredLogProbError(
+                "The log-probs stored during the rollout are not those that the update finds",
+                given=f"|ratio - 1| up to {found:.3g}",
+                valid=f"below {self.tolerance:g}",
+                fix="look for hidden states, masks, episode starts or a precision that differ "
+                "between acting and learning",
+            )
         minibatches = self._minibatches(len(batch.valid), min(self.config.minibatches, sequences))
         counts = self._counts(batch, minibatches)
-        stopped = False
         for rows, count in zip(minibatches, counts, strict=True):
             part = batch if rows is None else batch.rows(rows)
             if not self._step(part, shares(count, self.config)):
-                stopped = True
                 break
 
-        metrics = self._report(batch, counts, error, stopped)
+        metrics = self._report(batch, counts, error)
         if metrics is None:
             raise self._what_is_not_finite(batch, minibatches, buffer)
         if self.config.normalize_observations:
@@ -294,17 +295,6 @@ class Update:
         )
         return batch, coefs, self.processes.max_(error)
 
-    def _require_agreement(self, error: Tensor) -> None:
-        (found,) = fetched(error[None])
-        if not found < self.tolerance:
-            raise StoredLogProbError(
-                "The log-probs stored during the rollout are not those that the update finds",
-                given=f"|ratio - 1| up to {found:.3g}",
-                valid=f"below {self.tolerance:g}",
-                fix="look for hidden states, masks, episode starts or a precision that differ "
-                "between acting and learning",
-            )
-
     def _minibatches(self, sequences: int, count: int) -> list[Tensor | None]:
         """Rows of every minibatch of the update; None stands for all of them."""
         if count == 1:
@@ -336,9 +326,12 @@ class Update:
             some = Terms(*(term.detach() for term in some))
             terms = terms.plus(some) if number else some
         self._measured.append(terms)
-        if self._moved_too_far(terms):
-            self.optimizer.zero_grad()
-            return False
+        if (limit := self.config.target_kl) is not None:
+            # Needs the number itself: one wait for the device at each step that has a limit.
+            (kl,) = fetched(self.processes.sum_(terms.kl.sum()[None]))
+            if kl > constants.KL_STOP_FACTOR * limit:
+                self.optimizer.zero_grad()
+                return False
         if loss is not None:
             loss.backward()
         self.processes.sum_gradients(self.network.parameters())
@@ -349,14 +342,6 @@ class Update:
         self._norms.append(norms)
         self.optimizer.step_unless(self._broken)
         return True
-
-    def _moved_too_far(self, terms: Terms) -> bool:
-        """Needs the number itself: one wait for the device at each step that has a limit."""
-        limit = self.config.target_kl
-        if limit is None:
-            return False
-        (kl,) = fetched(self.processes.sum_(terms.kl.sum()[None]))
-        return kl > constants.KL_STOP_FACTOR * limit
 
     def _clip_gradients(self) -> Tensor:
         """[H + 2]: the gradients' norms before clipping, of every head, the value head and all."""
@@ -370,7 +355,7 @@ class Update:
     # --- the report --------------------------------------------------------------------------
 
     def _report(
-        self, batch: SequenceBatch, counts: Tensor, error: Tensor, stopped: bool
+        self, batch: SequenceBatch, counts: Tensor, error: Tensor
     ) -> PPOUpdateMetrics | None:
         """The metrics of all processes together, after one synchronisation with the device.
 
@@ -388,19 +373,21 @@ class Update:
             for place in range(first, len(found), width)
         ]
         values = dict(zip(whole, found, strict=False))
-        norms = self._by_head([head.pop("gradient_norm") for head in heads])
+        names = self.space.names
+        by_head = cast(dict[str, HeadUpdateMetrics], dict(zip(names, heads, strict=True)))
+        norms = {name: head.pop("gradient_norm") for name, head in zip(names, heads, strict=True)}
         metrics: dict[str, object] = {
             **values,
-            "gradient_norms": HeadGradientNorms(norms, value=values["value_head"]),
+            "gradient_norms": HeadGradientNorms(PerHead(names, norms), values["value_head"]),
             "valid_steps": int(values["valid_steps"]),
             "learning_rate": self.config.learning_rate,
             "stored_log_prob_tolerance": self.tolerance,
             "optimizer_steps": len(self._norms),
-            "stopped_by_kl": stopped,
+            "stopped_by_kl": len(self._norms) < len(self._measured),
             "peak_memory_bytes": (
                 torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
             ),
-            "heads": self._by_head([cast(HeadUpdateMetrics, head) for head in heads]),
+            "heads": PerHead(names, by_head),
         }
         return cast(
             PPOUpdateMetrics, {name: metrics[name] for name in PPOUpdateMetrics.__annotations__}
@@ -413,7 +400,12 @@ class Update:
 
         `counts` [K, H + 1] and `error` [] are those of all processes already.
         """
-        every = self._of_all_processes()
+        # All steps' terms, [K, H] each, of all processes, in two messages: sums and extremes.
+        *sums, low, high = (torch.stack(each) for each in zip(*self._measured, strict=True))
+        summed = self.processes.sum_(torch.cat(sums, 1)).split([s.shape[1] for s in sums], 1)
+        # The least is the largest of the opposites.
+        opposite, high = self.processes.max_(torch.stack((-low, high))).unbind()
+        every = Terms(**dict(zip(Terms._fields, (*summed, -opposite, high), strict=True)))
         norms = torch.zeros(len(self.space) + 2, device=self.device)
         if self._norms:
             norms = torch.stack(self._norms).mean(0)
@@ -443,18 +435,6 @@ class Update:
             "valid_steps": steps[-1],
         }
         return whole, of_heads
-
-    def _of_all_processes(self) -> Terms:
-        """All steps' terms, [K, H] each, in two messages: sums and extremes."""
-        *sums, low, high = (torch.stack(each) for each in zip(*self._measured, strict=True))
-        summed = self.processes.sum_(torch.cat(sums, 1)).split([s.shape[1] for s in sums], 1)
-        # The least is the largest of the opposites.
-        opposite, high = self.processes.max_(torch.stack((-low, high))).unbind()
-        return Terms(**dict(zip(Terms._fields, (*summed, -opposite, high), strict=True)))
-
-    def _by_head(self, values: list[V]) -> PerHead[V]:
-        names = self.space.names
-        return PerHead(names, dict(zip(names, values, strict=True)))
 
     @torch.no_grad()
     def _what_is_not_finite(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,20 +71,16 @@ class CohortSettings:
     final_entropy: float = 0.2  # and the entropy's coefficient
     lstm: int = DEFAULT_LSTM_HIDDEN_DIM
 
-    def annealed(self, round_: int, apprentice: bool) -> "Annealed":
+    def annealed(self, round_: int, apprentice: bool) -> dict[str, float]:
         """From what they are at first to their last values, from the round alone."""
         first = self.lesson_rounds if apprentice else 0
         left = 1.0 - (round_ - first) / max(1, self.rounds - first)
         rate = self.final_rate + (1.0 - self.final_rate) * left
         entropy = self.final_entropy + (1.0 - self.final_entropy) * left
-        return Annealed(self.ppo.entropy_coef * entropy, self.ppo.learning_rate * rate)
-
-
-class Annealed(NamedTuple):
-    """What an update uses in place of its settings."""
-
-    entropy_coef: float
-    learning_rate: float
+        return {
+            "entropy_coef": self.ppo.entropy_coef * entropy,
+            "learning_rate": self.ppo.learning_rate * rate,
+        }
 
 
 @dataclass(frozen=True)
@@ -114,14 +110,10 @@ class Member:
     """One agent and its rows."""
 
     def __init__(self, settings: MemberSettings, first: int, agent: PPOAgent) -> None:
-        self.settings, self.agent = settings, agent
+        self.settings, self.name, self.agent = settings, settings.name, agent
         self.rows = torch.arange(first, first + settings.rows)
         self.lessons: Lessons | None = None  # so far
         self.notebook = Notebook()  # of the round
-
-    @property
-    def name(self) -> str:
-        return self.settings.name
 
     def load(self, place: Path, garden: Garden) -> None:
         """Take over an agent that was saved."""
@@ -132,11 +124,6 @@ class Member:
             state_dim=garden.state_dim,
             processes=self.agent.processes,
         )
-
-    def write_down(self, legality: Legality, taught: Actions) -> None:
-        """Note what the teacher would do in these rows, of everyone's."""
-        own = Actions(taught.space, taught.values[self.rows])
-        self.notebook.write(legality.rows(self.rows), own)
 
     def take_lessons(self, settings: LessonSettings) -> float:
         """Learn from all that was noted so far; returns how unlikely the teacher still was."""
@@ -149,27 +136,15 @@ class Member:
         agent.buffer.reset()
         return missed
 
-    def learn_alone(self, annealed: Annealed) -> PPOUpdateMetrics:
-        """Learn from the rewards of the round."""
-        self.lessons = None
-        self.agent.anneal(**annealed._asdict())
-        return self.agent.update()
-
     def packed_lessons(self) -> dict[str, Tensor]:
-        if self.lessons is None:
-            return {}
-        return {
-            self._place(each.name): getattr(self.lessons, each.name) for each in fields(Lessons)
-        }
+        held = {} if self.lessons is None else vars(self.lessons)
+        return {f"{_LESSONS}{self.name}.{name}": tensor for name, tensor in held.items()}
 
     def unpack_lessons(self, tensors: Mapping[str, Tensor]) -> None:
         """Those among the tensors, if they are all there."""
-        names = [self._place(each.name) for each in fields(Lessons)]
+        names = [f"{_LESSONS}{self.name}.{each.name}" for each in fields(Lessons)]
         if all(name in tensors for name in names):
             self.lessons = Lessons(*(tensors[name].to(self.agent.device) for name in names))
-
-    def _place(self, field_name: str) -> str:
-        return f"{_LESSONS}{self.name}.{field_name}"
 
 
 class Cohort:
@@ -182,11 +157,12 @@ class Cohort:
         settings: CohortSettings,
         *,
         teacher: Teacher | None = None,
-        annealed: Callable[[int, bool], Annealed] | None = None,
+        annealed: Callable[[int, bool], dict[str, float]] | None = None,
         device: torch.device | str = "cpu",
         processes: Processes = ALONE,
     ) -> None:
-        """`annealed`: of a round and of who was an apprentice; by default as the settings say."""
+        """`annealed`: what an update uses in place of its settings, of a round and of who was an
+        apprentice; by default as the settings say."""
         total = sum(member.rows for member in members)
         if total != garden.envs:
             raise AgreementError(
@@ -200,10 +176,31 @@ class Cohort:
         self.members: list[Member] = []
         first = 0
         for member in members:
-            agent = _agent(garden, member, settings, device, processes)
-            self.members.append(Member(member, first, agent))
+            self.members.append(Member(member, first, self._agent(member, device, processes)))
             first += member.rows
         self._observations: Tensor | None = None
+
+    def _agent(
+        self, member: MemberSettings, device: torch.device | str, processes: Processes
+    ) -> PPOAgent:
+        agent = PPOAgent.build(
+            self.garden.space,
+            self.garden.state_dim,
+            member.rows,
+            self.garden.horizon,
+            self.settings.ppo,
+            lstm_hidden_dim=self.settings.lstm,
+            seed=member.seed,
+            device=device,
+            processes=processes,
+        )
+        network = agent.network
+        # Only what is left to grow can show its worth.
+        network.prefer("op", LifecycleOp.PRUNE, -member.patience)
+        network.observation_norm.floor.fill_(GARDEN_FLOOR)
+        if member.blanked:
+            network.visible.copy_(time_only(self.garden.table))
+        return agent
 
     @property
     def over(self) -> bool:
@@ -220,10 +217,11 @@ class Cohort:
         """An episode of every row, and an update of every agent."""
         return self.learn(self.play())
 
-    def begin(self) -> None:
-        """Start the first episodes, if none are under way."""
+    def begin(self) -> Tensor:
+        """Start the first episodes, if none are under way; returns what is seen [N, F]."""
         if self._observations is None:
             self._observations = self.garden.reset()
+        return self._observations
 
     def play(
         self,
@@ -231,9 +229,7 @@ class Cohort:
         phase: Phase = lambda name: nullcontext(),
     ) -> PlayedRound:
         """One episode of every row, into the agents' buffers."""
-        self.begin()
-        assert self._observations is not None
-        garden = self.garden
+        garden, observations = self.garden, self.begin()
         led, steer = self._lesson()
         returns = torch.zeros(garden.envs, dtype=torch.float64)
         acted = torch.zeros(garden.envs)
@@ -250,7 +246,7 @@ class Cohort:
         alone = len(self.members) == 1
         seats = [Seat(each.agent, None if alone else each.rows) for each in self.members]
         self._observations = roll_out(
-            seats, garden, self._observations, steer=steer, listen=listen, phase=phase
+            seats, garden, observations, steer=steer, listen=listen, phase=phase
         )
         assert last is not None
         after, rent = last.after, garden.reward.rent
@@ -282,7 +278,8 @@ class Cohort:
             taught = teacher.act(garden.signals(), legality, starts)
             starts = torch.zeros_like(starts)
             for member in pupils:
-                member.write_down(legality, taught)
+                own = Actions(taught.space, taught.values[member.rows])
+                member.notebook.write(legality.rows(member.rows), own)
             return torch.where(led[:, None], taught.values, actions.cpu())
 
         return led, steer
@@ -295,10 +292,15 @@ class Cohort:
 
     def _learn(self, member: Member, played: PlayedRound) -> MemberReport:
         missed, metrics = None, None
-        if member.settings.apprentice and self.taught:
-            missed = member.take_lessons(self._lessons())
+        if member.settings.apprentice and self.taught:  # ever slower
+            lessons = self.settings.lessons
+            left = 1.0 - self.round / self.settings.lesson_rounds
+            rate = lessons.learning_rate * (lessons.final_rate + (1.0 - lessons.final_rate) * left)
+            missed = member.take_lessons(replace(lessons, learning_rate=rate))
         else:
-            metrics = member.learn_alone(self.annealed(self.round, member.settings.apprentice))
+            member.lessons = None
+            member.agent.anneal(**self.annealed(self.round, member.settings.apprentice))
+            metrics = member.agent.update()
         return MemberReport(
             name=member.name,
             round=self.round + 1,
@@ -308,13 +310,6 @@ class Cohort:
             missed=missed,
             metrics=metrics,
         )
-
-    def _lessons(self) -> LessonSettings:
-        """How pupils learn in this round: ever slower."""
-        lessons = self.settings.lessons
-        left = 1.0 - self.round / self.settings.lesson_rounds
-        rate = lessons.learning_rate * (lessons.final_rate + (1.0 - lessons.final_rate) * left)
-        return replace(lessons, learning_rate=rate)
 
     # --- lasting -------------------------------------------------------------------------
 
@@ -349,51 +344,20 @@ class Cohort:
     def _require_same(self, path: Path, notes: Mapping[str, Any]) -> None:
         """Refuse what was saved by a cohort of other members or settings."""
         theirs, ours = notes["members"], [member.settings for member in self.members]
-        alike = len(theirs) == len(ours) and not any(map(changed_settings, ours, theirs))
-        if not alike:
-            name, valid = "members", str(ours)
-        elif changed_settings(self.settings, notes["settings"]):
-            name, valid = "settings", str(self.settings)
-        else:
-            return
-        raise AgreementError(
-            f"{path} is of trainings with other {name}",
-            given=notes[name],
-            valid=valid,
-            fix="use another folder",
-        )
+        other = len(theirs) != len(ours) or any(map(changed_settings, ours, theirs))
+        if other or changed_settings(self.settings, notes["settings"]):
+            name = "members" if other else "settings"
+            raise AgreementError(
+                f"{path} is of trainings with other {name}",
+                given=notes[name],
+                valid=str(ours if other else self.settings),
+                fix="use another folder",
+            )
 
     def go_on(self, round_: int, garden: Mapping[str, Tensor]) -> None:
         """After so many rounds, with the garden as it was then."""
         self.round = round_
         self._observations = self.garden.load_state_dict(garden)
-
-
-def _agent(
-    garden: Garden,
-    member: MemberSettings,
-    settings: CohortSettings,
-    device: torch.device | str,
-    processes: Processes,
-) -> PPOAgent:
-    agent = PPOAgent.build(
-        garden.space,
-        garden.state_dim,
-        member.rows,
-        garden.horizon,
-        replace(settings.ppo),
-        lstm_hidden_dim=settings.lstm,
-        seed=member.seed,
-        device=device,
-        processes=processes,
-    )
-    network = agent.network
-    # Only what is left to grow can show its worth.
-    network.prefer("op", LifecycleOp.PRUNE, -member.patience)
-    network.observation_norm.floor.fill_(GARDEN_FLOOR)
-    if member.blanked:
-        network.visible.copy_(time_only(garden.table))
-    return agent
 
 
 def time_only(table: FeatureTable) -> Tensor:

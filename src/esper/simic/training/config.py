@@ -87,15 +87,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require_settings(self, "The run's setting")
-        self._check_processes()
         if self.reward.gamma != self.ppo.gamma:
             raise EsperError(
                 "Shaping cancels only with the learner's discount",
                 given=f"reward.gamma {self.reward.gamma:g}, ppo.gamma {self.ppo.gamma:g}",
                 fix="set both to the same",
             )
-
-    def _check_processes(self) -> None:
         if self.envs % self.processes:
             raise EsperError(
                 "Every process needs as many environments as the others",
@@ -196,36 +193,26 @@ def read_config(path: Path, base: TrainConfig | None = None) -> TrainConfig:
 # --- settings that were stored -------------------------------------------------------------
 
 
-def changed_settings(ours: Any, stored: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def changed_settings(
+    ours: Any, stored: Mapping[str, Any], before: str = ""
+) -> dict[str, tuple[Any, Any]]:
     """By dotted name, what differs from the settings as JSON kept them: theirs, ours.
 
     A setting that was not stored was not there yet, and had its default.
     """
-    mine = _dotted(json.loads(json.dumps(asdict(ours))))
-    theirs = _dotted(json.loads(json.dumps(_with_defaults(ours, stored))))
-    names = sorted(mine.keys() | theirs.keys())
-    both = {name: (theirs.get(name), mine.get(name)) for name in names}
-    return {name: pair for name, pair in both.items() if pair[0] != pair[1]}
+    own = {each.name: getattr(ours, each.name) for each in fields(ours)}
+    theirs = {each.name: each.default for each in fields(ours) if each.default is not MISSING}
+    theirs |= stored
+    changed: dict[str, tuple[Any, Any]] = {}
+    for name in sorted(own.keys() | theirs.keys()):
+        held, mine = theirs.get(name), own.get(name)
+        if is_dataclass(mine) and isinstance(held, Mapping):
+            changed |= changed_settings(mine, held, f"{before}{name}.")
+        elif _as_json(held) != _as_json(mine):
+            changed[before + name] = (_as_json(held), _as_json(mine))
+    return changed
 
 
-def _with_defaults(ours: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """What was stored, and the defaults of settings like `ours` that were not."""
-    whole = dict(stored)
-    for each in fields(ours):
-        own, held = getattr(ours, each.name), stored.get(each.name)
-        if is_dataclass(own) and isinstance(held, Mapping):
-            whole[each.name] = _with_defaults(own, held)
-        elif each.name not in stored and each.default is not MISSING:
-            whole[each.name] = each.default
-    return whole
-
-
-def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings by names like those of the command line."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            flat |= {f"{name}.{inner}": each for inner, each in _dotted(value).items()}
-        else:
-            flat[name] = value
-    return flat
+def _as_json(value: Any) -> Any:
+    """A value as it comes back from a file: tuples are lists there, and settings are tables."""
+    return json.loads(json.dumps(value, default=asdict))

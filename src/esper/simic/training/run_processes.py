@@ -16,13 +16,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError, UnknownNameError
-from esper.simic.training.config import DEVICES, TrainConfig
+from esper.simic.training.config import DEVICES
 
 if TYPE_CHECKING:
     from esper.simic.agent.processes import Processes
@@ -47,7 +47,7 @@ class Stopping:
 
     def __init__(self, say: bool = True) -> None:
         self.signal: int | None = None
-        self._children: Children = []
+        self.children: Children = []  # a second signal ends these too
         self._say = say
 
     def __call__(self) -> bool:
@@ -56,10 +56,6 @@ class Stopping:
     def ask(self, number: int = signal.SIGINT) -> None:
         """Ask to stop after the round, as this signal would."""
         self.signal = number
-
-    def stops_too(self, children: Children) -> None:
-        """A second signal ends these processes with this one."""
-        self._children = children
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -85,21 +81,19 @@ class Stopping:
 
     def _listen(self, hear: int) -> None:
         while numbers := os.read(hear, 1):
-            if numbers[0] in SIGNALS:
-                self._told(numbers[0])
-
-    def _told(self, number: int) -> None:
-        if self.signal is None:
-            self.signal = number
-            if self._say:
-                text = "Stopping after this round; a second signal stops at once."
-                print(text, file=sys.stderr, flush=True)
-            return
-        for child in self._children:
-            child.kill()
-        if sys.stderr.isatty():
-            os.write(2, SHOW_CURSOR.encode())
-        os._exit(128 + number)
+            if numbers[0] not in SIGNALS:
+                continue
+            if self.signal is None:
+                self.signal = numbers[0]
+                if self._say:
+                    text = "Stopping after this round; a second signal stops at once."
+                    print(text, file=sys.stderr, flush=True)
+                continue
+            for child in self.children:
+                child.kill()
+            if sys.stderr.isatty():
+                os.write(2, SHOW_CURSOR.encode())
+            os._exit(128 + numbers[0])
 
 
 # --- the first process ---------------------------------------------------------------------
@@ -119,17 +113,18 @@ def train_run(
     from esper.simic.training.training_runs import RunError
 
     stop = stop or Stopping()
-    config = run.config
-    require_device(config.device)
-    if config.device == "cpu":
+    device = run.config.device
+    require_device(device)
+    if device == "cpu":
         torch.set_num_threads(1)  # small operations are many times slower with more
     try:
-        with run.locked() as lock, stop.listening(), _group(run, config, lock, stop) as processes:
-            trainer = Trainer(run, processes=processes, tell=tell, stop=stop)
-            try:
-                return trainer.begin() and trainer.train(listener)
-            finally:
-                trainer.close()
+        with (
+            run.locked() as lock,
+            stop.listening(),
+            _group(run, lock, stop) as processes,
+            closing(Trainer(run, processes=processes, tell=tell, stop=stop)) as trainer,
+        ):
+            return trainer.begin() and trainer.train(listener)
     except OSError as error:  # a full disk, a directory that is gone
         raise RunError(
             f"A file could not be read or written while {run.path} was trained",
@@ -145,30 +140,24 @@ def require_device(name: str, option: str = "device") -> None:
     if name not in DEVICES:
         raise UnknownNameError.of("device", name, DEVICES)
     if name == "cuda" and not torch.cuda.is_available():
-        raise EsperError(
-            "There is no CUDA device",
-            given=f"{option} cuda",
-            valid="cpu",
-            fix=f"set {option} to cpu",
-        )
+        fix = f"set {option} to cpu"
+        raise EsperError("There is no CUDA device", given=f"{option} cuda", valid="cpu", fix=fix)
 
 
 @contextmanager
-def _group(
-    run: "RunFolder", config: TrainConfig, lock: int, stop: Stopping
-) -> Iterator["Processes"]:
+def _group(run: "RunFolder", lock: int, stop: Stopping) -> Iterator["Processes"]:
     """The processes of a run, this one the first of them."""
     from esper.simic.agent.processes import ALONE
 
-    if config.processes == 1:
+    size = run.config.processes
+    if size == 1:
         yield ALONE
         return
     with tempfile.TemporaryDirectory(prefix="esper-") as folder:
         place = Path(folder)
-        children = _started(run, config.processes, place, lock)
-        stop.stops_too(children)
+        children = stop.children = _started(run, size, place, lock)
         try:
-            with joined(place, 0, config.processes, lambda: _require_life(children, place)) as all_:
+            with joined(place, 0, size, lambda: _require_life(children, place)) as all_:
                 yield all_
         except EsperError:
             raise
@@ -176,7 +165,13 @@ def _group(
             _explain(error, children, place)
             raise
         finally:
-            _end(children)
+            until = time.monotonic() + ENDING_SECONDS  # a moment to end by themselves
+            for child in children:
+                try:
+                    child.wait(max(0.0, until - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    child.wait()
 
 
 def _started(run: "RunFolder", size: int, place: Path, lock: int) -> Children:
@@ -215,7 +210,8 @@ def _explain(error: RuntimeError, children: Children, place: Path) -> None:
     """If an error comes from a child's end, raise one that says so."""
     from esper.simic.agent.processes import ProcessesError
 
-    if not _is_lost_connection(error):
+    text = str(error).lower()
+    if not any(word in text for word in ("gloo", "peer", "connection", "timed out", "timeout")):
         return
     until = time.monotonic() + ENDING_SECONDS
     while time.monotonic() < until:
@@ -225,22 +221,6 @@ def _explain(error: RuntimeError, children: Children, place: Path) -> None:
             raise found from error
         time.sleep(0.05)
     raise ProcessesError("A process that learns with this one no longer answers") from error
-
-
-def _is_lost_connection(error: RuntimeError) -> bool:
-    text = str(error).lower()
-    return any(word in text for word in ("gloo", "peer", "connection", "timed out", "timeout"))
-
-
-def _end(children: Children) -> None:
-    """Give children a moment to end by themselves."""
-    until = time.monotonic() + ENDING_SECONDS
-    for child in children:
-        try:
-            child.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 @contextmanager
@@ -273,45 +253,35 @@ def joined(
 
 
 def main() -> None:
-    path, place, rank, parent = sys.argv[1:]
-    follow(int(parent))  # before all that takes long
-    for number in (signal.SIGINT, signal.SIGTERM):  # the first process decides when to stop
+    path, place, rank, parent = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])
+    follow(parent)  # before all that takes long
+    for number in SIGNALS:  # the first process decides when to stop
         signal.signal(number, signal.SIG_IGN)
     try:
-        _learn(path, Path(place), int(rank))
-    except Exception as error:
-        _leave_word(error, Path(place), int(rank))
-        os._exit(1)  # connections may be broken: nothing is waited for
+        import torch
 
+        from esper.simic.training.trainer import Trainer
+        from esper.simic.training.training_runs import RunFolder
 
-def _learn(path: str, place: Path, rank: int) -> None:
-    import torch
-
-    from esper.simic.training.trainer import Trainer
-    from esper.simic.training.training_runs import RunFolder
-
-    torch.set_num_threads(1)
-    run = RunFolder.open(path)
-    with joined(place, rank, run.config.processes) as processes:
-        trainer = Trainer(run, processes=processes)
-        try:
+        torch.set_num_threads(1)
+        run = RunFolder.open(path)
+        with (
+            joined(place, rank, run.config.processes) as processes,
+            closing(Trainer(run, processes=processes)) as trainer,
+        ):
             if trainer.begin():
                 trainer.train()
-        finally:
-            trainer.close()
+    except Exception as error:
+        told = isinstance(error, EsperError)
+        text = str(error) if told else "".join(traceback.format_exception(error))
+        if place.is_dir():
+            _reason_file(place, rank).write_text(text.strip(), encoding="utf-8")
+        os._exit(1)  # connections may be broken: nothing is waited for
 
 
 def _reason_file(place: Path, rank: int) -> Path:
     """Where a process that failed leaves word of why, for the first one to tell."""
     return place / f"reason-{rank}"
-
-
-def _leave_word(error: Exception, place: Path, rank: int) -> None:
-    text = str(error)
-    if not isinstance(error, EsperError):
-        text = "".join(traceback.format_exception(error))
-    if place.is_dir():
-        _reason_file(place, rank).write_text(text.strip(), encoding="utf-8")
 
 
 def follow(parent: int) -> None:

@@ -15,7 +15,6 @@ from esper.garden.attribution import leave_one_out, shapley
 from esper.garden.cases import SELECTION_SEED, Case
 from esper.garden.contexts import Context
 from esper.garden.playing import Controls, Job, Playground
-from esper.garden.reward_settings import RewardConfig
 from esper.garden.statistics import Estimate, mean_interval
 from esper.nissa import Attributed, Evaluated
 from esper.simic.agent.processes import Processes
@@ -99,12 +98,11 @@ class Judge:
         seeds: int,
         rows: int,
         controls: Controls,
-        reward: RewardConfig,
+        rent: float,
         processes: Processes,
-        device: torch.device | str,
     ) -> None:
         self.contexts, self.seeds, self.controls = tuple(contexts), seeds, controls
-        self.rent, self.processes = reward.rent, processes
+        self.rent, self.processes = rent, processes
         # Context by context, so that a process's share is not all of one context.
         self.cases = [
             Case(context, SELECTION_SEED + number)
@@ -113,7 +111,11 @@ class Judge:
         ]
         self.own = list(range(processes.rank, len(self.cases), processes.size))
         self._ground = Playground(
-            rows, horizon=controls.horizon, device=device, config=controls.config, test=False
+            rows,
+            horizon=controls.horizon,
+            device=controls.device,
+            config=controls.config,
+            test=False,
         )
 
     def judge(self, controller: Controller, *, attribute: bool = False) -> Judgement:

@@ -3,6 +3,7 @@
 Shapes: `N` environments, `S` slots, `M` changes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,18 +21,11 @@ from esper.nissa import (
     Hub,
     LifecycleChanged,
     RolledBack,
-    RunLayout,
     Stepped,
 )
 from esper.simic.agent.types import Decision
-from esper.simic.training.cohort import Hear
 from esper.tamiyo.choosing import MaskedCategorical
 from esper.tamiyo.network import FactoredRecurrentActorCritic
-
-
-def layout_of(garden: Garden) -> RunLayout:
-    """What the columns of a run's telemetry mean."""
-    return RunLayout.of(garden.space, garden.table.names, garden.catalogue)
 
 
 @dataclass
@@ -44,17 +38,16 @@ class Reporter:
     first_env: int  # the number of this process's first environment
     watched: int
 
-    def hearing(self, round_: int) -> Hear:
-        """How the steps of a round are heard, of a cohort of one."""
-        return lambda step, decisions, transition, returns: self.step(
-            round_, step, decisions[0], transition, returns
-        )
-
     def step(
-        self, round_: int, step: int, decision: Decision, transition: Transition, returns: Tensor
+        self,
+        round_: int,
+        step: int,
+        decisions: Sequence[Decision],
+        transition: Transition,
+        returns: Tensor,
     ) -> None:
-        """Everything that a step decided and did; `returns` [N] of the episodes so far."""
-        active = transition.active
+        """All that a step of a cohort of one decided and did; `returns` [N] of episodes so far."""
+        (decision,), active = decisions, transition.active
         count = max(0, self.watched - self.first_env)  # of the first environments of the run
         self.hub.emit(
             Decisions(
@@ -91,16 +84,6 @@ class Reporter:
             )
         )
         self._changes(round_, step, transition)
-        if transition.epoch.trips:
-            trips = transition.epoch.trips
-            self.hub.emit(
-                RolledBack(
-                    round=round_,
-                    step=step,
-                    env=[self.first_env + trip.environment for trip in trips],
-                    reason=[str(trip) for trip in trips],
-                )
-            )
         self._endings(round_, step, transition, returns)
 
     @torch.no_grad()
@@ -111,28 +94,31 @@ class Reporter:
         return MaskedCategorical(logits, decision.masks[:count], validate=False).probs.cpu()
 
     def _changes(self, round_: int, step: int, transition: Transition) -> None:
-        changes = transition.epoch.transitions
-        if not len(changes):
-            return
-        now, before = transition.after.lifecycle.blueprint, transition.before.lifecycle.blueprint
-        kinds = torch.where(now != NOTHING, now, before)[changes.host, changes.slot]
-        trips = {trip.environment: str(trip) for trip in transition.epoch.trips}
-        reasons = changes.reasons()
-        for place in (changes.cause == Cause.GOVERNOR).nonzero()[:, 0].tolist():
-            reasons[place] = trips[int(changes.host[place])]
-        self.hub.emit(
-            LifecycleChanged(
-                round=round_,
-                step=step,
-                env=changes.host + self.first_env,
-                slot=changes.slot,
-                before=changes.before,
-                after=changes.after,
-                cause=changes.cause,
-                blueprint=kinds,
-                reason=reasons,
+        """What seeds went through, and what the governor took back."""
+        changes, trips = transition.epoch.transitions, transition.epoch.trips
+        if len(changes):
+            now, before = (x.lifecycle.blueprint for x in (transition.after, transition.before))
+            why = {trip.environment: str(trip) for trip in trips}
+            reasons = changes.reasons()
+            for place in (changes.cause == Cause.GOVERNOR).nonzero()[:, 0].tolist():
+                reasons[place] = why[int(changes.host[place])]
+            self.hub.emit(
+                LifecycleChanged(
+                    round=round_,
+                    step=step,
+                    env=changes.host + self.first_env,
+                    slot=changes.slot,
+                    before=changes.before,
+                    after=changes.after,
+                    cause=changes.cause,
+                    blueprint=torch.where(now != NOTHING, now, before)[changes.host, changes.slot],
+                    reason=reasons,
+                )
             )
-        )
+        if trips:
+            env = [self.first_env + trip.environment for trip in trips]
+            reasons = [str(trip) for trip in trips]
+            self.hub.emit(RolledBack(round=round_, step=step, env=env, reason=reasons))
 
     def _endings(self, round_: int, step: int, transition: Transition, returns: Tensor) -> None:
         rows = transition.terminals.nonzero()[:, 0]

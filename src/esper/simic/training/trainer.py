@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from esper.archive import ArchiveError
 from esper.garden.cases import Case, Draw
 from esper.garden.controller_choice import controller_of
 from esper.garden.environment import Garden
@@ -27,6 +29,7 @@ from esper.nissa import (
     AnomalyFound,
     Hub,
     Noted,
+    RunLayout,
     RunStarted,
     RunStore,
     Sampled,
@@ -38,21 +41,16 @@ from esper.nissa import (
 from esper.nissa.store import DEFAULT_ROWS
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.processes import ALONE, Processes
-from esper.simic.training.cohort import Annealed, Cohort, CohortSettings, MemberSettings
+from esper.simic.training.cohort import Cohort, CohortSettings, MemberSettings
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.selection import Judge, Judgement
-from esper.simic.training.telemetry import Reporter, layout_of
-from esper.simic.training.training_runs import (
-    CONTROL,
-    RunFolder,
-    require_own,
-    stored_state,
-    what_is_wrong_in,
-)
+from esper.simic.training.telemetry import Reporter
+from esper.simic.training.training_runs import RunFolder, require_own
 from esper.tamiyo.controllers import LearnedController
 from esper.tolaria.population_config import PopulationConfig
 
 AGENT = "agent"  # the name of a run's one learner
+CONTROL = "controls."  # before the names of controls in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -110,6 +108,7 @@ class Trainer:
             )
         own = config.envs // processes.size
         self.first_env = processes.rank * own
+        self._part = f"{AGENT}-{processes.rank}"  # of a checkpoint
         population = PopulationConfig(deterministic=config.deterministic)
         self.controls = Controls(horizon=config.horizon, device=config.device, config=population)
         self.draw = Draw(
@@ -134,7 +133,10 @@ class Trainer:
             self.garden,
             [learner],
             CohortSettings(rounds=config.rounds, lesson_rounds=0, ppo=config.ppo, lstm=config.lstm),
-            annealed=lambda round_, _: Annealed(config.entropy_in(round_), config.rate_in(round_)),
+            annealed=lambda round_, _: {
+                "entropy_coef": config.entropy_in(round_),
+                "learning_rate": config.rate_in(round_),
+            },
             device=config.device,
             processes=processes,
         )
@@ -143,9 +145,8 @@ class Trainer:
             seeds=config.evaluation.seeds,
             rows=own,
             controls=self.controls,
-            reward=config.reward,
+            rent=config.reward.rent,
             processes=processes,
-            device=config.device,
         )
         self.detector = AnomalyDetector()
         self.best: float | None = None
@@ -168,7 +169,10 @@ class Trainer:
         if saved:
             self.cohort.go_on(saved[-1], {"number": self._restore(saved[-1])})
         store = self._store(new=not saved)
-        self.hub = Hub(store, *self._other_sinks())
+        sinks: list[Sink] = [store]
+        if self.config.tensorboard and self.processes.rank == 0:
+            sinks.append(TensorBoardSink(self.run.path / "tensorboard"))
+        self.hub = Hub(*sinks)
         if self.processes.rank == 0:
             self._open(store.last_commit)
         self.reporter = Reporter(
@@ -186,9 +190,10 @@ class Trainer:
 
     def _store(self, *, new: bool) -> RunStore:
         """The run's telemetry, as it was at the end of the present round."""
+        garden = self.garden
         # What is packed has no place for a second process.
-        rows = DEFAULT_ROWS if self.processes.size == 1 else max(DEFAULT_ROWS, self.garden.envs)
-        layout = layout_of(self.garden)
+        rows = DEFAULT_ROWS if self.processes.size == 1 else max(DEFAULT_ROWS, garden.envs)
+        layout = RunLayout.of(garden.space, garden.table.names, garden.catalogue)
         if self.processes.rank == 0:
             self.run.clear_unfinished()
             store = RunStore(self.run.path, layout, rows)
@@ -197,11 +202,6 @@ class Trainer:
         if self.processes.rank > 0:  # the file is there now
             store = RunStore(self.run.path, layout, rows)
         return store
-
-    def _other_sinks(self) -> list[Sink]:
-        if not self.config.tensorboard or self.processes.rank > 0:
-            return []
-        return [TensorBoardSink(self.run.path / "tensorboard")]
 
     def _open(self, whole: int | None) -> None:
         """Tell what starts here; `whole`: the last round that the telemetry has all of."""
@@ -226,12 +226,22 @@ class Trainer:
         self.run.require_settings(state)
         self.cohort.members[0].load(place / self._part, self.garden)
         require_own(self.agent, self.config, place / self._part)
-        with what_is_wrong_in(place):
+        try:
             self.detector.load_state_dict(state.notes["anomalies"])
-            numbers, controls, self.best = stored_state(state, self.config.envs)
-            self.controls.load_state_dict(controls)
+            numbers, self.best = state.tensors["number"], state.notes["best"]
+            if numbers.shape != (self.config.envs,) or numbers.dtype != torch.int64:
+                raise ValueError(f"no number for each of {self.config.envs} environments")
+            if self.best is not None and type(self.best) is not float:
+                raise TypeError("the best score is not a number")
+            curves = {n: v for n, v in state.tensors.items() if n.startswith(CONTROL)}
+            if any(curve.dtype != torch.float64 for curve in curves.values()):
+                raise TypeError("controls are not float64")
+            self.controls.load_state_dict({n.removeprefix(CONTROL): v for n, v in curves.items()})
             if self.controls.missing(self._cases()):  # measured again they would differ a little
                 raise LookupError("controls are missing")
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            given = f"{type(error).__name__}: {error}"
+            raise ArchiveError(f"{place} does not hold a run's state", given=given) from error
         return numbers[self.first_env :][: self.garden.envs]
 
     def _cases(self) -> list[Case]:
@@ -255,7 +265,7 @@ class Trainer:
             known = self.controls.state_dict()
             names = [f"{case.context.key}.{case.seed}" for case in missing]
             blank = torch.zeros(self.config.horizon + 1, dtype=torch.float64)
-            mine = {f"{case.context.key}.{case.seed}" for case in own}
+            mine = names[self.processes.rank :: self.processes.size]
             table = torch.stack([known[name] if name in mine else blank for name in names])
             self.processes.sum_(table)
             self.controls.load_state_dict(dict(zip(names, table, strict=True)))
@@ -296,7 +306,7 @@ class Trainer:
     def _one_round(self) -> RoundReport:
         clock, number = Clock(), self.round + 1
         with clock.phase("play"):
-            played = self.cohort.play(self.reporter.hearing(number), clock.phase)
+            played = self.cohort.play(partial(self.reporter.step, number), clock.phase)
         with clock.phase("learn"):
             (learned,) = self.cohort.learn(played)
         metrics = learned.metrics
@@ -337,10 +347,6 @@ class Trainer:
 
     # --- lasting -------------------------------------------------------------------------
 
-    @property
-    def _part(self) -> str:
-        return f"{AGENT}-{self.processes.rank}"
-
     def _checkpoint(self) -> None:
         """Everything, at the end of a round; telemetry first, so that it is never behind."""
         self.hub.commit(self.round)
@@ -354,15 +360,10 @@ class Trainer:
         self.processes.sum_(number)  # also waits for the others' parts
         if self.processes.rank == 0:
             controls = self.controls.state_dict()
-            self.run.finish_checkpoint(
-                self.round,
-                {"number": number, **{CONTROL + name: curve for name, curve in controls.items()}},
-                {
-                    "settings": asdict(self.config),
-                    "best": self.best,
-                    "anomalies": self.detector.state_dict(),
-                },
-            )
+            tensors = {"number": number, **{CONTROL + n: curve for n, curve in controls.items()}}
+            anomalies = self.detector.state_dict()
+            notes = {"settings": asdict(self.config), "best": self.best, "anomalies": anomalies}
+            self.run.finish_checkpoint(self.round, tensors, notes)
         self._meet()
 
     def _meet(self) -> None:

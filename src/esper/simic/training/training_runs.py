@@ -9,19 +9,15 @@
 
 A checkpoint is written beside its place and moved there when it is whole. Its parts are archives
 of their own; it knows the hash of each, so that parts of different checkpoints cannot be mixed.
-
-Shapes: `E` environments of all processes.
 """
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from esper.archive import (
@@ -44,7 +40,6 @@ from esper.tamiyo.controllers.learned import is_kept, kept_controller
 
 CONFIG, FACTS, BEST, CHECKPOINTS = RunKind.TRAINING, "run.json", "best", "checkpoints"
 STATE = "state"
-CONTROL = "controls."  # before the names of controls
 KIND, VERSION = "checkpoint", 1
 KEPT = 3  # checkpoints, beside the best agent
 CHANGEABLE = ("rounds", "checkpoint_every", "watched")  # settings, while a run goes on
@@ -106,10 +101,8 @@ class RunFolder(KeptFolder):
     def rounds(self) -> list[int]:
         """Rounds after which there is a checkpoint, in order."""
         folder = self.path / CHECKPOINTS
-        found = (
-            [_ROUND.fullmatch(each.name) for each in folder.iterdir()] if folder.exists() else []
-        )
-        return sorted(int(match[1]) for match in found if match)
+        names = [each.name for each in folder.iterdir()] if folder.exists() else []
+        return sorted(int(match[1]) for match in map(_ROUND.fullmatch, names) if match)
 
     def checkpoint(self, round_: int) -> Path:
         return self.path / CHECKPOINTS / f"round-{round_:06d}"
@@ -171,12 +164,8 @@ class RunFolder(KeptFolder):
         stored = state.notes.get("settings")
         if not isinstance(stored, dict):
             raise ArchiveError(f"A checkpoint of {self.path} lacks its settings")
-        changed = changed_settings(self.config, stored)
-        told = [
-            f"{name} {theirs} -> {ours}"
-            for name, (theirs, ours) in changed.items()
-            if name not in CHANGEABLE
-        ]
+        changed = changed_settings(self.config, stored).items()
+        told = [f"{name} {old} -> {new}" for name, (old, new) in changed if name not in CHANGEABLE]
         if told:
             raise RunError(
                 f"{self.path / CONFIG} was changed since the last checkpoint",
@@ -193,20 +182,6 @@ class RunFolder(KeptFolder):
         for each in (self.path / CHECKPOINTS).glob(".round-*"):
             shutil.rmtree(each)
         self._drop_old()
-
-
-# --- what a checkpoint holds beside the agents, checked before it is believed ---------------
-
-
-@contextmanager
-def what_is_wrong_in(place: Path) -> Iterator[None]:
-    """Say in which checkpoint something is not what it should be."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ArchiveError(
-            f"{place} does not hold a run's state", given=f"{type(error).__name__}: {error}"
-        ) from error
 
 
 def require_own(agent: PPOAgent, config: TrainConfig, place: Path) -> None:
@@ -227,23 +202,6 @@ def require_own(agent: PPOAgent, config: TrainConfig, place: Path) -> None:
             given=", ".join(wrong),
             fix="remove this checkpoint to resume from the one before",
         )
-
-
-def stored_state(state: Archive, envs: int) -> tuple[Tensor, dict[str, Tensor], float | None]:
-    """Which episode each environment is in [E], controls by name, the best evaluation so far."""
-    numbers, best = state.tensors["number"], state.notes["best"]
-    if numbers.shape != (envs,) or numbers.dtype != torch.int64:
-        raise ValueError(f"no number for each of {envs} environments")
-    if best is not None and type(best) is not float:
-        raise TypeError("the best score is not a number")
-    curves = {
-        name.removeprefix(CONTROL): tensor
-        for name, tensor in state.tensors.items()
-        if name.startswith(CONTROL)
-    }
-    if any(curve.dtype != torch.float64 for curve in curves.values()):
-        raise TypeError("controls are not float64")
-    return numbers, curves, best
 
 
 # --- trained agents as controllers ---------------------------------------------------------
