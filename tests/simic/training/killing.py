@@ -52,10 +52,10 @@ CALLS = {
     "rmdir": (os, "rmdir"),
     "mkdir": (Path, "mkdir"),
     "save_file": (esper.archive.tensors, "save_file"),
-    "insert": (RunStore, "_insert"),
+    "insert": (RunStore, "_add"),
     "telemetry write": (RunStore, "write"),
     "telemetry commit": (RunStore, "commit"),
-    "telemetry transaction": (store_module._Transaction, "__exit__"),
+    "telemetry transaction": (store_module, "_transaction"),
     "telemetry rewind": (RunStore, "rewind"),
 }
 
