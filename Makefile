@@ -18,11 +18,11 @@ demo: $(READY) ## train a controller on the small garden, compare it, write its 
 	@$(BIN)/esper demo
 
 test: lint ## run every check and every test
-	@$(BIN)/python -m pytest -q -n 2
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 quick: $(READY) ## the part of the tests that takes a minute or two, for while you work
 	@$(BIN)/ruff check -q
-	@$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 fault: $(READY) ## a thousand faults in hosts, a hundred kills, 5,000 damaged checkpoints
 	@ESPER_FAULTS=1002 ESPER_KILLS=100 ESPER_FUZZ=5000 $(BIN)/python -m pytest -q -n 2 \

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.garden import Case, Job, Playground
 from esper.garden.atlas import FIRST_ATLAS_SEED, Atlas
-from esper.garden.cases import Case
 from esper.garden.episodes import EPOCHS_ALONE
-from esper.garden.playing import Job, Playground
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.schedules import Schedule, follow, plans_of

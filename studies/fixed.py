@@ -14,12 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.garden.cases import Case
-from esper.garden.contexts import by_shape
-from esper.garden.episodes import Episodes
+from esper.garden import Case, Episodes, by_shape
+from esper.leyline import AgreementError, Blend
 from esper.leyline.constants import SCORED_EPOCHS
-from esper.leyline.errors import AgreementError
-from esper.leyline.ops import Blend
 from esper.tamiyo.controllers import Arm
 from esper.tolaria.population_config import GrownPart, PopulationConfig, Start
 

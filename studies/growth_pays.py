@@ -14,13 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from esper.garden.atlas import shipped_atlas
+from esper.garden import Context, Controls, Result, ResultFile, find_suite, shipped_atlas
 from esper.garden.cases import EVALUATION_SEED, Case
-from esper.garden.contexts import Context
 from esper.garden.episodes import EPOCHS_ALONE, Episodes
-from esper.garden.evaluation import Result, ResultFile
-from esper.garden.playing import Controls
-from esper.garden.suites import find_suite
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
 from esper.leyline.errors import DataError, UnknownNameError
 from esper.tamiyo.controllers.schedules import Schedule

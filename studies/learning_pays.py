@@ -14,15 +14,11 @@ from typing import Any
 
 import torch
 
-from esper.garden.atlas import Atlas, shipped_atlas
-from esper.garden.cases import EVALUATION_SEED, Draw
+from esper.garden import EVALUATION_SEED, Atlas, Draw, Garden, Suite, find_suite, shipped_atlas
 from esper.garden.controller_choice import Renamed, controller_of
-from esper.garden.environment import Garden
 from esper.garden.evaluation import evaluate, fingerprint_of
 from esper.garden.playing import Controls, StoppedError
-from esper.garden.suites import Suite, find_suite
-from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
-from esper.leyline.errors import DataError, UnknownNameError
+from esper.leyline import DEFAULT_EPISODE_LENGTH, DataError, UnknownNameError
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.cohort import Cohort, MemberReport, MemberSettings
 from esper.simic.training.config import changed_settings

@@ -9,10 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from esper.garden.cases import Case
-from esper.garden.episodes import Episodes
-from esper.garden.evaluation import Result, ResultFile
-from esper.garden.playing import Controls, Job, Playground
+from esper.garden import Case, Controls, Episodes, Job, Playground, Result, ResultFile
 from esper.leyline.errors import AgreementError
 from esper.tamiyo.controllers import Arm, RandomLegal
 from esper.tolaria.population_config import PopulationConfig, Start

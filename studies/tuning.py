@@ -14,11 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.garden.atlas import Atlas
-from esper.garden.cases import Case
+from esper.garden import Atlas, Case, Controls, Job, Playground, Suite
 from esper.garden.controller_choice import TUNED
-from esper.garden.playing import Controls, Job, Playground
-from esper.garden.suites import Suite
 from esper.leyline.constants import DEFAULT_RENT
 from esper.tamiyo.controllers import Controller, make_controller
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from esper.garden.evaluation import HARM, Result
 from esper.garden.statistics import Estimate, interquartile_mean_interval, mean, mean_interval
-from esper.leyline.constants import DEFAULT_RENT
-from esper.leyline.errors import AgreementError, DataError
+from esper.leyline import DEFAULT_RENT, AgreementError, DataError
 from studies.comparisons import paired_difference, probability_of_improvement, share_of_gap
 from studies.cubes import Array, Results, Value, members, read_results
 from studies.folders import RESULTS, read_description

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 from esper.kasmina.blueprints import blueprint_names
-from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.errors import AgreementError, EsperError, UnknownNameError
-from esper.leyline.slots import Family
+from esper.leyline import AgreementError, BlueprintCatalogue, EsperError, Family, UnknownNameError
 from esper.simic.training.training_runs import CONFIG, RunFolder, load_controller
 from esper.tamiyo.controllers import LearnedController, controller_names, make_controller
 from esper.tamiyo.controllers.protocol import Checkable, Controller, Privileged

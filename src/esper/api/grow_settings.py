@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, Union
 
-from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
-from esper.leyline.errors import EsperError
+from esper.leyline import DEFAULT_EPISODE_LENGTH, EsperError
 from esper.leyline.settings import Count, Positive, Whole, require_settings
 
 AUTO = "auto"  # slots, metric: whatever fits

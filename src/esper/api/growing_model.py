@@ -33,20 +33,13 @@ from esper.api.ticking import (
     slot_flow,
 )
 from esper.archive import read_archive, write_archive
-from esper.kasmina import export_module
-from esper.kasmina.gates import GateRules
-from esper.kasmina.isolation import Isolation
-from esper.kasmina.optimizer_surgery import require_same_parameters
+from esper.kasmina import GateRules, Isolation, SlottedModel, export_module, require_same_parameters
 from esper.kasmina.probe import Sample
-from esper.kasmina.slotted import SlottedModel
+from esper.leyline import Actions, SeedStage, Transitions
 from esper.leyline.errors import EsperError, OptimizerMismatchError, first_line
-from esper.leyline.legality import Actions
-from esper.leyline.lifecycle import Transitions
 from esper.leyline.signals import Signals
-from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
-from esper.tamiyo.controllers import LearnedController
-from esper.tamiyo.controllers.protocol import Controller, needs_contributions
+from esper.tamiyo.controllers import Controller, LearnedController, needs_contributions
 from esper.tolaria.random_streams import uniform
 
 HOST_EVERY = 32  # steps between two looks at the gradient of the whole host

@@ -19,15 +19,12 @@ from dataclasses import dataclass
 from torch import nn
 
 from esper.api.grow_settings import AUTO, Budget, BudgetLike
-from esper.kasmina.blueprints import build_catalogue
-from esper.kasmina.hosts import SegmentedHost
+from esper.kasmina import SegmentedHost, build_catalogue
 from esper.kasmina.layout_inference import opening
 from esper.kasmina.probe import Place, Sighting, Target, module_at, require_slottable, survey
 from esper.kasmina.watching import Sample
+from esper.leyline import DEFAULT_SLOT_COUNT, EsperError, SlotError, SlotSpec
 from esper.leyline.catalogue import NOT_APPLICABLE
-from esper.leyline.constants import DEFAULT_SLOT_COUNT
-from esper.leyline.errors import EsperError, SlotError
-from esper.leyline.slots import SlotSpec
 
 Slots = str | Sequence[Target | str]
 

@@ -22,13 +22,9 @@ from esper.kasmina.isolation import Isolation, randomness_kept, state_kept
 from esper.kasmina.probe import Place
 from esper.kasmina.slot import part_of
 from esper.kasmina.watching import call
+from esper.leyline import Actions, Blend, EsperError, LifecycleOp, SeedStage, TransitionRecord
 from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.errors import EsperError
-from esper.leyline.legality import Actions
-from esper.leyline.lifecycle import TransitionRecord
-from esper.leyline.ops import Blend, LifecycleOp
 from esper.leyline.signals import FLOW_STATISTICS, SERIES, SignalWindow
-from esper.leyline.stages import SeedStage
 from esper.tamiyo.controllers.protocol import Controller, Remembering
 
 if TYPE_CHECKING:

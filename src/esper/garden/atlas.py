@@ -25,12 +25,9 @@ from esper.garden.contexts import Context
 from esper.garden.playing import Job, Playground, Progress
 from esper.garden.rewards import net_of_rent, reward_scale
 from esper.garden.suites import Suite
-from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline import AgreementError, Blend, BlueprintCatalogue
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
-from esper.leyline.errors import AgreementError
-from esper.leyline.ops import Blend
-from esper.tamiyo.controllers import Arm
-from esper.tamiyo.controllers.schedules import Schedule
+from esper.tamiyo.controllers import Arm, Schedule
 from esper.tolaria.population_config import PopulationConfig
 
 ATLAS_EPOCHS = (4, 9, 15)

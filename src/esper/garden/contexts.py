@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from esper.garden.families import FAMILIES, LENGTH, PARAMETERS, noisy_labels
 from esper.kasmina.blueprints import build_catalogue
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
-from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline import BlueprintCatalogue, DataError, EsperError, UnknownNameError
 from esper.leyline.constants import MIN_REWARD_SCALE
-from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.leyline.settings import (
     COUNT,
     Count,

@@ -7,9 +7,7 @@ from torch import Tensor
 
 from esper.garden.atlas import Atlas, shipped_atlas
 from esper.garden.suites import Suite
-from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.errors import DataError
-from esper.leyline.legality import Actions, Legality
+from esper.leyline import Actions, BlueprintCatalogue, DataError, Legality
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import Controller, FixedSchedule, Oracle, make_controller
 from esper.tamiyo.controllers.protocol import Checkable

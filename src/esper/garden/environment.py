@@ -18,17 +18,13 @@ from esper.garden.episodes import Episodes, Epoch
 from esper.garden.playing import Controls, idle_where
 from esper.garden.reward_settings import RewardConfig
 from esper.garden.rewards import RewardState, RewardTerms, rewards
+from esper.leyline import Actions, ActionSpace, AgreementError, Legality, Lifecycle
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
-from esper.leyline.errors import AgreementError
-from esper.leyline.heads import ActionSpace
-from esper.leyline.legality import Actions, Legality
-from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.results import Outcome
 from esper.leyline.signals import Signals
 from esper.tamiyo.features import FeatureTable, signals_to_features
-from esper.tolaria.population import Population
-from esper.tolaria.population_config import PopulationConfig
+from esper.tolaria import Population, PopulationConfig
 
 
 @dataclass(frozen=True, kw_only=True)

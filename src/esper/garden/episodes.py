@@ -18,17 +18,12 @@ from torch import Tensor
 from esper.garden.cases import Case
 from esper.garden.contexts import Context, Source, by_shape, lesion_mask
 from esper.garden.families import LENGTH
+from esper.leyline import Actions, Legality, LifecycleOp, SeedStage, Transitions
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
 from esper.leyline.errors import AgreementError, UnknownNameError
-from esper.leyline.legality import Actions, Legality
-from esper.leyline.lifecycle import Transitions
-from esper.leyline.ops import LifecycleOp
 from esper.leyline.signals import Signals, SignalWindow
-from esper.leyline.stages import SeedStage
-from esper.tolaria.feed import Feed
+from esper.tolaria import Feed, Governor, GovernorRules, Population, Remedy, Trip
 from esper.tolaria.flops import count_flops
-from esper.tolaria.governor import Governor, GovernorRules, Remedy, Trip
-from esper.tolaria.population import Population
 from esper.tolaria.population_config import EpochRecord, PopulationConfig, SplitScores
 from esper.tolaria.random_streams import uniform
 from esper.tolaria.tasks import DEFAULT_BUDGET, GARDEN_BATCH, GARDEN_BATCHES

@@ -25,10 +25,8 @@ from torch import Tensor
 from esper.garden.cases import Deal, Draw
 from esper.garden.environment import Garden, Transition
 from esper.garden.suites import find_suite
-from esper.leyline.errors import ActionError, UnknownNameError
+from esper.leyline import ActionError, Actions, Legality, LifecycleOp, UnknownNameError
 from esper.leyline.heads import CANONICAL_ACTION, ActionSpace
-from esper.leyline.legality import Actions, Legality
-from esper.leyline.ops import LifecycleOp
 
 Array = NDArray[Any]
 Illegal = Literal["wait", "raise"]

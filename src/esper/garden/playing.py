@@ -18,10 +18,8 @@ from esper.garden.cases import Case
 from esper.garden.contexts import Context, by_shape
 from esper.garden.episodes import Episodes
 from esper.garden.rewards import net_of_rent
+from esper.leyline import Actions, AgreementError, EsperError, SeedStage
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
-from esper.leyline.errors import AgreementError, EsperError
-from esper.leyline.legality import Actions
-from esper.leyline.stages import SeedStage
 from esper.tamiyo.controllers import Controller, RowSchedule, Schedule, SideBySide
 from esper.tolaria.population_config import PopulationConfig
 

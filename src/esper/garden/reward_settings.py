@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from esper.leyline import constants
-from esper.leyline.errors import AgreementError, UnknownNameError
+from esper.leyline import AgreementError, UnknownNameError, constants
 from esper.leyline.settings import NotNegative, Positive, Share, require_settings
 
 MODES: Mapping[str, tuple[str, ...]] = {

@@ -16,10 +16,7 @@ from torch import Tensor
 
 from esper.garden.episodes import Ledger
 from esper.garden.reward_settings import MODES, RewardConfig
-from esper.leyline import constants
-from esper.leyline.errors import AgreementError
-from esper.leyline.lifecycle import Lifecycle
-from esper.leyline.stages import SeedStage
+from esper.leyline import AgreementError, Lifecycle, SeedStage, constants
 
 V = TypeVar("V", float, Tensor)
 

@@ -16,8 +16,7 @@ from esper.garden.atlas import FIRST_ATLAS_SEED, WAIT_MARGIN, Atlas, Plans, arms
 from esper.garden.cases import Case
 from esper.garden.playing import Job, Playground, Progress
 from esper.garden.rewards import net_of_rent
-from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
-from esper.leyline.ops import Blend
+from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT, Blend
 from esper.tamiyo.controllers.schedules import Schedule
 from esper.tolaria.population_config import PopulationConfig
 

@@ -4,10 +4,8 @@ from functools import partial
 from pathlib import Path
 
 from esper import garden
-from esper.garden import Atlas, Suite, find_suite
-from esper.garden.atlas import shipped_atlas
+from esper.garden import Atlas, Standing, Suite, find_suite, shipped_atlas
 from esper.garden.controller_choice import controller_of
-from esper.garden.evaluation import Standing
 from esper.karn import commands
 from esper.karn.terminal import flat_estimate, progress, table_of, wide_console, write_flat
 from esper.kasmina.blueprints import build_catalogue, find_blueprint

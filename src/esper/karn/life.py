@@ -9,13 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from esper.karn.commands import Life
 from esper.karn.palette import STAGE_COLOURS
-from esper.kasmina import export_module
-from esper.kasmina.hosts import build_host
-from esper.kasmina.slotted import SlottedModel
-from esper.leyline.errors import EsperError
-from esper.leyline.lifecycle import Transitions
-from esper.leyline.ops import LifecycleOp
-from esper.leyline.stages import SeedStage
+from esper.kasmina import SlottedModel, build_host, export_module
+from esper.leyline import EsperError, LifecycleOp, SeedStage, Transitions
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.splits import Splits
 from esper.tolaria.reference import accuracy, contributions, shuffled_batches, train_epoch

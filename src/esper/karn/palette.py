@@ -5,8 +5,7 @@ Safe for colour-blind eyes: the palette of Okabe and Ito. Imports no matplotlib.
 
 from collections.abc import Mapping
 
-from esper.leyline.ops import LifecycleOp
-from esper.leyline.stages import SeedStage
+from esper.leyline import LifecycleOp, SeedStage
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#9AA0A6"

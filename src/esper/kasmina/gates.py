@@ -12,12 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline import constants
+from esper.leyline import HEADS, Actions, ActionSpace, Legality, Lifecycle, constants
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import AgreementError, GateRefusedError, UnknownNameError
-from esper.leyline.heads import HEADS, ActionSpace
-from esper.leyline.legality import Actions, Legality
-from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.ops import Blend, LifecycleOp
 from esper.leyline.settings import Count, Whole, require_settings
 from esper.leyline.slots import require_agreement

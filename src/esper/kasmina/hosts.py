@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention, TokenLinear
-from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.slots import Layout, SlotConfig, SlotSpec
+from esper.leyline import EsperError, Layout, SlotConfig, SlotSpec, UnknownNameError
 
 STRIDE = 2  # of the convolutions along sequences
 GROUPS = 8  # of channels that are normalised together in images, where the width allows

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina.watching import Call, ModuleCall, Run, Sample, Watched, arguments_of, watch
-from esper.leyline.errors import SlotError
-from esper.leyline.slots import Layout
+from esper.leyline import Layout, SlotError
 
 Axes = frozenset[int]
 

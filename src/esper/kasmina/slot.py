@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Blueprint
 from esper.kasmina.isolation import randomness_kept, state_kept
-from esper.leyline.errors import BlueprintError, SlotError
-from esper.leyline.ops import Blend
-from esper.leyline.slots import SlotSpec
+from esper.leyline import Blend, BlueprintError, SlotError, SlotSpec
 from esper.leyline.streams import derive_seed
 
 Part = int | str | None  # which of the tensors that a module returns; None: it returns one

@@ -17,13 +17,10 @@ from esper.kasmina.isolation import Isolation, only_learning, state_kept
 from esper.kasmina.probe import Place, Sample, Target, probe
 from esper.kasmina.slot import Mode, Seed, Slot, build_seed, set_tap
 from esper.kasmina.transitions import decide, pass_time, remove_now
+from esper.leyline import HEADS, Actions, Blend, Legality, LifecycleOp, SeedStage
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
-from esper.leyline.heads import HEADS
-from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
-from esper.leyline.ops import Blend, LifecycleOp
 from esper.leyline.slots import SlotSpec, require_agreement
-from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
 
 T = TypeVar("T")

@@ -10,11 +10,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from esper.kasmina.gates import GATES_INTO, Situation, legality, require_legal
+from esper.leyline import LIVING_STAGES, Actions, Blend, Cause, Legality, LifecycleOp, SeedStage
 from esper.leyline.errors import AgreementError, GateRefusedError
-from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions, move
-from esper.leyline.ops import Blend, Cause, LifecycleOp
-from esper.leyline.stages import LIVING_STAGES, SeedStage
 
 # N hosts, S slots
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from esper.leyline.constants import RATIO_COLLAPSE, RATIO_EXPLOSION
-from esper.leyline.errors import AgreementError
+from esper.leyline import RATIO_COLLAPSE, RATIO_EXPLOSION, AgreementError
 from esper.nissa.events import AnomalyFound, flatten
 
 Numbers = Mapping[str, float]

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.archive.files import replace_whole, unfinished
-from esper.leyline.ops import LifecycleOp
-from esper.leyline.stages import SeedStage
+from esper.leyline import LifecycleOp, SeedStage
 from esper.nissa.events import KINDS, SUMMARY, Event, StepEvent
 from esper.nissa.schema import RunLayout
 from esper.nissa.store import (

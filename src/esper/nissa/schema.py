@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline.errors import AgreementError
+from esper.leyline import AgreementError, SeedStage
 from esper.leyline.ops import Blend, LifecycleOp, cause_name
-from esper.leyline.stages import SeedStage
 
 if TYPE_CHECKING:
     from esper.leyline.catalogue import BlueprintCatalogue

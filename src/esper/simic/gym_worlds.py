@@ -20,9 +20,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 from torch import Tensor
 
-from esper.leyline.errors import EsperError
-from esper.leyline.heads import ActionSpace
-from esper.leyline.legality import Legality
+from esper.leyline import ActionSpace, EsperError, Legality
 from esper.simic.agent.types import Outcome
 from esper.tamiyo.choosing import independent_heads
 

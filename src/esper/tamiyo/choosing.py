@@ -16,10 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.leyline.constants import MASK_VALUE
-from esper.leyline.errors import ActionError, AgreementError, EsperError
-from esper.leyline.heads import ActionSpace
-from esper.leyline.legality import Legality
+from esper.leyline import MASK_VALUE, ActionError, ActionSpace, AgreementError, EsperError, Legality
 
 
 class InvalidStateMachineError(EsperError):

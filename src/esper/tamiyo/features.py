@@ -17,11 +17,9 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline import LIVING_STAGES, Blend, BlueprintCatalogue, SeedStage
 from esper.leyline.errors import AgreementError, UnknownNameError
-from esper.leyline.ops import Blend
 from esper.leyline.signals import FLOW_STATISTICS, SIGNAL_WINDOW, Signals
-from esper.leyline.stages import LIVING_STAGES, SeedStage
 
 MOST_LOSS = 4.0  # in units of guessing
 MOST_PARAMS = 4.0  # in units of the host's parameters

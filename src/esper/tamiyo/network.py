@@ -12,11 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from esper.leyline import constants
-from esper.leyline.errors import AgreementError
-from esper.leyline.heads import ActionSpace
-from esper.leyline.legality import Legality
-from esper.leyline.slots import require_agreement
+from esper.leyline import ActionSpace, AgreementError, Legality, constants, require_agreement
 from esper.tamiyo.choosing import Choice, MaskedCategorical, choose
 
 INNER_GAIN = math.sqrt(2.0)

@@ -16,9 +16,7 @@ from esper.kasmina.blueprints import find_blueprint
 from esper.kasmina.flow_statistics import flow_statistics
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.slot import BlendGate
-from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.lifecycle import NOTHING
-from esper.leyline.slots import SlotSpec
+from esper.leyline import NOTHING, BlueprintCatalogue, SlotSpec
 from esper.tolaria.plan import HOST, Plan, PoolKey, SlotPlan, StepPlan
 from esper.tolaria.pools import Pool, Template
 from esper.tolaria.population_config import PopulationConfig

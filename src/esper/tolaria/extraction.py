@@ -3,8 +3,7 @@
 import torch
 
 from esper.kasmina.slotted import SlottedModel
-from esper.leyline.errors import UnknownNameError
-from esper.leyline.lifecycle import NOTHING
+from esper.leyline import NOTHING, UnknownNameError
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
 

@@ -17,13 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper.kasmina import Isolation, SegmentedHost
 from esper.kasmina.blueprints import find_blueprint
-from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.isolation import Isolation
-from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.lifecycle import Lifecycle
-from esper.leyline.ops import Blend
-from esper.leyline.stages import SeedStage
+from esper.leyline import Blend, BlueprintCatalogue, Lifecycle, SeedStage
 
 STEP = 3  # forward passes that a training step costs
 

@@ -15,9 +15,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from esper.leyline.errors import EsperError
-from esper.leyline.lifecycle import Transitions
-from esper.leyline.stages import LIVING_STAGES, SeedStage
+from esper.leyline import LIVING_STAGES, EsperError, SeedStage, Transitions
 from esper.tolaria.population import Population
 from esper.tolaria.population_config import EpochRecord, Snapshot, SplitScores
 

@@ -14,8 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from esper.leyline.lifecycle import NOTHING, Lifecycle
-from esper.leyline.stages import SeedStage
+from esper.leyline import NOTHING, Lifecycle, SeedStage
 
 PoolKey = tuple[str, int, int]  # "host", "seed" or "gate"; slot; blueprint
 HOST: PoolKey = ("host", NOTHING, NOTHING)

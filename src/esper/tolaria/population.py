@@ -14,18 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints import build_catalogue
+from esper.kasmina import Isolation, SegmentedHost, build_catalogue, decide, pass_time, remove_now
 from esper.kasmina.gates import UNLIMITED, Situation, legality
-from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.isolation import Isolation
-from esper.kasmina.transitions import decide, pass_time, remove_now
+from esper.leyline import HEADS, Actions, Blend, Legality, LifecycleOp, SeedStage, require_agreement
 from esper.leyline.errors import AgreementError, GateRefusedError, UnknownNameError
-from esper.leyline.heads import HEADS
-from esper.leyline.legality import Actions, Legality
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
-from esper.leyline.ops import Blend, LifecycleOp
-from esper.leyline.slots import require_agreement
-from esper.leyline.stages import SeedStage
 from esper.leyline.streams import derive_seed
 from esper.tolaria.cuda_graphs import GraphRunner
 from esper.tolaria.engine import Engine, TrainingStep, as_inputs, cast_weights, losses_of

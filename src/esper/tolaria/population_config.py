@@ -11,11 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.kasmina.gates import GateRules
-from esper.kasmina.isolation import Isolation
-from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.lifecycle import Lifecycle
-from esper.leyline.ops import Blend
+from esper.kasmina import GateRules, Isolation
+from esper.leyline import Blend, EsperError, Lifecycle, UnknownNameError
 from esper.leyline.settings import NotNegative, Whole, require_settings
 from esper.tolaria.optimisers import AdamW, RowOptimiser
 from esper.tolaria.plan import PoolKey

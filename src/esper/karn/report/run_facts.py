@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.leyline import LifecycleOp, SeedStage
 from esper.leyline.constants import SCORED_EPOCHS
-from esper.leyline.ops import LifecycleOp
-from esper.leyline.stages import SeedStage
 from esper.nissa import Cell, DecisionRecord, RoundSummary, RunLayout, RunReader
 from esper.nissa.events import SUMMARY
 from esper.nissa.store import file_of

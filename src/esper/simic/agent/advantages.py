@@ -6,10 +6,8 @@ Shapes: `E` environments, `T` time, `B` batch.
 import torch
 from torch import Tensor
 
-from esper.leyline.errors import AgreementError
-from esper.leyline.heads import HEADS, ActionSpace, HeadTable
+from esper.leyline import HEADS, ActionSpace, AgreementError, HeadTable, PerHead, PerHeadAdvantages
 from esper.leyline.legality import relevance_table
-from esper.leyline.results import PerHead, PerHeadAdvantages
 from esper.simic.agent.processes import ALONE, Processes
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from esper.leyline.errors import AgreementError
-from esper.leyline.legality import Actions, Legality
+from esper.leyline import Actions, AgreementError, Legality
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import NonFiniteError
 from esper.tamiyo.choosing import MaskedCategorical

@@ -14,13 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.archive import Archive, ArchiveError, read_archive, write_archive
-from esper.leyline import constants
+from esper.leyline import ActionSpace, Legality, PPOUpdateMetrics, constants, require_agreement
 from esper.leyline.errors import AgreementError, EsperError
-from esper.leyline.heads import ActionSpace
-from esper.leyline.legality import Legality
-from esper.leyline.results import PPOUpdateMetrics
 from esper.leyline.settings import COUNT, NONE, Range, filled, require
-from esper.leyline.slots import require_agreement
 from esper.leyline.streams import derive_seed
 from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.agent.processes import ALONE, Processes

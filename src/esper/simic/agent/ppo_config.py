@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from esper.leyline import constants
-from esper.leyline.errors import AgreementError, UnknownNameError
+from esper.leyline import AgreementError, UnknownNameError, constants
 from esper.leyline.settings import (
     SHARE,
     Count,

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from esper.leyline import constants
-from esper.leyline.errors import EsperError
-from esper.leyline.heads import CANONICAL_ACTION, ActionSpace
+from esper.leyline import CANONICAL_ACTION, ActionSpace, EsperError, constants
 from esper.simic.agent.advantages import generalised_advantages, mattered, normalised
 from esper.simic.agent.processes import ALONE, Processes
 from esper.simic.agent.types import SequenceBatch

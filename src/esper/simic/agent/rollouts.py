@@ -11,9 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from esper.leyline.heads import ActionSpace
-from esper.leyline.legality import Legality
-from esper.leyline.results import PPOUpdateMetrics
+from esper.leyline import ActionSpace, Legality, PPOUpdateMetrics
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Decision, Outcome
 

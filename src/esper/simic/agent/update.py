@@ -14,9 +14,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import constants
-from esper.leyline.errors import EsperError
-from esper.leyline.heads import ActionSpace
+from esper.leyline import ActionSpace, EsperError, constants
 from esper.leyline.results import HeadGradientNorms, HeadUpdateMetrics, PerHead, PPOUpdateMetrics
 from esper.simic.agent.advantages import credited
 from esper.simic.agent.ppo_config import PPOConfig

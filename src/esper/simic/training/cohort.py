@@ -21,17 +21,12 @@ from torch import Tensor
 from esper.archive import read_archive, write_archive
 from esper.garden.environment import Garden, Transition
 from esper.garden.rewards import net_of_rent
+from esper.leyline import Actions, AgreementError, Legality, LifecycleOp, PPOUpdateMetrics
 from esper.leyline.constants import DEFAULT_LSTM_HIDDEN_DIM
-from esper.leyline.errors import AgreementError
-from esper.leyline.legality import Actions, Legality
-from esper.leyline.ops import LifecycleOp
-from esper.leyline.results import PPOUpdateMetrics
+from esper.simic.agent import Decision, Outcome, PPOAgent, PPOConfig
 from esper.simic.agent.imitation import Lessons, LessonSettings, Notebook, learn_lessons
-from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.agent.processes import ALONE, Processes
 from esper.simic.agent.rollouts import Seat, Steer, roll_out
-from esper.simic.agent.types import Decision, Outcome
 from esper.simic.training.config import DEFAULT_FINAL_RATE, DEFAULT_PATIENCE, changed_settings
 from esper.tamiyo.controllers.schedules import Teacher
 from esper.tamiyo.features import FeatureTable

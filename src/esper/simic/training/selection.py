@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.garden import Context, Controls, Job, Playground
 from esper.garden.attribution import leave_one_out, shapley
 from esper.garden.cases import SELECTION_SEED, Case
-from esper.garden.contexts import Context
-from esper.garden.playing import Controls, Job, Playground
 from esper.garden.statistics import Estimate, mean_interval
 from esper.nissa import Attributed, Evaluated
 from esper.simic.agent.processes import Processes

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from esper.garden.environment import Garden, Transition
 from esper.garden.rewards import net_of_rent
+from esper.leyline import NOTHING, Cause, SeedStage
 from esper.leyline.constants import SCORED_EPOCHS
-from esper.leyline.lifecycle import NOTHING
-from esper.leyline.ops import Cause
-from esper.leyline.stages import SeedStage
 from esper.nissa import (
     Decisions,
     EpisodeEnded,
@@ -24,8 +22,7 @@ from esper.nissa import (
     Stepped,
 )
 from esper.simic.agent.types import Decision
-from esper.tamiyo.choosing import MaskedCategorical
-from esper.tamiyo.network import FactoredRecurrentActorCritic
+from esper.tamiyo import FactoredRecurrentActorCritic, MaskedCategorical
 
 
 @dataclass

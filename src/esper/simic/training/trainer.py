@@ -17,13 +17,9 @@ import torch
 from torch import Tensor
 
 from esper.archive import ArchiveError
-from esper.garden.cases import Case, Draw
+from esper.garden import Case, Controls, Draw, Garden
 from esper.garden.controller_choice import controller_of
-from esper.garden.environment import Garden
-from esper.garden.playing import Controls
-from esper.leyline.errors import AgreementError
-from esper.leyline.results import PPOUpdateMetrics
-from esper.leyline.stages import SeedStage
+from esper.leyline import AgreementError, PPOUpdateMetrics, SeedStage
 from esper.nissa import (
     AnomalyDetector,
     AnomalyFound,

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
+from esper.leyline import DEFAULT_EPISODE_LENGTH, BlueprintCatalogue
 from esper.leyline.errors import DuplicateNameError, UnknownNameError
 from esper.tamiyo.controllers.learned import ShippedSettings, shipped_controller
 from esper.tamiyo.controllers.protocol import Checkable, Controller

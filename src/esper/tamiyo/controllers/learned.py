@@ -21,12 +21,9 @@ import torch
 from torch import Tensor
 
 from esper.archive import ArchiveError, kind_of, read_archive, write_archive
+from esper.leyline import HEADS, Actions, ActionSpace, EsperError, Legality, require_agreement
 from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.errors import EsperError
-from esper.leyline.heads import HEADS, ActionSpace
-from esper.leyline.legality import Actions, Legality
 from esper.leyline.signals import Signals
-from esper.leyline.slots import require_agreement
 from esper.tamiyo.choosing import MaskedCategorical
 from esper.tamiyo.controllers.proposals import draw
 from esper.tamiyo.features import FeatureTable, signals_to_features

@@ -10,10 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.leyline import constants
-from esper.leyline.heads import CANONICAL_ACTION
-from esper.leyline.legality import Actions, Legality
-from esper.leyline.ops import Blend, LifecycleOp
+from esper.leyline import CANONICAL_ACTION, Actions, Blend, Legality, LifecycleOp, constants
 from esper.leyline.signals import Signals
 
 

@@ -9,9 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.errors import AgreementError
-from esper.leyline.legality import Actions, Legality
+from esper.leyline import Actions, AgreementError, BlueprintCatalogue, Legality
 from esper.leyline.signals import Signals
 
 

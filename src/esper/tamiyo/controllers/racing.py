@@ -10,11 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline import Actions, Blend, BlueprintCatalogue, Legality, LifecycleOp
 from esper.leyline.constants import DEFAULT_RENT, SCORED_EPOCHS
 from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.legality import Actions, Legality
-from esper.leyline.ops import Blend, LifecycleOp
 from esper.leyline.settings import Count, Whole, require_settings
 from esper.leyline.signals import Signals
 from esper.leyline.stages import LIVING_STAGES, SeedStage

@@ -16,11 +16,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline import Actions, Blend, BlueprintCatalogue, EsperError, Legality, LifecycleOp
 from esper.leyline.constants import DEFAULT_MIN_TRAINING_EPOCHS, DEFAULT_RENT
-from esper.leyline.errors import EsperError
-from esper.leyline.legality import Actions, Legality
-from esper.leyline.ops import Blend, LifecycleOp
 from esper.leyline.settings import Count, Range, Share, Whole, require_settings
 from esper.leyline.signals import SIGNAL_WINDOW, Signals
 from esper.leyline.stages import LIVING_STAGES, SeedStage

@@ -17,12 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline import NOTHING, Actions, Blend, BlueprintCatalogue, Legality, LifecycleOp
 from esper.leyline.constants import DEFAULT_MIN_TRAINING_EPOCHS
 from esper.leyline.errors import AgreementError, DataError, EsperError, UnknownNameError
-from esper.leyline.legality import Actions, Legality
-from esper.leyline.lifecycle import NOTHING
-from esper.leyline.ops import Blend, LifecycleOp
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.proposals import (
     Proposal,

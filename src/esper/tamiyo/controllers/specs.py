@@ -22,11 +22,8 @@ from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin
 import torch
 from torch import Tensor
 
-from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline import Actions, Blend, BlueprintCatalogue, EsperError, Legality, UnknownNameError
 from esper.leyline.constants import DEFAULT_MIN_TRAINING_EPOCHS
-from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.legality import Actions, Legality
-from esper.leyline.ops import Blend
 from esper.leyline.settings import Count, Whole, require_settings
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.proposals import epochs_to_permanence
