@@ -104,8 +104,12 @@ def test_a_finished_study_trains_nothing_again(
     study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {path.name: path.read_bytes() for path in study.iterdir()}
-    monkeypatch.setattr("esper.garden.playing.Episodes", None)
-    monkeypatch.setattr("studies.fixed.Episodes", None)
+
+    def refuse(*given: object, **settings: object) -> None:
+        pytest.fail("something is trained")
+
+    monkeypatch.setattr("esper.garden.playing.Episodes", refuse)
+    monkeypatch.setattr("studies.fixed.Episodes", refuse)
     assert study_growth(study, [GROWTH], PLAN)
     assert {path.name: path.read_bytes() for path in study.iterdir()} == before
 
