@@ -1,8 +1,49 @@
-"""Settings for every test: one thread, and no per-example deadline on shared machines."""
+"""Settings for every test: one thread, and no per-example deadline on shared machines.
+
+`make quick` leaves out what is marked slow: single tests, and the modules that are listed here.
+"""
+
+from pathlib import Path
 
 import hypothesis
+import pytest
 import torch
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("esper", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("esper")
+
+TESTS = Path(__file__).parent
+# They train, export or go through many cases: together most of the time that all tests take.
+SLOW_MODULES = {
+    TESTS / folder / f"test_{name}.py"
+    for folder, names in {
+        "api": ("resuming", "sixty_modules"),
+        "garden": ("atlas", "environment", "evaluation"),
+        "karn": ("growing_cli", "report"),
+        "kasmina": (
+            "blueprints",
+            "plain_module",
+            "program_export",
+            "python_export",
+            "seed_properties",
+            "state_machine",
+            "wrapping",
+            "wrapping_compile",
+            "wrapping_state",
+        ),
+        "simic": ("ppo", "waiting"),
+        "simic/training": ("cohort", "selection", "trainer"),
+        "studies": ("growth_study", "learning_parts", "learning_study", "studies_report"),
+        "tamiyo": ("controllers",),
+        "tolaria": ("governor", "population", "population_snapshots"),
+    }.items()
+    for name in names
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path in SLOW_MODULES:
+            item.add_marker(pytest.mark.slow)

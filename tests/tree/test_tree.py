@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import esper
+from tests import conftest
 from tests.tree import review
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,10 @@ def test_every_longer_file_exists_and_needs_its_exception() -> None:
         or len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= LINE_LIMIT
     ]
     assert not needless, f"remove from LONGER_FILES: {needless}"
+
+
+def test_every_module_that_is_listed_as_slow_exists() -> None:
+    assert not [path for path in conftest.SLOW_MODULES if not path.is_file()]
 
 
 def assert_reviewed(found: list[str], reviewed_list: Path) -> None:
