@@ -54,7 +54,7 @@ clean: ## remove the virtual environment and all caches
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo \
 		'Esper needs Python 3.11 or newer, which "$(PYTHON)" is not: name another, as in "make test PYTHON=python3.12".' >&2; exit 1; }
-	@echo 'Setting up .venv (about a minute) ...'
+	@echo 'Setting up .venv (a minute or two) ...'
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt hatchling
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
