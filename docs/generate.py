@@ -4,7 +4,6 @@ from pathlib import Path
 
 from esper.garden import Atlas, find_suite, suite_names
 from esper.garden.atlas import ATLAS_EPOCHS, WAIT_MARGIN, shipped_atlas
-from esper.karn.palette import STAGE_COLOURS, tint
 from esper.kasmina.blueprints import build_catalogue, find_blueprint
 from esper.kasmina.gates import GATES
 from esper.kasmina.hosts import HOSTS, build_host
@@ -17,6 +16,7 @@ from esper.leyline import (
     LifecycleOp,
     SeedStage,
 )
+from esper.show.palette import STAGE_COLOURS, tint
 from esper.tamiyo.controllers import Schedule
 from esper.tamiyo.features import GLOBAL_FEATURES, FeatureTable
 

@@ -20,7 +20,7 @@ SLOW_MODULES = {
     for folder, names in {
         "api": ("resuming", "sixty_modules"),
         "garden": ("atlas", "environment", "evaluation"),
-        "karn": ("growing_cli", "report"),
+        "karn": ("growing_cli",),
         "kasmina": (
             "blueprints",
             "plain_module",
@@ -32,6 +32,7 @@ SLOW_MODULES = {
             "wrapping_compile",
             "wrapping_state",
         ),
+        "show": ("report",),
         "simic": ("ppo", "waiting"),
         "simic/training": ("cohort", "selection", "trainer"),
         "studies": ("growth_study", "learning_parts", "learning_study", "studies_report"),

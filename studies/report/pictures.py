@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from esper.garden.statistics import mean
-from esper.karn.palette import (
+from esper.show.palette import (
     BLUE,
     GREEN,
     GREY,
@@ -17,7 +17,7 @@ from esper.karn.palette import (
     SKY,
     VERMILION,
 )
-from esper.karn.report.theme import AbsentError, Theme, legend_beside, new_figure
+from esper.show.theme import AbsentError, Theme, legend_beside, new_figure
 from studies.comparisons import paired_difference, performance_profile
 from studies.growth_pays import (
     CONSTANT as CONSTANT_GROWTH,

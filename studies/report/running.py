@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Protocol
 
-from esper.karn.terminal import progress, write_flat
 from esper.leyline.errors import EsperError
+from esper.show.terminal import progress, write_flat
 from esper.simic.training.run_processes import require_device
 from studies.commands import GrowthStudy, LearningStudy, StudyReport
 from studies.folders import Tell

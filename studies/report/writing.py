@@ -15,7 +15,7 @@ from studies.report.pages import evidence_page
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from esper.karn.report.theme import Theme
+    from esper.show.theme import Theme
 
 PAGE, FIGURES = "evidence.md", "evidence.json"
 
@@ -66,7 +66,7 @@ def read_studies(folders: Sequence[Path]) -> tuple[GrowthStudy | None, LearningS
 def draw(growth: GrowthStudy | None, learning: LearningStudy | None) -> dict[str, bytes]:
     """Pictures by name; those that there is nothing for are left out."""
     try:
-        from esper.karn.report.theme import LIGHT, AbsentError, render
+        from esper.show.theme import LIGHT, AbsentError, render
         from studies.report import pictures
     except ImportError as error:
         raise EsperError(

@@ -7,12 +7,12 @@ from esper import garden
 from esper.garden import Atlas, Standing, Suite, find_suite, shipped_atlas
 from esper.garden.controller_choice import controller_of
 from esper.karn import commands
-from esper.karn.terminal import flat_estimate, progress, table_of, wide_console, write_flat
 from esper.kasmina.blueprints import build_catalogue, find_blueprint
 from esper.kasmina.hosts import build_host
 from esper.leyline.catalogue import NOT_APPLICABLE
 from esper.leyline.constants import DEFAULT_RENT, RENT_LEVELS
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
+from esper.show.terminal import flat_estimate, progress, table_of, wide_console, write_flat
 from esper.simic.training.run_processes import require_device
 from esper.simic.training.training_runs import load_controller
 

@@ -8,10 +8,10 @@ from rich.table import Table
 from torch.nn.functional import cross_entropy
 
 from esper.karn.commands import Life
-from esper.karn.palette import STAGE_COLOURS
 from esper.kasmina import SlottedModel, build_host, export_module
 from esper.leyline import EsperError, LifecycleOp, SeedStage, Transitions
 from esper.leyline.streams import derive_seed
+from esper.show.palette import STAGE_COLOURS
 from esper.tolaria.data.splits import Splits
 from esper.tolaria.reference import accuracy, contributions, shuffled_batches, train_epoch
 from esper.tolaria.tasks import mnist1d

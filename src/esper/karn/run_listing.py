@@ -8,11 +8,11 @@ from rich.markup import escape
 from esper.api import GrowthFolder
 from esper.karn.commands import Events, Runs, Show, WriteReport
 from esper.karn.grow_commands import line_of
-from esper.karn.report import write_report
-from esper.karn.terminal import table_of
 from esper.karn.train_commands import latest_evaluations
 from esper.leyline.errors import DataError, EsperError
 from esper.nissa import RunReader, StoreError
+from esper.show import write_report
+from esper.show.terminal import table_of
 from esper.simic.training import RunError, RunFolder
 
 

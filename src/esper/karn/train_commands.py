@@ -22,10 +22,10 @@ from esper.garden.controller_choice import controller_of
 from esper.garden.statistics import Estimate
 from esper.karn.commands import RUNS, Demo, Resume, Train
 from esper.karn.garden_commands import print_standings, standing_figures
-from esper.karn.report import write_report
-from esper.karn.terminal import flat_estimate, progress, require_writable, write_flat
 from esper.leyline.stages import SeedStage
 from esper.nissa import RunReader
+from esper.show import write_report
+from esper.show.terminal import flat_estimate, progress, require_writable, write_flat
 from esper.simic.training import (
     PRESETS,
     RoundReport,

@@ -12,11 +12,11 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
-from esper.karn import palette
-from esper.karn.report import theme as themes
-from esper.karn.report.run_facts import Facts, Series, Shares
-from esper.karn.report.theme import AbsentError, Look, Theme, legend_beside, new_figure, over_rounds
 from esper.leyline.constants import KL_STOP_FACTOR
+from esper.show import palette
+from esper.show import theme as themes
+from esper.show.run_facts import Facts, Series, Shares
+from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure, over_rounds
 
 CURVE = 4.8  # inches
 RETURNS_REACH = 0.5  # how far returns may stretch the axis, of what scores need

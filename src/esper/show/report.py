@@ -16,15 +16,15 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     write, by default `report` in it. Pictures of an older report there are replaced.
     """
     try:
-        import matplotlib
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise EsperError(
             "Reports need matplotlib, which is not installed", fix="pip install 'esper-ml[report]'"
         ) from error
     from esper.archive import write_whole
-    from esper.karn.report.page import page
-    from esper.karn.report.run_facts import read_facts
-    from esper.karn.report.sections import contents, drawn
+    from esper.show.page import page
+    from esper.show.run_facts import read_facts
+    from esper.show.sections import contents, drawn
 
     facts = read_facts(Path(run))
     sections = [drawn(section) for section in contents(facts)]

@@ -14,12 +14,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from esper.karn.palette import BLUE, GREEN, OP_MARKERS, STAGE_COLOURS, VERMILION, tint
-from esper.karn.report.run_facts import Story, signed
-from esper.karn.report.theme import Look, Theme, legend_beside, new_figure, readable_on
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
 from esper.nissa import Cell
+from esper.show.palette import BLUE, GREEN, OP_MARKERS, STAGE_COLOURS, VERMILION, tint
+from esper.show.run_facts import Story, signed
+from esper.show.theme import Look, Theme, legend_beside, new_figure, readable_on
 
 ROW = 0.6  # inches, of a slot
 CURVES = 2.3  # inches

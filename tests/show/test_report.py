@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
-from esper.karn.palette import OP_COLOURS, STAGE_COLOURS
-from esper.karn.report import theme as themes
-from esper.karn.report import write_report
-from esper.karn.report.context_charts import habits
-from esper.karn.report.page import cautions, headline, page
-from esper.karn.report.run_facts import Facts, Score, Series, choose, read_facts, signed
-from esper.karn.report.sections import contents
-from esper.karn.report.theme import DARK, LIGHT, apart, render
-from esper.karn.report.timelines import lives, shown_slots
-from esper.karn.report.training_charts import binned, seconds_by_phase
 from esper.leyline.errors import EsperError
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import SeedStage
 from esper.nissa import Attributed, StoreError
-from tests.karn.report_runs import BLUEPRINTS, STEPS, Run, whole_run
+from esper.show import theme as themes
+from esper.show import write_report
+from esper.show.context_charts import habits
+from esper.show.page import cautions, headline, page
+from esper.show.palette import OP_COLOURS, STAGE_COLOURS
+from esper.show.run_facts import Facts, Score, Series, choose, read_facts, signed
+from esper.show.sections import contents
+from esper.show.theme import DARK, LIGHT, apart, render
+from esper.show.timelines import lives, shown_slots
+from esper.show.training_charts import binned, seconds_by_phase
+from tests.show.report_runs import BLUEPRINTS, STEPS, Run, whole_run
 
 PICTURES = {
     "learning-curve", "contexts", "timeline-best", "timeline-typical", "timeline-worst",
@@ -249,7 +249,7 @@ def test_without_matplotlib_one_sentence_says_what_to_install(
 
 def test_importing_reports_imports_neither_matplotlib_nor_torch() -> None:
     code = (
-        "import sys; from esper.karn.report import write_report; "
+        "import sys; from esper.show import write_report; "
         "print({'matplotlib', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from esper.karn.palette import BLUE, FAMILY_COLOURS, FAMILY_MARKERS, GREEN, VERMILION, tint
-from esper.karn.report.run_facts import Facts, Row, signed
-from esper.karn.report.theme import AbsentError, Look, Theme, legend_beside, new_figure, readable_on
+from esper.show.palette import BLUE, FAMILY_COLOURS, FAMILY_MARKERS, GREEN, VERMILION, tint
+from esper.show.run_facts import Facts, Row, signed
+from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure, readable_on
 
 MOST_KINDS = 30  # columns that can be read
 WORTH_A_NUMBER = 0.045  # smaller shares are only a shade

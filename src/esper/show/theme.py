@@ -1,4 +1,4 @@
-"""How pictures look: two themes, and what every picture needs. The colours are `karn.palette`'s."""
+"""How pictures look: two themes, and what every picture needs. The colours are `show.palette`'s."""
 
 import io
 from collections.abc import Callable, Sequence

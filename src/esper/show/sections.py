@@ -7,13 +7,13 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from esper.karn.report import theme as themes
-from esper.karn.report.context_charts import gain_by_parameters, policy_by_context
-from esper.karn.report.page import Picture, Section, template
-from esper.karn.report.run_facts import BEST, WAITING, Facts, Story
-from esper.karn.report.theme import DARK, LIGHT, AbsentError, Theme
-from esper.karn.report.timelines import timeline, title
-from esper.karn.report.training_charts import action_shares, health, learning_curve, phase_times
+from esper.show import theme as themes
+from esper.show.context_charts import gain_by_parameters, policy_by_context
+from esper.show.page import Picture, Section, template
+from esper.show.run_facts import BEST, WAITING, Facts, Story
+from esper.show.theme import DARK, LIGHT, AbsentError, Theme
+from esper.show.timelines import timeline, title
+from esper.show.training_charts import action_shares, health, learning_curve, phase_times
 
 CHARTS: Mapping[str, Callable[[Facts, Theme], Figure]] = {  # by name of their pictures
     "learning-curve": learning_curve,

@@ -14,8 +14,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from esper.karn.report.run_facts import Facts, Row, Score, signed
-from esper.karn.report.theme import Theme
+from esper.show.run_facts import Facts, Row, Score, signed
+from esper.show.theme import Theme
 
 
 @dataclass(frozen=True)
