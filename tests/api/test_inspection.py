@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.kasmina import build_host
+from esper.kasmina import blueprint, build_host, unregister_blueprint, zeroed
+from esper.leyline import SeedStage, SlotSpec
 from esper.leyline.errors import EsperError
 from esper.leyline.ops import LifecycleOp
 from tests.api.tables import INPUTS, mlp
@@ -75,6 +76,35 @@ def test_refusals_say_why() -> None:
     (refusal,) = esper.inspect(Residual(), IMAGES).refusals
     assert refusal.path == "unused"
     assert "does not call it" in refusal.reason
+
+
+def test_a_model_may_have_any_number_of_places_and_of_slots() -> None:
+    layers = [layer for _ in range(50) for layer in (nn.Linear(6, 6), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(6, 3))
+    found = esper.inspect(model, INPUTS[:4])
+    assert len(found.places) == 101
+    assert found.chosen == ("1", "49", "99")
+    everywhere = [place.path for place in found.places]
+    host = esper.wrap(model, INPUTS[:4], slots=everywhere)
+    before = host(INPUTS[:4])
+    host.germinate("98", "mlp")
+    assert torch.equal(host(INPUTS[:4]), before)
+    assert host.seed_slots["98"].stage is SeedStage.TRAINING
+
+
+def test_slots_that_differ_in_their_names_alone_are_tried_once() -> None:
+    built: list[str] = []
+
+    @blueprint("counted", "dense")
+    def counted(spec: SlotSpec) -> nn.Module:
+        built.append(spec.name)
+        return nn.Sequential(zeroed(nn.Linear(spec.channels, spec.channels)))
+
+    try:
+        found = esper.inspect(mlp(), INPUTS[:4], blueprints=["counted"])
+    finally:
+        unregister_blueprint("counted", "dense")
+    assert len(built) == len({place.layout for place in found.places}) < len(found.places)
 
 
 def test_a_budget_leaves_out_what_it_has_no_room_for() -> None:
@@ -218,11 +248,11 @@ def test_blueprints_that_fit_some_places_only_narrow_the_choice() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3)
     )
-    for blueprint, chosen in (("conv", ("1",)), ("mlp", ("4",))):
-        found = esper.inspect(model, IMAGES, blueprints=[blueprint])
+    for name, chosen in (("conv", ("1",)), ("mlp", ("4",))):
+        found = esper.inspect(model, IMAGES, blueprints=[name])
         assert found.chosen == chosen
         assert any("No blueprint fits" in refusal.reason for refusal in found.refusals)
-        assert esper.wrap(model, IMAGES, blueprints=[blueprint]).catalogue.slots.names == chosen
+        assert esper.wrap(model, IMAGES, blueprints=[name]).catalogue.slots.names == chosen
     with pytest.raises(
         EsperError, match=r"No blueprint fits the output of submodule 'enter' \(and"
     ):

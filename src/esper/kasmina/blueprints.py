@@ -5,7 +5,7 @@ Shapes: `B` batch, `C` channels, `L` positions, `H` height, `W` width, `T` token
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, TypeVar
 
@@ -100,32 +100,40 @@ def find_blueprint(name: str, family: Family | str) -> Blueprint:
     return _REGISTRY[kind, name]
 
 
-@lru_cache(maxsize=4096)
 def cost(plan: Blueprint | None, spec: SlotSpec) -> int:
-    """Parameters a seed would add. Checks the output shape on the way; allocates nothing."""
+    """Parameters a seed would add. Checks the output shape on the way."""
     if plan is None or not plan.fits(spec):
         return NOT_APPLICABLE
-    shape = spec.canonical_shape(batch=2)
+    shape = list(spec.canonical_shape(batch=2))
     try:
-        with torch.device("meta"):
-            seed = plan.build(spec)
-            output = seed(torch.empty(shape))
+        # A model has many slots that are alike but for their names.
+        returned, params = _tried(plan, replace(spec, name=""))
     except (RuntimeError, ValueError, TypeError) as error:
         raise BlueprintError(
             f"Blueprint {plan.name!r} cannot be built for slot {spec.name!r}",
             given=first_line(error),
-            valid=f"a module that maps {list(shape)} to {list(shape)}",
+            valid=f"a module that maps {shape} to {shape}",
             fix="sizes must come from the slot's channels and extent, and weights be made by torch",
         ) from error
-    if not isinstance(output, torch.Tensor) or output.shape != shape:
-        got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    if returned != shape:
         raise BlueprintError(
             f"Blueprint {plan.name!r} changes the shape of slot {spec.name!r}",
-            given=f"{list(shape)} -> {got}",
-            valid=f"{list(shape)} -> {list(shape)}",
+            given=f"{shape} -> {returned}",
+            valid=f"{shape} -> {shape}",
             fix="a seed adds to its slot's activations, so it must return their shape",
         )
-    return sum(parameter.numel() for parameter in seed.parameters())
+    return params
+
+
+@lru_cache(maxsize=4096)
+def _tried(plan: Blueprint, spec: SlotSpec) -> tuple[list[int] | str, int]:
+    """The shape or type that such a seed returns, and its parameters; allocates nothing."""
+    with torch.device("meta"):
+        seed = plan.build(spec)
+        output = seed(torch.empty(spec.canonical_shape(batch=2)))
+    is_tensor = isinstance(output, torch.Tensor)
+    returned = list(output.shape) if is_tensor else type(output).__name__
+    return returned, sum(parameter.numel() for parameter in seed.parameters())
 
 
 def build_catalogue(

@@ -304,9 +304,11 @@ def _choose_part(target: Target, output: object) -> Part:
 
 def _require_no_nesting(model: nn.Module, target: Target, events: Sequence[ModuleCall]) -> None:
     """With a padding mask, torch's encoder runs its layers on nested tensors in evaluation."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        inside = target.path.startswith(f"{path}.layers." if path else "layers.")
-        if not isinstance(module, nn.TransformerEncoder) or not inside:
+    steps = target.path.split(".")
+    for depth in (depth for depth, step in enumerate(steps) if step == "layers"):
+        path = ".".join(steps[:depth])
+        module = model.get_submodule(path)
+        if not isinstance(module, nn.TransformerEncoder):
             continue
         masked = any(
             (*event.inputs[2:3], event.named_inputs.get("src_key_padding_mask"))[0] is not None
@@ -351,16 +353,17 @@ def require_slottable(model: nn.Module) -> None:
 
 def module_at(model: nn.Module, path: str) -> nn.Module:
     """The submodule at this path, if a hook on it would be honoured."""
-    _require_hooks_work(path, "", model)
-    known: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
-    if path not in known:
-        near = difflib.get_close_matches(path, [n for n in known if n], n=_SHOWN_PATHS, cutoff=0.0)
-        raise UnknownNameError.of("submodule path", path, near)
-    steps = path.split(".")
-    for depth in range(1, len(steps) + 1):
-        outer = ".".join(steps[:depth])
-        _require_hooks_work(path, outer, known[outer])
-    return known[path]
+    module, outer = model, ""
+    _require_hooks_work(path, outer, module)
+    for step in path.split(".") if path else ():
+        child = module._modules.get(step)
+        if child is None:
+            known = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+            near = difflib.get_close_matches(path, known, n=_SHOWN_PATHS, cutoff=0.0)
+            raise UnknownNameError.of("submodule path", path, near)
+        module, outer = child, f"{outer}.{step}".strip(".")
+        _require_hooks_work(path, outer, module)
+    return module
 
 
 def _require_hooks_work(path: str, outer: str, module: nn.Module) -> None:

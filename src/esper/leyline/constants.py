@@ -50,7 +50,6 @@ FOSSILIZED_POTENTIAL = 0.3
 
 # --- the body ------------------------------------------------------------------------------
 DEFAULT_SLOT_COUNT = 3
-MAX_SLOT_COUNT = 64
 DEFAULT_BLEND_TEMPO = 3  # epochs for alpha to go 0 -> 1
 DEFAULT_PRUNE_TEMPO = 2  # epochs for alpha to go 1 -> 0
 DEFAULT_EMBARGO = 2  # epochs a slot rests after a removal

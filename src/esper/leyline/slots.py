@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from esper.leyline.constants import DEFAULT_SLOT_COUNT, MAX_SLOT_COUNT
+from esper.leyline.constants import DEFAULT_SLOT_COUNT
 from esper.leyline.errors import AgreementError, SlotError, place_of
 
 CANONICAL_SLOTS = ("early", "mid", "late")
@@ -113,13 +113,8 @@ class SlotConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(self.names))
-        if not 1 <= len(self.names) <= MAX_SLOT_COUNT:
-            raise SlotError(
-                "Wrong number of slots",
-                given=len(self.names),
-                valid=f"1 to {MAX_SLOT_COUNT}",
-                fix="name at least one slot and at most that many",
-            )
+        if not self.names:
+            raise SlotError("Wrong number of slots", given=0, valid="1 or more")
         if len(set(self.names)) != len(self.names):
             raise SlotError("Slot names must differ", given=", ".join(self.names))
 
