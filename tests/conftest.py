@@ -38,6 +38,7 @@ SLOW_MODULES = {
         "studies": ("growth_study", "learning_parts", "learning_study", "studies_report"),
         "tamiyo": ("controllers",),
         "tolaria": ("governor", "population", "population_snapshots"),
+        "tree": ("wheel",),
     }.items()
     for name in names
 }
