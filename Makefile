@@ -9,7 +9,7 @@ export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick fault lint bench study fmt clean
+.PHONY: help demo test quick fault lint bench study docs fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -41,12 +41,16 @@ study: $(READY) ## the smallest form of both studies, into study-c1 and study-c2
 	@$(BIN)/python -m studies c1 --size quick
 	@$(BIN)/python -m studies c2 --size quick
 
+docs: $(READY) ## the documentation as a site, into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo 'Open site/index.html; searching needs a server: $(BIN)/mkdocs serve'
+
 fmt: $(READY) ## format the tree and fix what can be fixed safely
 	@$(BIN)/ruff check -q --fix-only
 	@$(BIN)/ruff format -q
 
 clean: ## remove the virtual environment and all caches
-	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist site
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment is made anew whenever it is out of date, so that it holds the pins and nothing

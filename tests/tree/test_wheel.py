@@ -26,7 +26,7 @@ class Net(nn.Sequential):
 SUITE = """
 name = "small"
 training = [
-    { name = "few", family = "mnist1d", source = { family = "mnist1d", samples = 200 }, host = "conv1d" },
+    { name = "few", family = "mnist1d", source = { family = "mnist1d", samples = 200 } },
 ]
 """
 
@@ -90,7 +90,7 @@ def test_the_new_environment_does_not_see_the_repository(home: Path) -> None:
     ("words", "expected"),
     [
         ("life --epochs 16 --samples 200", "FOSSILIZED"),
-        ("grow net.py:Net --data digits --flat --samples 200 --budget.epochs 6", "within the budget"),
+        ("grow net.py:Net --data digits --flat --samples 200 --budget.epochs 6", "the budget"),
         ("evaluate --suite small.toml --controllers tamiyo --seeds 1 --quiet", "tamiyo"),
     ],
     ids=lambda words: words.split()[0],

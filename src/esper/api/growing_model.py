@@ -56,7 +56,7 @@ class ForgottenTickWarning(UserWarning):
 
 
 class GrowingModel(SlottedModel):
-    """A model with slots, for a training loop of your own. The model itself is not changed::
+    """A model with slots, for a training loop of your own. The model itself is not changed:
 
         host = esper.wrap(model, sample=x, slots="auto", budget="+15%")
         opt = host.optimizer(torch.optim.AdamW, lr=1e-3)
@@ -351,6 +351,7 @@ class GrowingModel(SlottedModel):
 
 
 wrap = GrowingModel
+"""Makes a growing model: the same class, under the name of what it does."""
 
 
 class StepWatch:
