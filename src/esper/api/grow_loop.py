@@ -18,6 +18,7 @@ from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import unpack
 from esper.api.inspection import Slots, require_module
+from esper.api.observers import EpochNews, Observer, OnEpoch, Told, observed
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring
 from esper.api.ticking import measuring
@@ -27,9 +28,9 @@ from esper.kasmina.probe import Sample, Target
 from esper.kasmina.watching import call
 from esper.leyline.errors import UnknownNameError, first_line
 from esper.leyline.streams import derive_seed
+from esper.nissa import Clock
 from esper.tamiyo.controllers.protocol import Controller
 
-OnEpoch = Callable[[dict[str, Any]], object]
 MakeOptimizer = Callable[..., Optimizer]
 _OPTIMIZERS = {  # by name
     name: kind
@@ -98,7 +99,8 @@ def grow(
     run.settle(slots=tuple(map(asdict, host.targets)), data=data.fingerprints(seed))
     if folder is not None:
         folder.require_new()
-    growth = Growth(run, data, scoring, controller, optimizer, scheduler, on_epoch)
+    observers = [] if on_epoch is None else [Told(on_epoch)]
+    growth = Growth(run, data, scoring, controller, optimizer, scheduler, observers)
     with nullcontext() if folder is None else folder.locked():
         growth.begin(first)
         growth.go()
@@ -144,7 +146,8 @@ def resume(
         _require_given(settings, train=train, val=val, test=test, scheduler=scheduler)
         data = Data(train, val, test, settings.batch_size)
         data.require_same(settings.data, settings.seed)
-        growth = Growth(run, data, scoring, leader, kind, scheduler, on_epoch)
+        observers = [] if on_epoch is None else [Told(on_epoch)]
+        growth = Growth(run, data, scoring, leader, kind, scheduler, observers)
         growth.go_on(folder.checkpoint())
         growth.go()
     return run
@@ -189,7 +192,7 @@ class Growth:
     controller: Controller | str | Path
     kind: str | MakeOptimizer
     scheduler: MakeScheduler | None
-    on_epoch: OnEpoch | None
+    observers: Sequence[Observer] = ()
 
     def __post_init__(self) -> None:
         self.host, self.seed = self.run.host, self.run.settings.seed
@@ -234,18 +237,25 @@ class Growth:
 
     def go(self) -> None:
         """Train to the end."""
-        while not self.host.memory.ended:
-            record = self._epoch(int(self.host.lifecycle.epoch))
-            self.run.history.append(record)
-            if self.host.memory.ended:
-                after = asdict(self._scores(self.data["val"]))
-                if "test" in self.data:
-                    test = asdict(self._scores(self.data["test"]))
-                    after |= {f"test_{name}": value for name, value in test.items()}
-                self.run.finish(after)
-            self._keep()
-            if self.on_epoch is not None:
-                self.on_epoch(record)
+        with observed(self.run, self.observers):
+            while not self.host.memory.ended:
+                news = self._epoch(int(self.host.lifecycle.epoch))
+                self.run.history.append(news.record)
+                self.run.seconds.append(dict(news.seconds))
+                if self.host.memory.ended:
+                    self.run.finish(self._final_scores())
+                for observer in self.observers:
+                    observer.epoch(news)
+                self._keep()
+                for observer in self.observers:
+                    observer.kept(news)
+
+    def _final_scores(self) -> dict[str, float]:
+        after = asdict(self._scores(self.data["val"]))
+        if "test" in self.data:
+            test = asdict(self._scores(self.data["test"]))
+            after |= {f"test_{name}": value for name, value in test.items()}
+        return after
 
     def _settle(self, batch: tuple[Any, Any]) -> None:
         """How models are scored, and what the one before training was worth."""
@@ -259,22 +269,31 @@ class Growth:
         self.scoring = replace(self.scoring, first_loss=first_loss)
         self.host.memory.take_reference(self.scoring.classes, first_loss)
 
-    def _epoch(self, number: int) -> dict[str, Any]:
-        host = self.host
+    def _epoch(self, number: int) -> EpochNews:
+        host, clock = self.host, Clock()
         most_added = host.added
-        with randomness_kept(host, stream=derive_seed(self.seed, "epoch", number)):
+        stream = derive_seed(self.seed, "epoch", number)
+        with clock.phase("train"), randomness_kept(host, stream=stream):
             train_loss = self._train(derive_seed(self.seed, "order", number))
-        scores = self._scores(self.data["val"])
-        tick = host.tick(
-            self.controller,
-            train_loss=train_loss,
-            val_loss=scores.loss,
-            val_score=scores.score,
-            evaluate=lambda _: self._scores(self.data["val"]).score,
-        )
+
+        def measured() -> Scores:
+            with clock.phase("measure"):
+                return self._scores(self.data["val"])
+
+        scores = measured()
+        before = clock.spent["measure"]
+        with clock.phase("decide"):
+            tick = host.tick(
+                self.controller,
+                train_loss=train_loss,
+                val_loss=scores.loss,
+                val_score=scores.score,
+                evaluate=lambda _: measured().score,
+            )
+        clock.spent["decide"] -= clock.spent["measure"] - before  # what was measured within
         if self.schedule is not None:
             self.schedule.step(scores.loss, scores.score)
-        return {
+        record = {
             "epoch": tick.epoch,
             "train_loss": train_loss,
             "val_loss": scores.loss,
@@ -286,6 +305,7 @@ class Growth:
             "added": tick.added,
             "most_added": max(most_added, tick.added),
         }
+        return EpochNews(record, clock.spent)
 
     def _train(self, stream: int) -> float:
         """One pass over the training data; returns the mean loss over batches."""

@@ -96,6 +96,7 @@ class GrownRun:
     host: GrowingModel
     settings: GrowSettings
     history: list[dict[str, Any]] = field(default_factory=list)  # as JSON holds them
+    seconds: list[dict[str, float]] = field(default_factory=list)  # of every epoch, by phase
     before: dict[str, float] = field(default_factory=dict)  # loss and score before training
     after: dict[str, float] = field(default_factory=dict)  # of the network that is exported
     folder: GrowthFolder | None = None  # where it is kept
@@ -168,7 +169,7 @@ class GrownRun:
         """Write the checkpoint of a run that has a folder."""
         assert self.folder is not None
         tensors, notes = pack(self.host)
-        notes |= {name: getattr(self, name) for name in ("history", "before", "after")}
+        notes |= {name: getattr(self, name) for name in ("history", "seconds", "before", "after")}
         notes |= {"settings": asdict(self.settings), "scheduler": scheduler}
         place = self.folder.path / CHECKPOINT
         write_archive(place, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
@@ -178,6 +179,7 @@ class GrownRun:
         unpack(self.host, archive, training=False)
         notes = archive.notes
         self.history, self.before = list(notes["history"]), dict(notes["before"])
+        self.seconds = list(notes.get("seconds") or ({} for _ in self.history))
         if notes["after"]:
             self.finish(notes["after"])
 

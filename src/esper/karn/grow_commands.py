@@ -12,8 +12,8 @@ from torch import nn
 from esper import api
 from esper.api import GrowthFolder
 from esper.api.batches import Batches
-from esper.api.grow_loop import OnEpoch
 from esper.api.grow_settings import AUTO
+from esper.api.observers import OnEpoch
 from esper.garden.own_code import spoken
 from esper.karn.commands import RUNS, Export, Grow, Inspect, Resume, RoomOptions, Show, WriteReport
 from esper.karn.named_sources import NamedData, absolute, build_model, load_data

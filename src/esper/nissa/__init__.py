@@ -6,6 +6,7 @@ from esper.lazy import attach
 
 if TYPE_CHECKING:
     from .anomalies import AnomalyDetector, Thresholds
+    from .clock import Clock
     from .events import (
         DEFAULT_WATCHED,
         AnomalyFound,

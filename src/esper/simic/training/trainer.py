@@ -7,10 +7,8 @@ settings and the last checkpoint, so a run that was killed goes on as if it had 
 Shapes: `N` environments of this process.
 """
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
@@ -23,6 +21,7 @@ from esper.leyline import AgreementError, PPOUpdateMetrics, SeedStage
 from esper.nissa import (
     AnomalyDetector,
     AnomalyFound,
+    Clock,
     Hub,
     Noted,
     RunLayout,
@@ -65,21 +64,6 @@ class RoundReport:
 
 Listener = Callable[[RoundReport], None]
 Telling = Callable[[str, int, int], None]
-
-
-@dataclass
-class Clock:
-    """Seconds by phase."""
-
-    spent: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - began
 
 
 class Trainer:

@@ -1,0 +1,58 @@
+"""Who goes along with a run of `grow`: telemetry, a display of its progress, a function of yours.
+
+A run has one place where it tells what an epoch came to, and everyone hears the same.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.api.grown_runs import GrownRun
+
+OnEpoch = Callable[[dict[str, Any]], object]
+
+
+@dataclass(frozen=True)
+class EpochNews:
+    """What an epoch came to."""
+
+    record: dict[str, Any]  # as the run's history holds it: the same if the run is repeated
+    seconds: Mapping[str, float]  # spent in each phase: train, measure, decide
+
+
+class Observer:
+    """Hears of a run; whoever observes overrides what it wants to hear."""
+
+    def begin(self, run: "GrownRun") -> None:
+        """Training begins or goes on; what was before is in the run's history."""
+
+    def epoch(self, news: EpochNews) -> None:
+        """An epoch is over and in the history, and about to be kept."""
+
+    def kept(self, news: EpochNews) -> None:
+        """The epoch is kept, where the run has a folder: nothing of it can be lost any more."""
+
+    def close(self) -> None:
+        """Training is over, whatever ended it."""
+
+
+@dataclass
+class Told(Observer):
+    """A function of the user's own, called with the record of every epoch."""
+
+    on_epoch: OnEpoch
+
+    def kept(self, news: EpochNews) -> None:
+        self.on_epoch(news.record)
+
+
+@contextmanager
+def observed(run: "GrownRun", observers: Sequence[Observer]) -> Iterator[None]:
+    """While training goes on; all are told of its end, the last one first."""
+    with ExitStack() as ends:
+        for observer in observers:
+            ends.callback(observer.close)
+            observer.begin(run)
+        yield
