@@ -1,6 +1,7 @@
 """One call: whatever the data and the task, a plain module comes out, within the budget."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import esper
-from esper.api import GrowthDecision, StageChange
+from esper.api import GrowthDecision, StageChange, load_run
 from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
 from tests.api.tables import CLASSES, FEATURES, INPUTS, TRAIN, VAL, Script, draw, mlp, require_same
@@ -277,3 +278,82 @@ def test_inputs_of_any_length_may_end_in_a_batch_of_one() -> None:
     run = esper.grow(mlp(), (x, y), (x, y), loss="cross_entropy", budget="+100%", epochs=6,
                      controller="never", batch_size=16)  # fmt: skip
     assert run.finished
+
+
+# --- every seed that lived -----------------------------------------------------------------------
+
+LIVES = Script(
+    {
+        1: ("plant", "2", "mlp", "immediate"),
+        2: ("plant", "5", "norm", "ramp"),
+        4: ("prune", "5"),
+        5: ("keep", "2"),
+        9: ("plant", "5", "lowrank", "gate"),
+    }
+)
+
+
+def test_seeds_that_did_not_stay_are_in_the_report(tmp_path: Path) -> None:
+    unmeasured = {"budget": esper.Budget("+500%", epochs=11), "slots": ["2", "5"]}
+    run = grown(controller=LIVES, out=tmp_path / "run", **unmeasured)
+    kept, pruned, last = run.seeds
+    assert (kept.slot, kept.blueprint, kept.planted, kept.fate) == ("2", "mlp", 1, "permanent")
+    assert kept.ended == 5
+    assert kept.params == run.host.added == run.report().added
+    assert kept.contribution == run.history[-1]["contributions"]["2"]
+    assert run.report().grown == (kept,)
+    assert (pruned.planted, pruned.ended, pruned.fate) == (2, 4, "pruned")
+    assert pruned.contribution is None, "it was never on"
+    assert pruned.params + kept.params == run.history[2]["added"]
+    assert (last.planted, last.ended, last.fate) == (9, 11, "switched off at the end")
+    assert last.params + kept.params == run.history[9]["added"]
+    text = str(run.report())
+    assert f"norm at 5: {pruned.params} parameters, planted after epoch 2, pruned after 4" in text
+    assert "lowrank at 5: " in text
+    assert "planted after epoch 9, switched off at the end after 11" in text
+    assert load_run(tmp_path / "run", mlp(3)).seeds == run.seeds
+
+
+def test_a_seed_that_grows_still_has_no_end(tmp_path: Path) -> None:
+    def interrupt(record: dict[str, Any]) -> None:
+        if record["epoch"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grown(controller=LIVES, out=tmp_path / "run", slots=["2", "5"], on_epoch=interrupt)
+    first, second = load_run(tmp_path / "run", mlp()).seeds
+    assert [first.fate, second.fate] == ["growing", "growing"]
+    assert first.ended is second.ended is None
+    assert first.contribution is not None
+    assert "when it was last left out" in str(first) or "stood in the way" in str(first)
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+def test_weight_decay_is_the_optimisers_own_unless_it_is_given(tmp_path: Path) -> None:
+    def decay(run: Any) -> set[float]:
+        return {group["weight_decay"] for group in run.host.optimizers[0].param_groups}
+
+    assert decay(grown(controller="never")) == {0.01}
+    strong = grown(weight_decay=0.3, lr=0.05, controller=EAGER, out=tmp_path / "run")
+    assert decay(strong) == {0.3}, "seeds decay too"
+    assert strong.settings.weight_decay == 0.3
+    weak = grown(weight_decay=0.0, lr=0.05, controller="never")
+    weights = [run.host.model[0].weight.detach() for run in (strong, weak)]
+    assert weights[0].norm() < weights[1].norm()
+    assert load_run(tmp_path / "run", mlp()).settings == strong.settings
+
+
+def test_a_run_says_where_it_runs() -> None:
+    seen: list[Any] = []
+    run = grown(controller="never", device="auto", on_epoch=seen.append)
+    there = "cuda:0" if torch.cuda.is_available() else "cpu"
+    assert str(next(run.host.parameters()).device) == there
+    assert run.settings.device.startswith(there)
+    assert {(record["device"], record["precision"]) for record in seen} == {
+        (run.settings.device, "full")
+    }
+    assert f"8 of 8 epochs under 'never', on {run.settings.device} in full precision" in str(
+        run.report()
+    )

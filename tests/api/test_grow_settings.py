@@ -80,7 +80,8 @@ def test_settings_come_back_from_json() -> None:
 def test_the_call_and_the_command_line_have_the_defaults_of_the_settings() -> None:
     called = signature(esper.grow).parameters
     typed = {each.name: each.default for each in fields(Grow)}
-    for name in ("optimizer", "lr", "batch_size", "seed", "controller"):
+    same = ("optimizer", "lr", "batch_size", "seed", "controller", "weight_decay", "precision")
+    for name in same:
         assert called[name].default == typed[name] == getattr(GrowSettings, name)
     assert BudgetOptions().epochs == GrowSettings.epochs
     assert called["epochs"].default is None, "they may stand in the budget"
@@ -88,11 +89,32 @@ def test_the_call_and_the_command_line_have_the_defaults_of_the_settings() -> No
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("lr", 0.0), ("lr", math.inf), ("epochs", 0), ("batch_size", 2.5), ("seed", -1)],
+    [
+        ("lr", 0.0),
+        ("lr", math.inf),
+        ("weight_decay", -0.1),
+        ("epochs", 0),
+        ("batch_size", 2.5),
+        ("seed", -1),
+    ],
 )
 def test_settings_out_of_range_are_refused(name: str, value: object) -> None:
     with pytest.raises(EsperError, match=f"'{name}' is out of range; given: .*; valid: a "):
         GrowSettings(**{"budget": None, "loss": "mse", name: value})  # type: ignore[arg-type]
+
+
+def test_a_run_kept_before_a_setting_existed_has_its_default() -> None:
+    note = asdict(GrowSettings(budget=None, loss="mse", epochs=3))
+    for name in ("weight_decay", "precision", "device", "score"):
+        del note[name]
+    assert GrowSettings.of(note) == GrowSettings(budget=None, loss="mse", epochs=3)
+
+
+def test_the_same_epochs_are_trained_by_default_from_a_program_and_from_the_command_line() -> None:
+    x, y = torch.randn(6, 4), torch.randint(2, (6,))
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    run = esper.grow(net, (x, y), (x, y), loss="cross_entropy", budget=0, controller="never")
+    assert len(run.history) == run.settings.epochs == BudgetOptions().epochs
 
 
 def test_what_json_cannot_hold_is_no_origin() -> None:

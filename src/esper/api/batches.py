@@ -71,7 +71,7 @@ class Batches:
             each = waiting.pop()
             if isinstance(each, torch.Generator):
                 each.manual_seed(stream)
-            elif isinstance(each, Sampler) and each not in found:
+            elif isinstance(each, Sampler) and not any(each is one for one in found):
                 found.append(each)
                 waiting += vars(each).values()  # samplers of batches hold samplers in turn
                 if hasattr(each, "set_epoch"):
@@ -81,7 +81,10 @@ class Batches:
             empty = False
             yield tree_map_only(Tensor, lambda each: each.to(device), self._pair(batch))
         if empty:
-            raise DataError(f"The {self.name} data is empty", fix="give at least one batch")
+            raise DataError(
+                f"The {self.name} data is empty",
+                fix="give at least one batch; one that is not full is left out by drop_last",
+            )
 
     def first(self, seed: int, device: torch.device) -> Pair:
         """A batch to look at; random states are left as they were."""

@@ -13,7 +13,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from esper.api.batches import Batches, Data, Source
-from esper.api.grow_settings import AUTO, OPTIMIZER, Budget, BudgetLike, GrowError, GrowSettings
+from esper.api.grow_settings import (
+    AUTO,
+    OPTIMIZER,
+    Budget,
+    BudgetLike,
+    GrowError,
+    GrowSettings,
+    listed,
+)
 from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import unpack
@@ -25,7 +33,6 @@ from esper.api.ticking import measuring
 from esper.archive import Archive
 from esper.kasmina.isolation import Isolation, randomness_kept
 from esper.kasmina.probe import Sample, Target
-from esper.kasmina.watching import call
 from esper.leyline.errors import UnknownNameError, first_line
 from esper.leyline.streams import derive_seed
 from esper.nissa import Clock
@@ -51,9 +58,11 @@ def grow(
     epochs: int | None = None,
     optimizer: str | MakeOptimizer = OPTIMIZER,
     lr: float = GrowSettings.lr,
+    weight_decay: float | None = GrowSettings.weight_decay,
     scheduler: MakeScheduler | None = None,
     batch_size: int = GrowSettings.batch_size,
     device: torch.device | str | None = None,
+    precision: str = GrowSettings.precision,
     seed: int = GrowSettings.seed,
     out: str | Path | None = None,
     metric: str | Metric = AUTO,
@@ -67,30 +76,35 @@ def grow(
 
     `train`, `val` and `test` are loaders, data sets, or pairs of tensors; items are pairs of
     inputs and targets. `loss` is a name ("cross_entropy", "mse", "l1") or a function of outputs
-    and targets. Scores are accuracies where there are classes, else made of the loss; or pass a
-    `metric`, a function of outputs and targets in percent. `epochs` may stand in the budget.
-    `optimizer` is the name of one of torch's or a class; `scheduler`, a function that makes a
-    scheduler for it, steps once per epoch (one that waits for a plateau looks at the validation
-    loss, or at the score if its mode is "max"). With `out` the run is kept there after every epoch,
-    and `esper.resume(out, ...)` goes on after whatever ended it. The model is trained in place.
+    and targets. Scores are accuracies where there is a class for each sample, else made of the
+    loss; or choose "accuracy" or "loss", or pass a `metric`: a function of outputs and targets in
+    percent, or an object with update, compute and reset, such as those of torchmetrics. `epochs`
+    may stand in the budget. `optimizer` is the name of one of torch's or a class, `weight_decay` is
+    its own unless given; `scheduler`, a function that makes a scheduler for it, steps once per
+    epoch (one that waits for a plateau looks at the validation loss, or at the score if its mode is
+    "max"). The model is trained in place and where it is, unless `device` says otherwise ("auto":
+    on CUDA where there is one); `precision="bf16"` runs it under autocast. With `out` the run is
+    kept there after every epoch, and `esper.resume(out, ...)` goes on after whatever ended it.
     """
     where = _placed(model, device)
-    scoring = Scoring.of(loss, metric)
     limits = Budget.of(budget, epochs)
     kinds = (name for name, kind in _OPTIMIZERS.items() if kind is optimizer)
     settings = GrowSettings(
         budget=limits.params,
         epochs=GrowSettings.epochs if limits.epochs is None else limits.epochs,
-        blueprints=None if blueprints is None else tuple(blueprints),
+        blueprints=listed("blueprints", blueprints),
         loss=loss if isinstance(loss, str) else None,
         metric=metric if isinstance(metric, str) else None,
         optimizer=optimizer if isinstance(optimizer, str) else next(kinds, None),
         lr=lr,
+        weight_decay=weight_decay,
+        precision=precision,
         scheduled=scheduler is not None,
         batch_size=batch_size,
         seed=seed,
         origin=None if origin is None else dict(origin),
     )
+    scoring = Scoring.of(loss, metric, where, settings.autocast(where.type))
     data = Data(train, val, test, batch_size)
     first = data["train"].first(seed, where)
     folder = None if out is None else GrowthFolder(out)
@@ -137,9 +151,13 @@ def resume(
         if run.finished:
             return run
         settings = run.settings
+        auto = isinstance(metric, str) and metric == AUTO
+        where = next(run.host.parameters()).device
         scoring = Scoring.of(
             _again("loss", settings.loss, loss, fixed=True),
-            _again("metric", settings.metric, None if metric == AUTO else metric, fixed=True),
+            _again("metric", settings.metric, None if auto else metric, fixed=True),
+            where,
+            settings.autocast(where.type),
         )
         kind = _again("optimizer", settings.optimizer, optimizer)
         leader = _again("controller", settings.leader, controller)
@@ -196,14 +214,9 @@ class Growth:
 
     def __post_init__(self) -> None:
         self.host, self.seed = self.run.host, self.run.settings.seed
-        kind = self.kind
-        if isinstance(kind, str):
-            known = {name.lower(): each for name, each in _OPTIMIZERS.items()}
-            if kind.lower() not in known:
-                raise UnknownNameError.of("optimiser", kind, _OPTIMIZERS)
-            kind = known[kind.lower()]
-        self.optimizer = self.host.optimizer(kind, lr=self.run.settings.lr)
         self.device = next(self.host.parameters()).device
+        _require_ordinary(self.device)
+        self.optimizer = _optimizer(self.kind, self.host, self.run.settings)
         made = self.scheduler
         self.schedule = None if made is None else Schedule(made, self.optimizer)
 
@@ -261,12 +274,17 @@ class Growth:
         """How models are scored, and what the one before training was worth."""
         with measuring(self.host):
             self.scoring = self.scoring.settled(self.host, batch)
-        if isinstance(self.scoring.metric, str):
-            self.run.settle(metric=self.scoring.metric)
+            for part in ("val", "test"):  # what does not fit is said now, and not after hours
+                if part in self.data:
+                    other = self.data[part].first(self.seed, self.device)
+                    self.scoring.settled(self.host, other, part)
+        if self.scoring.named is not None:
+            self.run.settle(metric=self.scoring.named)
         if not self.run.before:
             self.run.begin(asdict(self._scores(self.data["val"])))
         first_loss = self.run.before["loss"]
         self.scoring = replace(self.scoring, first_loss=first_loss)
+        self.run.settle(score=self.scoring.meaning, device=device_name(self.device))
         self.host.memory.take_reference(self.scoring.classes, first_loss)
 
     def _epoch(self, number: int) -> EpochNews:
@@ -304,6 +322,8 @@ class Growth:
             "events": [asdict(event) for event in tick.events],
             "added": tick.added,
             "most_added": max(most_added, tick.added),
+            "device": self.run.settings.device,
+            "precision": self.run.settings.precision,
         }
         return EpochNews(record, clock.spent)
 
@@ -312,9 +332,9 @@ class Growth:
         host, scoring = self.host, self.scoring
         host.train()
         losses = []
-        for inputs, targets in self.data["train"](stream, self.device):
+        for batch in self.data["train"](stream, self.device):
             self.optimizer.zero_grad()
-            value = scoring.loss(call(host, inputs), targets)
+            _, value = scoring.run(host, batch)
             if value.requires_grad:
                 value.backward()
             elif any(p.requires_grad for p in host.model.parameters()):
@@ -324,7 +344,7 @@ class Growth:
                     fix="make the loss of what the model returns, without argmax, detach() or "
                     "item()",
                 )
-            host.seed_step(lambda x=inputs, y=targets: scoring.loss(call(host, x), y))  # type: ignore[misc]
+            host.seed_step(lambda batch=batch: scoring.run(host, batch)[1])  # type: ignore[misc]
             self.optimizer.step()
             losses.append(value.detach())
         return float(torch.stack(losses).cpu().double().mean())
@@ -343,19 +363,74 @@ class Growth:
 # --- the model and its optimiser -------------------------------------------------------------
 
 
+def find_device(asked: torch.device | str) -> torch.device:
+    """The device of that name; "auto": CUDA where there is one."""
+    if isinstance(asked, str) and asked == AUTO:
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=asked).device
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise GrowError(
+            "There is no such device",
+            given=f"{asked}: {first_line(error)}",
+            valid='such as "cpu", "cuda" or "cuda:1", where torch finds it, or "auto"',
+        ) from error
+
+
+def device_name(device: torch.device) -> str:
+    """For people: with that of the card."""
+    card = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    return f"{device}{card}"
+
+
 def _placed(model: nn.Module, device: torch.device | str | None) -> torch.device:
     """Where it is, after it was moved to this device, if one is asked for."""
     require_module(model)
-    try:
-        if device is not None:
-            model.to(device)
-    except (AssertionError, RuntimeError, TypeError) as error:
+    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
         raise GrowError(
-            "The model cannot be moved to this device",
-            given=f"{device!r}: {first_line(error)}",
-            valid='such as "cpu", "cuda" or "cuda:1", where torch finds it',
-        ) from error
+            "The model is compiled, and compiled code does not grow",
+            fix="pass the model as it is without torch.compile, and compile what comes of it: "
+            "torch.compile(run.export())",
+        )
+    if device is not None:
+        model.to(find_device(device))
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _require_ordinary(device: torch.device) -> None:
+    """Refuse a caller's mode in which training would be silently wrong."""
+    wrong = "torch.no_grad() or torch.inference_mode()"
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        if not torch.is_autocast_enabled(device.type):
+            return
+        wrong = "torch.autocast, which keeps old weights"
+    raise GrowError(
+        "A run cannot be trained in here",
+        given=f"a call inside of {wrong}",
+        fix="call it outside; for mixed precision pass precision='bf16'",
+    )
+
+
+def _optimizer(kind: str | MakeOptimizer, host: GrowingModel, settings: GrowSettings) -> Optimizer:
+    """One that steps after each batch by itself."""
+    if isinstance(kind, str):
+        known = {name.lower(): each for name, each in _OPTIMIZERS.items()}
+        if kind.lower() not in known:
+            raise UnknownNameError.of("optimiser", kind, _OPTIMIZERS)
+        kind = known[kind.lower()]
+    asked: dict[str, Any] = {"lr": settings.lr}
+    if settings.weight_decay is not None:
+        asked["weight_decay"] = settings.weight_decay
+    made = None if isinstance(kind, Optimizer) else host.optimizer(kind, **asked)
+    if made is None or isinstance(made, torch.optim.LBFGS):
+        raise GrowError(
+            "The optimiser is made already, so that seeds could not join it"
+            if made is None
+            else "This optimiser runs the model several times in a step, which is not done here",
+            given=type(kind if made is None else made).__name__,
+            fix="name another one or its class, as in optimizer='AdamW', lr=1e-3",
+        )
+    return made
 
 
 def _host(model: nn.Module, sample: Sample, slots: Slots, settings: GrowSettings) -> GrowingModel:

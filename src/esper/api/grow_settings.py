@@ -4,16 +4,17 @@ and checkpoints. Without torch, so that the command line can show it at once.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, Union
 
-from esper.leyline import DEFAULT_EPISODE_LENGTH, EsperError
-from esper.leyline.settings import Count, Positive, Whole, require_settings
+from esper.leyline import DEFAULT_EPISODE_LENGTH, EsperError, UnknownNameError
+from esper.leyline.settings import Count, NotNegative, Positive, Whole, require_settings
 
-AUTO = "auto"  # slots, metric: whatever fits
+AUTO = "auto"  # slots, metric: whatever fits; device: CUDA where there is one
 OPTIMIZER = "AdamW"
+FULL, HALF = "full", "bf16"  # the model's own precision; autocast to bfloat16
 
 _VALID = '"+15%" of the model, a whole number of parameters such as 5000, or None for no limit'
 _PERCENT = re.compile(r"\+?(\d+(?:\.\d+)?)\s*%")
@@ -76,6 +77,14 @@ class Budget:
         raise BudgetError("Cannot read this budget", given=repr(value), valid=_VALID, fix=fix)
 
 
+def listed(name: str, values: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Names as a tuple; a text is not taken for a list of its letters."""
+    if isinstance(values, str):
+        fix = f"write {name}=[{values!r}]"
+        raise GrowError(f"The {name} are a list of names", given=repr(values), fix=fix)
+    return None if values is None else tuple(values)
+
+
 BudgetLike = Union[Budget, str, int, None]  # noqa: UP007 (Budget's own methods name it before)
 
 
@@ -91,6 +100,8 @@ class GrowSettings:
     metric: str | None = AUTO
     optimizer: str | None = OPTIMIZER
     lr: Positive = 1e-3
+    weight_decay: NotNegative | None = None  # None: the optimiser's own
+    precision: str = FULL
     scheduled: bool = False  # is there a scheduler?
     batch_size: Count = 64
     seed: Whole = 0
@@ -99,9 +110,13 @@ class GrowSettings:
     fingerprint: str | None = None  # of what a trained controller has learned
     data: Mapping[str, Any] = field(default_factory=dict)  # fingerprints, by part
     origin: Mapping[str, Any] | None = None  # where model and data come from
+    device: str | None = None  # where it was trained last, by name
+    score: str | None = None  # what a score is, in words
 
     def __post_init__(self) -> None:
         require_settings(self, "The setting", error=GrowError)
+        if self.precision not in (FULL, HALF):
+            raise UnknownNameError.of("precision", self.precision, (FULL, HALF))
         try:
             json.dumps(self.origin)
         except (TypeError, ValueError) as error:
@@ -115,9 +130,13 @@ class GrowSettings:
     def limits(self) -> Budget:
         return Budget(self.budget, self.epochs)
 
+    def autocast(self, device: str) -> str | None:
+        """The kind of device that computes in bf16, if any does."""
+        return device if self.precision == HALF else None
+
     @classmethod
     def of(cls, note: Mapping[str, Any]) -> "GrowSettings":
-        """From a checkpoint's notes."""
-        known = {each.name: note[each.name] for each in fields(cls)}
+        """From a checkpoint's notes; what an older one does not name is as by default."""
+        known = {each.name: note[each.name] for each in fields(cls) if each.name in note}
         lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
         return cls(**known | lists)

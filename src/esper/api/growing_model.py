@@ -250,7 +250,7 @@ class GrowingModel(SlottedModel):
             if str(asked) not in self._made:
                 self._made[str(asked)] = resolve(asked, self.catalogue, self.horizon)
             chosen = self._made[str(asked)]
-        elif isinstance(asked, Controller):
+        elif isinstance(asked, Controller) and not isinstance(asked, type):
             chosen = asked
             if chosen is not self.memory.controller:
                 require_fitting(chosen, self.catalogue, self.horizon)

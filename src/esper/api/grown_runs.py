@@ -7,7 +7,7 @@
 The first two are archives of tensors and JSON.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from esper.api.host_state import pack, unpack
 from esper.api.ticking import GrowthDecision, StageChange
 from esper.archive import Archive, KeptFolder, RunKind, read_archive, write_archive
 from esper.kasmina.probe import Sample
+from esper.leyline import Blend, Cause
 from esper.leyline.stages import SeedStage
 
 CHECKPOINT, SAMPLE = RunKind.GROWTH, "sample"
@@ -117,7 +118,7 @@ class GrownRun:
             horizon=self.settings.epochs,
             host_params=self.host.catalogue.host_params,
             room=self.host.room,
-            grown=tuple(self._grown()),
+            seeds=self.seeds,
             most_added=max((record["most_added"] for record in self.history), default=0),
             decisions=tuple(
                 (record["epoch"], str(decision))
@@ -125,22 +126,36 @@ class GrownRun:
                 if (decision := GrowthDecision.of(record["decision"])).changes_something
             ),
             metric=self.settings.metric or "score",
+            meaning=self.settings.score,
+            device=self.settings.device,
+            precision=self.settings.precision,
             before=dict(self.before),
             after=dict(self.after),
         )
 
-    def _grown(self) -> "Iterator[Grown]":
-        reached = {  # the last epoch after which a slot came to a stage
-            (change.slot, change.after): int(record["epoch"])
-            for record in self.history
-            for change in map(StageChange.of, record["events"])
-        }
-        for name, slot in self.host.seed_slots.items():
-            seed = slot.seed
-            if seed is not None and seed.stage is SeedStage.FOSSILIZED:
-                planted = reached[name, SeedStage.GERMINATED.name]
-                kept = reached[name, SeedStage.FOSSILIZED.name]
-                yield Grown(name, seed.blueprint, seed.params, planted, kept, seed.contribution)
+    @property
+    def seeds(self) -> "tuple[SeedLife, ...]":
+        """Every seed that ever lived, in the order in which they were planted."""
+        lives: list[SeedLife] = []
+        latest: dict[str, int] = {}  # where the life of a slot's seed is in the list
+        catalogue = self.host.catalogue
+        for record in self.history:
+            epoch, decision = int(record["epoch"]), GrowthDecision.of(record["decision"])
+            for slot, value in record["contributions"].items():
+                if lives[latest[slot]].fate in (GROWING, PERMANENT):
+                    lives[latest[slot]] = replace(lives[latest[slot]], contribution=value)
+            for change in map(StageChange.of, record["events"]):
+                slot = change.slot
+                if change.after == SeedStage.GERMINATED.name:
+                    blueprint, blend = str(decision.blueprint), Blend[str(decision.blend)]
+                    place = catalogue.slots.index(slot), catalogue.index(blueprint), blend
+                    params = int(catalogue.total_costs()[place])
+                    latest[slot] = len(lives)
+                    lives.append(SeedLife(slot, blueprint, params, epoch))
+                elif change.after in _FATES:
+                    fate = SWITCHED_OFF if change.cause == _AT_END else _FATES[change.after]
+                    lives[latest[slot]] = replace(lives[latest[slot]], fate=fate, ended=epoch)
+        return tuple(lives)
 
     def export(self, sample: Sample | None = None) -> nn.Module:
         """The committed network as a plain module, checked against the host."""
@@ -187,25 +202,42 @@ class GrownRun:
 # --- report --------------------------------------------------------------------------------
 
 
+GROWING, PERMANENT, PRUNED = "growing", "permanent", "pruned"
+SWITCHED_OFF = "switched off at the end"  # since it was not permanent
+_FATES = {SeedStage.FOSSILIZED.name: PERMANENT, SeedStage.PRUNED.name: PRUNED}
+_AT_END = Cause.GOVERNOR.name  # what takes seeds out at once: in a run, its end
+
+
 @dataclass(frozen=True)
-class Grown:
-    """A seed that became part of the network."""
+class SeedLife:
+    """A seed that lived in a run, and what became of it."""
 
     slot: str
     blueprint: str
     params: int
     planted: int  # the epoch after which it was planted
-    kept: int  # the epoch after which it became permanent
-    contribution: float | None  # in percent points, when last measured
+    fate: str = GROWING  # or permanent, pruned, switched off at the end
+    ended: int | None = None  # the epoch after which its fate was decided
+    contribution: float | None = None  # in percent points, when last measured
 
     @property
     def missed(self) -> str:
         """The contribution in words that nobody takes for what growing won."""
         if self.contribution is None:
             return ""
+        size, last = abs(self.contribution), self.fate == PERMANENT
         if self.contribution < 0.0:
-            return f", stands in the way by {-self.contribution:.2f} points"
-        return f", is missed by {self.contribution:.2f} points if it is left out"
+            return f", {'stands' if last else 'stood'} in the way by {size:.2f} points"
+        if not last:
+            return f", was missed by {size:.2f} points when it was last left out"
+        return f", is missed by {size:.2f} points if it is left out"
+
+    def __str__(self) -> str:
+        ended = "" if self.ended is None else f", {self.fate} after {self.ended}"
+        return (
+            f"{self.blueprint} at {self.slot}: {self.params:,} parameters, planted after epoch "
+            f"{self.planted}{ended}{self.missed}"
+        )
 
 
 @dataclass(frozen=True)
@@ -217,12 +249,20 @@ class Report:
     horizon: int
     host_params: int
     room: int | None  # parameters that were allowed in seeds
-    grown: tuple[Grown, ...]
+    seeds: tuple[SeedLife, ...]  # every one that ever lived
     most_added: int  # parameters in seeds at any time, those on probation included
     decisions: tuple[tuple[int, str], ...]  # epoch and what was decided, waiting left out
     metric: str
+    meaning: str | None  # of a score, in words
+    device: str | None  # where it was trained
+    precision: str
     before: Mapping[str, float]  # training
     after: Mapping[str, float]  # of the exported network; empty until the run is finished
+
+    @property
+    def grown(self) -> tuple[SeedLife, ...]:
+        """Those that became part of the network."""
+        return tuple(seed for seed in self.seeds if seed.fate == PERMANENT)
 
     @property
     def added(self) -> int:
@@ -236,7 +276,8 @@ class Report:
         share = 100.0 * self.added / max(self.host_params, 1)
         limit = "no limit" if self.room is None else f"allowed {self.room:,}"
         lines = [
-            f"{self.epochs} of {self.horizon} epochs under {self.controller!r}",
+            f"{self.epochs} of {self.horizon} epochs under {self.controller!r}"
+            + (f", on {self.device} in {self.precision} precision" if self.device else ""),
             f"parameters: {self.host_params:,} + {self.added:,} ({share:+.1f} %), at most "
             f"{self.most_added:,} in seeds at any time, {limit}: "
             + ("within the budget" if self.within_budget else "OVER THE BUDGET"),
@@ -244,14 +285,14 @@ class Report:
             f"{'score' if self.metric == 'loss' else self.metric}: {_shown(self.before)} before "
             "training" + (f", {_shown(self.after)} of the exported network" if self.after else ""),
         ]
+        if self.meaning and self.metric != "accuracy":
+            lines.append(f"a score is {self.meaning}")
         if "test_score" in self.after:
             lines.append(f"test: {_shown(self.after, 'test_')}")
         lines += ["", "grown:" if self.grown else "nothing grew for good"]
-        for seed in self.grown:
-            lines.append(
-                f"  {seed.blueprint} at {seed.slot}: {seed.params:,} parameters, planted after "
-                f"epoch {seed.planted}, permanent after {seed.kept}{seed.missed}"
-            )
+        lines += [f"  {seed}" for seed in self.grown]
+        if others := [f"  {seed}" for seed in self.seeds if seed.fate != PERMANENT]:
+            lines += ["", "not, or not for good:", *others]
         if self.decisions:
             lines += ["", "decisions:"]
             lines += [f"  after epoch {epoch}: {what}" for epoch, what in self.decisions]

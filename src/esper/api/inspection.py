@@ -127,7 +127,7 @@ def chosen_places(
     blueprints: Sequence[str] | None,
 ) -> tuple[list[Target], Sequence[Place | Target]]:
     """Where a host gets its slots: how the places are named, and what is known to be there."""
-    if slots == AUTO:
+    if isinstance(slots, str) and slots == AUTO:
         found = Survey(model, sample, blueprints)
         # Where nothing fits the budget, that is what is to be said, and not that there is no place.
         chosen = found.choose(room) or found.choose(None)

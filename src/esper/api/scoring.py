@@ -3,21 +3,28 @@
 A score is in percent and higher is better. Accuracy is one. Where there is none (regression,
 language models), the loss on validation data is turned into one: 100 · exp(−loss / first loss),
 where the first loss is that of the model before training. It is 36.8 at the start and 100 without
-loss, whatever the loss's unit.
+loss, whatever the loss's unit. A metric of the user's is a function of one batch, whose mean over
+samples is taken for percent, or an object with `update`, `compute` and `reset` (as torchmetrics
+has them), which sees all batches before it is asked; one that says it ends at 1 is multiplied by
+100.
 
 Shapes: `B` samples, `T` positions (along one axis or several), `C` classes.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.functional import cross_entropy, l1_loss, mse_loss
 
 from esper.api.batches import Pair
+from esper.api.ticking import percent
 from esper.kasmina.watching import call
 from esper.leyline.errors import DataError, EsperError, UnknownNameError, first_line
 from esper.tolaria.tasks import mean_loss
@@ -27,6 +34,14 @@ Metric = Callable[[Any, Any], "float | Tensor"]
 
 METRICS = ("auto", "accuracy", "loss")
 IGNORED = -100  # the label that torch's cross-entropy leaves out
+# Losses of torch's own that say more of outputs and targets: classes lie along the second axis, or
+# every output is a label of its own, which holds above this number.
+_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, cross_entropy, F.nll_loss)
+_OF_LABELS = {
+    0.0: (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits),
+    0.5: (nn.BCELoss, F.binary_cross_entropy),
+}
+_COLLECTS = ("update", "compute", "reset")
 
 
 # --- losses --------------------------------------------------------------------------------
@@ -72,7 +87,7 @@ class CrossEntropy:
 
     def settled(self, outputs: object, targets: object) -> "CrossEntropy":
         """With the axis that this batch shows: in later ones the other may happen to fit too."""
-        fix = (
+        fix = _advice(outputs, targets) or (
             "pass loss=torch.nn.functional.cross_entropy if classes are the second axis, and a "
             "function of outputs and targets of your own if not"
         )
@@ -80,7 +95,8 @@ class CrossEntropy:
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         axis = self.settled(outputs, targets).axis if self.axis is None else self.axis
-        return cross_entropy(outputs, targets) if axis == 1 else mean_loss(outputs, targets)
+        labels = targets.long()
+        return cross_entropy(outputs, labels) if axis == 1 else mean_loss(outputs, labels)
 
 
 @dataclass(frozen=True)
@@ -92,7 +108,9 @@ class Elementwise:
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
         if not tensors or outputs.shape == targets.shape:
-            return self.of(outputs, targets)
+            # (Arrays of numpy are of float64 where nobody asked for it.)
+            real = tensors and not targets.is_complex()
+            return self.of(outputs, targets.to(outputs.dtype) if real else targets)
         fix = "check the model's last layer and the targets' shape and type"
         if outputs.shape == (*targets.shape, 1):
             fix = "give targets[:, None] for targets, or let the model squeeze its last axis"
@@ -110,11 +128,73 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+def _advice(outputs: object, targets: object) -> str | None:
+    """How to come by logits and class numbers, where it is plain what was given instead."""
+    if not isinstance(outputs, Tensor):
+        key = next(iter(outputs), 0) if isinstance(outputs, Mapping) else 0
+        part = "logits" if isinstance(outputs, Mapping) and "logits" in outputs else key
+        return (
+            "take the tensor out of what the model returns: loss=lambda outputs, targets: "
+            f"torch.nn.functional.cross_entropy(outputs[{part!r}], targets)"
+        )
+    if not isinstance(targets, Tensor):
+        return "let the data give targets as a tensor"
+    if targets.is_floating_point() and targets.shape == outputs.shape and outputs.dim() > 1:
+        return "give class numbers in place of one-hot rows: targets.argmax(-1)"
+    if targets.is_floating_point() and class_axes(outputs, targets.long()):
+        return "give class numbers as whole numbers: targets.long()"
+    if targets.dim() == outputs.dim() and targets.shape[-1] == 1:
+        return "give targets without their last axis: targets.squeeze(-1)"
+    return None
+
+
+def _require_labels(classes: int, labels: Tensor) -> None:
+    """Refuse class numbers that are none of the model's; a GPU would only say that it failed."""
+    if classes == 1:
+        raise DataError(
+            "The cross-entropy of one class is always 0",
+            given="a model with one output",
+            fix="give it an output for each class, or pass loss=torch.nn.BCEWithLogitsLoss() and "
+            "targets of the outputs' shape and type",
+        )
+    if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise DataError(
+            "Some labels are none of the model's classes",
+            given=f"labels from {int(labels.min())} to {int(labels.max())}",
+            valid=f"0 to {classes - 1}",
+            fix="check the model's last layer, and count classes from 0",
+        )
+
+
+@contextmanager
+def _failing(what: str, fix: str, *values: object) -> Iterator[None]:
+    """What the user's code raises inside, or torch about shapes, becomes one sentence."""
+    try:
+        yield
+    except EsperError:
+        raise
+    except Exception as error:
+        given = f"{' and '.join(map(form, values))}: {first_line(error)}"
+        raise DataError(f"{what} fails on what it is given", given=given, fix=fix) from error
+
+
+def _is_one_of(loss: object, kinds: Iterable[Any]) -> bool:
+    return any(isinstance(loss, kind) if isinstance(kind, type) else loss is kind for kind in kinds)
+
+
+def _instance(what: str, given: Any) -> Any:
+    """Of a class, such as nn.CrossEntropyLoss, an instance; anything else as it is."""
+    if not isinstance(given, type):
+        return given
+    with _failing(f"Making the {what}", f"make it yourself: {what}={given.__name__}(...)", given):
+        return given()
+
+
 def form(value: object) -> str:
     """Type and shape, for messages."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return type(value).__name__
+    return value.__name__ if isinstance(value, type) else type(value).__name__
 
 
 # --- scores --------------------------------------------------------------------------------
@@ -145,77 +225,190 @@ class Scores:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a run's models are scored."""
+    """How a run's models are run and scored."""
 
     loss: Loss
     metric: str | Metric = "auto"
+    autocast: str | None = None  # the kind of device that computes in bf16 where that is safe
     first_loss: float | None = None  # of the model before training; what "loss" is relative to
     classes: int | None = None  # of a classifier
     axis: int | None = None  # of the outputs, along which its classes lie
+    threshold: float | None = None  # where outputs are labels of their own: above it they hold
+    ignored: int | None = None  # class number that does not count; None: targets are no classes
 
     @classmethod
-    def of(cls, loss: str | Loss, metric: str | Metric) -> "Scoring":
-        _require_known("loss", loss, LOSSES)
-        _require_known("metric", metric, METRICS, " in percent")
-        return cls(LOSSES[loss] if isinstance(loss, str) else loss, metric)
-
-    def settled(self, model: nn.Module, batch: Pair) -> "Scoring":
-        """With what "auto" means for these outputs and targets, tried on a batch."""
-        inputs, targets = batch
-        with torch.no_grad():
-            outputs: Any = call(model, inputs)
-        try:
-            value = self.loss(outputs, targets)
-        except EsperError:
-            raise
-        except Exception as error:  # the user's code, or torch's complaint about shapes
-            raise DataError(
-                "The loss fails on the model's outputs and the targets",
-                given=f"{form(outputs)} and {form(targets)}: {first_line(error)}",
-                fix="check the model's last layer and the targets' shape and type",
-            ) from error
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise DataError(
-                "The loss must return one number as a tensor",
-                given=form(value),
-                fix="take the mean over the batch",
+    def of(
+        cls,
+        loss: str | Loss,
+        metric: str | Metric,
+        device: torch.device | str = "cpu",
+        autocast: str | None = None,
+    ) -> "Scoring":
+        made, judge = _instance("loss", loss), _instance("metric", metric)
+        _require_known("loss", made, LOSSES)
+        _require_known("metric", judge, METRICS, " in percent")
+        for each in (made, judge):
+            if callable(move := getattr(each, "to", None)):
+                move(device)
+        if isinstance(made, nn.Module) and any(p.requires_grad for p in made.parameters()):
+            raise EsperError(
+                "The loss has parameters, which would not learn",
+                given=form(made),
+                fix="make them part of the model, or freeze them with loss.requires_grad_(False)",
             )
-        loss, metric, classes, axis = self.loss, self.metric, None, None
+        if getattr(judge, "higher_is_better", None) is False:
+            raise EsperError(
+                "The metric says that lower is better, and scores are the other way round",
+                given=form(judge),
+                fix="turn it round, or leave metric away: the loss is then turned into a score",
+            )
+        return cls(LOSSES[made] if isinstance(made, str) else made, judge, autocast)
+
+    @property
+    def named(self) -> str | None:
+        """The metric, if it is one of Esper's: an object of one's own may overload ==."""
+        return self.metric if isinstance(self.metric, str) else None
+
+    @property
+    def collects(self) -> bool:
+        """Does the metric see all batches before it is asked?"""
+        return all(callable(getattr(self.metric, each, None)) for each in _COLLECTS)
+
+    @property
+    def unit(self) -> float:
+        """Percent in one of the metric's: torchmetrics says where a metric ends."""
+        most = getattr(self.metric, "plot_upper_bound", None) if self.collects else None
+        return 100.0 if isinstance(most, (int, float)) and most == 1 else 1.0
+
+    @property
+    def meaning(self) -> str:
+        """What a score is, in words."""
+        if self.named == "accuracy":
+            return "the share of labels that are right, in percent"
+        if self.named is not None:
+            first = f"{self.first_loss or math.nan:.4g}"
+            return f"100 · exp(−loss / {first}): 36.8 before training, 100 without loss"
+        name = getattr(self.metric, "__name__", type(self.metric).__name__)
+        over = "all validation data at once" if self.collects else "validation samples, on average"
+        ends = "times 100, since it ends at 1" if self.unit > 1.0 else "taken for percent"
+        return f"{name} over {over}, {ends}"
+
+    def run(self, model: nn.Module, batch: Pair) -> tuple[Any, Tensor]:
+        """What the model returns and its loss, in the run's precision."""
+        inputs, targets = batch
+        half = self.autocast
+        with nullcontext() if half is None else torch.autocast(half, torch.bfloat16):
+            outputs: Any = call(model, inputs)
+            fix = "check the model's last layer and the targets' shape and type"
+            with _failing("The loss", fix, outputs, targets):
+                return outputs, self.loss(outputs, targets)
+
+    @torch.no_grad()
+    def settled(self, model: nn.Module, batch: Pair, part: str = "train") -> "Scoring":
+        """With what "auto" means for these outputs and targets, tried on a batch of that part."""
+        inputs, targets = batch
+        with _failing("The model", f"give {part} data as its forward takes them", inputs):
+            outputs: Any = call(model, inputs)
+        loss, metric, ignored = self.loss, self.metric, getattr(self.loss, "ignore_index", IGNORED)
         if isinstance(loss, CrossEntropy):
             loss = loss.settled(outputs, targets)
-        if metric == "auto":
-            one_each = bool(class_axes(outputs, targets)) and outputs.dim() == 2
-            metric = "accuracy" if one_each else "loss"
-        if metric == "accuracy":
-            fix = "choose metric='loss', or pass a function of outputs and targets"
-            axis = class_axis(outputs, targets, "Accuracy", fix)
-            classes = max(int(outputs.shape[axis]), 2)
-        return replace(self, loss=loss, metric=metric, classes=classes, axis=axis)
+        axes = class_axes(outputs, targets)
+        if axes and _is_one_of(loss, _OF_CLASSES):
+            axes = (1,)
+        if axes and _is_one_of(loss, (CrossEntropy, *_OF_CLASSES)):
+            _require_labels(outputs.shape[axes[0]], targets[targets != ignored])
+        _require_loss(self.run(model, batch)[1], part)
+        classes = axis = threshold = None
+        if self.named == "auto":
+            metric = "accuracy" if axes and outputs.dim() == 2 else "loss"
+        if isinstance(metric, str) and metric == "accuracy":
+            limits = [limit for limit, kinds in _OF_LABELS.items() if _is_one_of(loss, kinds)]
+            if limits and not axes:
+                threshold, classes = limits[0], 2
+            else:
+                fix = "choose metric='loss', or pass a function of outputs and targets"
+                axis = axes[0] if len(axes) == 1 else class_axis(outputs, targets, "Accuracy", fix)
+                classes = max(int(outputs.shape[axis]), 2)
+        counted = ignored if axes else None
+        found = replace(self, loss=loss, metric=metric, classes=classes, axis=axis)
+        return replace(found, threshold=threshold, ignored=counted)
 
     @torch.no_grad()
     def scores(self, model: nn.Module, batches: Iterable[Pair]) -> Scores:
         """Over all batches; the model's mode is the caller's business."""
+        judge: Any = self.metric
+        fix = "pass a function of outputs and targets that returns one number in percent"
         losses, points, weights, counts = [], [], [], []
+        if self.collects:
+            judge.reset()
         for inputs, targets in batches:
-            outputs: Any = call(model, inputs)
-            size = len(targets) if isinstance(targets, Tensor) and targets.dim() else 1
-            losses.append(self.loss(outputs, targets).detach())
-            weights.append(size)
-            if self.metric == "accuracy":
-                counted = targets != IGNORED
-                points.append(((outputs.argmax(self.axis) == targets) & counted).sum())
-                counts.append(counted.sum())
-            elif callable(self.metric):
-                points.append(torch.as_tensor(self.metric(outputs, targets)))
-        sizes = torch.tensor(weights, dtype=torch.float64)
-        loss = float((torch.stack(losses).cpu().double() * sizes).sum() / sizes.sum())
+            outputs, loss = self.run(model, (inputs, targets))
+            losses.append(loss.detach())
+            if self.ignored is None:
+                size = len(targets) if isinstance(targets, Tensor) and targets.dim() else 1
+                weights.append(torch.tensor(size))
+            else:  # the loss is a mean over the labels that count
+                weights.append((targets != self.ignored).sum())
+            with _failing("The metric", fix, outputs, targets):
+                if self.classes is not None:
+                    right, counted = self._right(outputs, targets)
+                    points.append((right & counted).sum())
+                    counts.append(counted.sum())
+                elif self.collects:
+                    judge.update(outputs, targets)
+                elif self.named is None:
+                    points.append(_one_number(judge(outputs, targets)))
+        sizes = torch.stack(weights).cpu().double()
+        if not bool(sizes.any()):
+            raise DataError("No label counts", given=f"{self.ignored} alone", fix="label the data")
+        # A batch without any label that counts has no loss.
+        known = torch.where(sizes > 0, torch.stack(losses).cpu().double(), 0.0)
+        mean = float((known * sizes).sum() / sizes.sum())
         if counts:
-            found, of = (int(torch.stack(numbers).sum()) for numbers in (points, counts))
-            return Scores(loss, 100.0 * found / max(of, 1))
-        if points:
-            values = torch.stack(points).cpu().double()
-            return Scores(loss, float((values * sizes).sum() / sizes.sum()))
-        return Scores(loss, score_of_loss(loss, self.first_loss or loss))
+            hits, of = (int(torch.stack(numbers).sum()) for numbers in (points, counts))
+            return Scores(mean, 100.0 * hits / max(of, 1))
+        if self.collects:
+            with _failing("The metric", fix, judge):
+                value = self.unit * float(_one_number(judge.compute()))
+            judge.reset()
+        elif points:
+            value = float((torch.stack(points).cpu().double() * sizes).sum() / sizes.sum())
+        else:
+            return Scores(mean, score_of_loss(mean, self.first_loss or mean))
+        return Scores(mean, percent("The metric", value))
+
+    def _right(self, outputs: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
+        """Which labels are right, and which count."""
+        if self.threshold is not None:
+            right = (outputs > self.threshold) == (targets > 0.5)
+            return right, torch.ones_like(right)
+        return outputs.argmax(self.axis) == targets, targets != self.ignored
+
+
+def _require_loss(value: object, part: str) -> None:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        several = isinstance(value, Tensor)
+        raise DataError(
+            "The loss must return one number as a tensor",
+            given=form(value),
+            fix="take the mean over the batch" if several else "return it, and without item()",
+        )
+    if not bool(value.isfinite()):
+        raise DataError(
+            "The loss before training is not finite",
+            given=f"{float(value)} on the {part} data",
+            fix="look for NaN in inputs and targets with torch.isfinite(x).all(), and for a "
+            "logarithm or a division by zero in the model and the loss",
+        )
+
+
+def _one_number(value: object) -> Tensor:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.detach().reshape(())
+    if isinstance(value, (int, float, np.number)):
+        return torch.tensor(float(value), dtype=torch.float64)
+    fix = "take the mean over classes and samples, in percent"
+    raise DataError("The metric must return one number", given=form(value), fix=fix)
 
 
 def _require_known(what: str, value: object, names: Iterable[str], unit: str = "") -> None:

@@ -32,6 +32,7 @@ Data = Annotated[str, option(metavar="DATA")]
 Flat = Annotated[bool, option(help="make a vector of every input")]
 Seed = Annotated[int, option(help="every random number follows from it")]
 Device = Annotated[str, option(help="cpu or cuda")]
+OwnDevice = Annotated[str, option(help="cpu, cuda, or auto: cuda where there is one")]
 NewRun = Annotated[Path | None, option(help="directory of the run; by default a new one in runs/")]
 Quiet = Annotated[bool, option(help="say nothing but errors and how it ended")]
 Figures = Annotated[Path | None, option(help="write the final figures as one flat object")]
@@ -202,13 +203,17 @@ class Grow(Command):
     """the name of an optimiser in torch.optim"""
     lr: float = GrowSettings.lr
     """its learning rate"""
+    weight_decay: float | None = GrowSettings.weight_decay
+    """its weight decay; by default the optimiser's own"""
     batch_size: int = GrowSettings.batch_size
     """samples of a step"""
     samples: int | None = None
     """train on the first so many samples only"""
     flat: Flat = False
     seed: Seed = GrowSettings.seed
-    device: Device = "cpu"
+    device: OwnDevice = "cpu"
+    precision: Literal["full", "bf16"] = "full"
+    """bf16: train and score under autocast"""
     out: NewRun = None
     quiet: Quiet = False
 

@@ -12,6 +12,7 @@ from torch import nn
 from esper import api
 from esper.api import GrowthFolder
 from esper.api.batches import Batches
+from esper.api.grow_loop import device_name, find_device
 from esper.api.grow_settings import AUTO
 from esper.api.observers import OnEpoch
 from esper.garden.own_code import spoken
@@ -40,7 +41,7 @@ def start_growing(command: Grow) -> None:
     budget = api.Budget(_limit(command.budget), epochs)
     model = build_model(command.model, command.seed)
     data = load_data(command.data, seed=command.seed, flat=command.flat, samples=command.samples)
-    device = _device(command.device)
+    device = find_device(command.device)
     path = command.out or GrowthFolder.next_in(RUNS, command.model.rpartition(":")[2].lower())
     GrowthFolder(path).require_fresh(
         fix=f"name another directory, or go on with: esper resume {path}"
@@ -49,9 +50,11 @@ def start_growing(command: Grow) -> None:
     origin |= {name: absolute(getattr(command, name)) for name in ("model", "data")}
     if not command.quiet:
         weights = sum(parameter.numel() for parameter in model.parameters())
+        idle = " (--device auto takes the GPU)" if find_device(AUTO).type != device.type else ""
         print(
             f"{path}: {type(model).__name__} with {weights:,} parameters, {epochs} epochs, "
-            f"budget {budget.params or UNLIMITED}, controller {command.controller}. "
+            f"budget {budget.params or UNLIMITED}, controller {command.controller}, on "
+            f"{device_name(device)}{idle}. "
             "Ctrl-C stops; nothing but the present epoch is lost.",
             flush=True,
         )
@@ -69,8 +72,10 @@ def start_growing(command: Grow) -> None:
             controller=command.controller,
             optimizer=command.optimizer,
             lr=command.lr,
+            weight_decay=command.weight_decay,
             batch_size=command.batch_size,
             device=device,
+            precision=command.precision,
             seed=command.seed,
             out=path,
             origin=origin,
@@ -93,7 +98,7 @@ def resume_growing(command: Resume) -> None:
     if not quiet and origin.keeps_sample:  # else this was said already
         _say_code(origin.data)
     found = origin.load_data()
-    device = _device(origin.notes["device"])
+    device = find_device(origin.notes["device"])
     if not quiet:
         print(f"{path}: going on after epoch {len(run.history)}", flush=True)
     _watched(
@@ -216,19 +221,6 @@ def _loss(name: str, data: NamedData) -> str:
             fix="say it with --loss; for a loss of your own, call esper.grow in a program",
         )
     return "mse" if targets.is_floating_point() else "cross_entropy"
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise RunError(
-            "There is no such device",
-            given=name,
-            valid="cpu" + (", cuda" if torch.cuda.is_available() else ""),
-        ) from error
-    return device
 
 
 def _watched(
