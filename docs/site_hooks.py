@@ -1,5 +1,6 @@
 """What the site adds to docs/: the pages beside it, and fields in the reference."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 BESIDE = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "LICENSE": "LICENSE"}
+NAMES = (griffe.ExprName, griffe.ExprAttribute)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -29,18 +31,55 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown
 
 
-class FieldsOfDataclasses(griffe.Extension):
-    """A dataclass is described with its fields, and these with the comments beside them."""
+class ReadableReference(griffe.Extension):
+    """A dataclass is described with its fields and the comments beside them; defaults that are
+    names of constants are shown as what they are."""
 
-    def on_class(self, *, cls: griffe.Class, **kwargs: Any) -> None:
-        if "dataclass" not in cls.labels or cls.docstring is None:
-            return
-        members = [*cls.inherited_members.values(), *cls.members.values()]
-        fields = [each for each in members if each.is_attribute and each.is_public]
-        shown = [_shown(each) for each in fields if "property" not in each.labels]
-        cls.docstring.value += "\n\n" + "\n".join(shown)
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        described = list(_inside(pkg))
+        for each in described:
+            if isinstance(each, griffe.Function):
+                for parameter in each.parameters:
+                    if constant := _constant(parameter.default, pkg):
+                        parameter.default = constant.value
+        for each in described:
+            if isinstance(each, griffe.Class) and "dataclass" in each.labels and each.docstring:
+                fields = [*each.inherited_members.values(), *each.members.values()]
+                shown = [_shown(field, pkg) for field in fields if _is_field(field)]
+                each.docstring.value += "\n\n" + "\n".join(shown)
 
 
-def _shown(field: griffe.Object | griffe.Alias) -> str:
+def _inside(parent: griffe.Module | griffe.Class) -> Iterator[griffe.Object]:
+    for member in parent.members.values():
+        if not member.is_alias:
+            yield member
+            if member.is_module or member.is_class:
+                yield from _inside(member)
+
+
+def _constant(default: str | griffe.Expr | None, pkg: griffe.Module) -> griffe.Attribute | None:
+    """The constant of this package, or the default of a dataclass in it, that is named here."""
+    if not isinstance(default, NAMES) or not default.canonical_path.startswith("esper."):
+        return None
+    found: Any = pkg
+    for name in default.canonical_path.split(".")[1:]:
+        if name not in found.members:
+            return None
+        found = found.members[name]
+        found = found.final_target if found.is_alias else found
+    if found.is_attribute and (found.parent.is_module or "dataclass" in found.parent.labels):
+        return _constant(found.value, pkg) or found
+    return None
+
+
+def _is_field(member: griffe.Object | griffe.Alias) -> bool:
+    return member.is_attribute and member.is_public and "property" not in member.labels
+
+
+def _shown(field: griffe.Object | griffe.Alias, pkg: griffe.Module) -> str:
     declared, _, comment = " ".join(field.lines).strip().partition("  # ")
+    constant = _constant(field.value, pkg)
+    if constant is not None:
+        declared = f"{declared.partition(' = ')[0]} = {constant.value}"
+        comment = comment or " ".join(constant.lines).partition("  # ")[2]
     return f"- `{declared.partition(' = field(')[0]}`" + (f": {comment}" if comment else "")
