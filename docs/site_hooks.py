@@ -32,8 +32,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 class ReadableReference(griffe.Extension):
-    """A dataclass is described with its fields and the comments beside them; defaults that are
-    names of constants are shown as what they are."""
+    """Dataclasses and enumerations are described with their fields and the comments beside them;
+    defaults that are names of constants are shown as what they are."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         described = list(_inside(pkg))
@@ -43,7 +43,7 @@ class ReadableReference(griffe.Extension):
                     if constant := _constant(parameter.default, pkg):
                         parameter.default = constant.value
         for each in described:
-            if isinstance(each, griffe.Class) and "dataclass" in each.labels and each.docstring:
+            if each.docstring and isinstance(each, griffe.Class) and _is_record(each):
                 fields = [*each.inherited_members.values(), *each.members.values()]
                 shown = [_shown(field, pkg) for field in fields if _is_field(field)]
                 each.docstring.value += "\n\n" + "\n".join(shown)
@@ -70,6 +70,10 @@ def _constant(default: str | griffe.Expr | None, pkg: griffe.Module) -> griffe.A
     if found.is_attribute and (found.parent.is_module or "dataclass" in found.parent.labels):
         return _constant(found.value, pkg) or found
     return None
+
+
+def _is_record(kind: griffe.Class) -> bool:
+    return "dataclass" in kind.labels or any(str(base).endswith("Enum") for base in kind.bases)
 
 
 def _is_field(member: griffe.Object | griffe.Alias) -> bool:

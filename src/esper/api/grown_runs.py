@@ -92,7 +92,12 @@ def read_origin(path: str | Path) -> dict[str, Any]:
 
 @dataclass
 class GrownRun:
-    """What `grow` returns. `history` has a record for every epoch."""
+    """What `grow` returns: print its `report()`, take the network with `export()`.
+
+    `history` has a record for every epoch: `epoch`, `train_loss`, `val_loss`, `score`,
+    `committed` (the score with permanent seeds only), `contributions` by slot, `added`
+    (parameters in seeds), `decision` and `events` by names.
+    """
 
     host: GrowingModel
     settings: GrowSettings

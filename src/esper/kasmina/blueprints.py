@@ -53,7 +53,12 @@ _REGISTRY: dict[tuple[Family, str], Blueprint] = {}
 def blueprint(
     name: str, family: Family | str, *others: Family | str, fixed_extent: bool = False
 ) -> Callable[[Builder], Builder]:
-    """Register a seed builder for families of slots; its docstring's first line is its summary."""
+    """Register a seed builder for families of slots; its docstring's first line is its summary.
+
+    A function under `@blueprint("mine", "dense")` gets the `SlotSpec` of a slot and returns a
+    module that keeps the shape of what passes there and gives exactly zero when it is new (see
+    `zeroed`, `ScalarGate`). `fixed_extent`: its parameters depend on the size of what passes.
+    """
     for each in (family, *others):
         if each not in list(Family):
             raise UnknownNameError.of("blueprint family", str(each), [one.value for one in Family])

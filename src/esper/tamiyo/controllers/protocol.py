@@ -27,7 +27,9 @@ class Controller(Protocol):
     def name(self) -> str:
         """Short and stable: for tables and result files."""
 
-    def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions: ...
+    def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
+        """One legal action for each row, from what was measured and what is open to it now."""
+        ...
 
 
 @runtime_checkable
