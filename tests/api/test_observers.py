@@ -37,7 +37,8 @@ class Diary(Observer):
         if news.record["epoch"] == self.fails_after:
             raise KeyboardInterrupt
 
-    def close(self) -> None:
+    def close(self, failure: BaseException | None) -> None:
+        self.failure = failure
         self._write("close")
 
     def _write(self, what: str) -> None:
@@ -70,6 +71,7 @@ def test_all_are_told_of_the_end_also_if_one_fails(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         going.go()
     assert diary.heard[-1] == failing.heard[-1] == ("close", 2, 2)
+    assert isinstance(diary.failure, KeyboardInterrupt)
 
 
 def test_seconds_of_epochs_are_kept_with_the_run(tmp_path: Path) -> None:

@@ -246,7 +246,9 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_nothing_is_pickled(tmp_path: Path) -> None:
     esper.grow(mlp(), TRAIN, VAL, controller="random", out=tmp_path / "run", **SETTINGS)
     files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
-    assert {file.suffix for file in files if file.name != "lock"} == {".json", ".safetensors"}
+    assert {file.suffix for file in files if file.name != "lock"} == {
+        ".json", ".safetensors", ".sqlite",
+    }  # fmt: skip
 
 
 def test_two_processes_cannot_train_one_run(

@@ -11,8 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import esper
 from esper.karn import grow_commands
 from esper.karn.named_sources import load_data
+from esper.nissa import RunReader
 from tests.karn.own_files import DATA, MODEL, table
 from tests.programs import ENVIRONMENT, esper_here, started
 
@@ -78,6 +80,9 @@ def test_an_interrupted_run_says_how_to_go_on_and_ends_like_a_whole_one(
     assert f"epoch {EPOCHS}/{EPOCHS}" in told.stdout
     assert "epoch 1/" not in told.stdout
     assert tensors_of(out) == tensors_of(run)
+    with RunReader(out) as stopped, RunReader(run) as whole:
+        assert stopped.digest() == whole.digest()
+        assert "KeyboardInterrupt" in stopped.notes()[0][1]
     assert (out / "report.txt").read_text() == (run / "report.txt").read_text()
 
 
@@ -94,6 +99,40 @@ def test_a_finished_run_is_shown_and_not_resumed(run: Path) -> None:
     listed = esper_here("runs", run.parent).stdout.replace("\n", " ")
     assert "net.py:Slow" in listed
     assert f"{EPOCHS} of {EPOCHS}" in listed
+
+
+def test_the_telemetry_of_a_run_is_asked_and_exported(run: Path, tmp_path: Path) -> None:
+    counted = "select count(*) as epochs, max(round) as last from epochs"
+    told = esper_here("events", run, "--sql", counted)
+    assert told.returncode == 0, told.stderr
+    assert {str(EPOCHS + 1), str(EPOCHS)} <= set(told.stdout.split())
+    told = esper_here("events", run, "--export", tmp_path / "lines.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    assert told.stdout.startswith(f"{len(lines)} events")
+    planted = [line for line in lines if line["type"] == "lifecycle"]
+    assert {"GERMINATED", "FOSSILIZED"} <= {line["after"] for line in planted}
+    (start,) = (line for line in lines if line["type"] == "runs")
+    assert start["config"]["origin"]["model"].endswith("net.py:Slow")
+
+
+def test_a_run_of_a_program_is_shown_by_its_telemetry(tmp_path: Path) -> None:
+    out = tmp_path / "own"
+    x, y = torch.randn(64, 6), torch.arange(64) % 2
+
+    def stop(record: dict[str, object]) -> None:
+        if record["epoch"] == 3:
+            raise KeyboardInterrupt
+
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    with pytest.raises(KeyboardInterrupt):
+        esper.grow(model, (x, y), (x, y), loss="cross_entropy", budget=esper.Budget("+90%", 8),
+                   controller="periodic:every=1", out=out, on_epoch=stop)  # fmt: skip
+    told = esper_here("show", out)
+    assert told.returncode == 0, told.stderr
+    assert ": 1: norm DORMANT -> GERMINATED (its " in told.stdout
+    assert "Stopped after epoch 3: KeyboardInterrupt" in told.stdout
+    assert "3 of 8" in esper_here("runs", tmp_path).stdout
+    assert esper_here("events", out, "--sql", "select * from epochs").returncode == 0
 
 
 USED = """

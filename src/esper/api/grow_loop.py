@@ -22,6 +22,7 @@ from esper.api.grow_settings import (
     GrowSettings,
     listed,
 )
+from esper.api.grow_telemetry import GrowthTelemetry
 from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import unpack
@@ -35,7 +36,7 @@ from esper.kasmina.isolation import Isolation, randomness_kept
 from esper.kasmina.probe import Sample, Target
 from esper.leyline.errors import UnknownNameError, first_line
 from esper.leyline.streams import derive_seed
-from esper.nissa import Clock
+from esper.nissa import Clock, Sink
 from esper.tamiyo.controllers.protocol import Controller
 
 MakeOptimizer = Callable[..., Optimizer]
@@ -71,6 +72,7 @@ def grow(
     sample: Sample | None = None,
     origin: Mapping[str, Any] | None = None,
     on_epoch: OnEpoch | None = None,
+    sinks: Sequence[Sink | str] = (),
 ) -> GrownRun:
     """Train a model that may grow within a budget, and keep what pays.
 
@@ -85,7 +87,9 @@ def grow(
     "max"). The model is trained in place and where it is, unless `device` says otherwise ("auto":
     on CUDA where there is one); `precision="bf16"` runs it under autocast. With `out` the run is
     kept there after every epoch, and `esper.resume(out, ...)` goes on after whatever ended it.
+    `sinks` hear of everything too: "tensorboard", "wandb", "mlflow", or objects of yours.
     """
+    observers = _observers(on_epoch, sinks, kept=out is not None)
     where = _placed(model, device)
     limits = Budget.of(budget, epochs)
     kinds = (name for name, kind in _OPTIMIZERS.items() if kind is optimizer)
@@ -113,7 +117,6 @@ def grow(
     run.settle(slots=tuple(map(asdict, host.targets)), data=data.fingerprints(seed))
     if folder is not None:
         folder.require_new()
-    observers = [] if on_epoch is None else [Told(on_epoch)]
     growth = Growth(run, data, scoring, controller, optimizer, scheduler, observers)
     with nullcontext() if folder is None else folder.locked():
         growth.begin(first)
@@ -136,6 +139,7 @@ def resume(
     device: torch.device | str | None = None,
     sample: Sample | None = None,
     on_epoch: OnEpoch | None = None,
+    sinks: Sequence[Sink | str] = (),
 ) -> GrownRun:
     """Go on with the run in this folder, bit for bit as if it had never stopped (on a CPU).
 
@@ -144,6 +148,7 @@ def resume(
     scheduler or a controller of your own. What was given by name is known. Data that are not those
     of the run are refused. A run that was finished comes back as it is; then the model is enough.
     """
+    observers = _observers(on_epoch, sinks, kept=True)
     folder = GrowthFolder(path)
     folder.require_old()
     with folder.locked():
@@ -164,7 +169,6 @@ def resume(
         _require_given(settings, train=train, val=val, test=test, scheduler=scheduler)
         data = Data(train, val, test, settings.batch_size)
         data.require_same(settings.data, settings.seed)
-        observers = [] if on_epoch is None else [Told(on_epoch)]
         growth = Growth(run, data, scoring, leader, kind, scheduler, observers)
         growth.go_on(folder.checkpoint())
         growth.go()
@@ -358,6 +362,14 @@ class Growth:
     def _keep(self) -> None:
         if self.run.folder is not None:
             self.run.keep(None if self.schedule is None else self.schedule.note())
+
+
+def _observers(
+    on_epoch: OnEpoch | None, sinks: Sequence[Sink | str], *, kept: bool
+) -> list[Observer]:
+    """Who goes along: telemetry first, since it must not be behind what is kept."""
+    found: list[Observer] = [GrowthTelemetry(sinks)] if kept or sinks else []
+    return found if on_epoch is None else [*found, Told(on_epoch)]
 
 
 # --- the model and its optimiser -------------------------------------------------------------

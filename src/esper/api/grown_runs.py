@@ -1,10 +1,11 @@
 """A run of `grow`: what it was asked for, what happened, how it is kept, and a report on it.
 
     OUT/checkpoint/   the run after its last whole epoch, replaced in one rename
+    OUT/events.sqlite telemetry, never behind the checkpoint
     OUT/sample/       the batch on which the model was probed and exports are checked
     OUT/lock          held by the process that trains
 
-The first two are archives of tensors and JSON.
+Checkpoint and sample are archives of tensors and JSON.
 """
 
 from collections.abc import Mapping

@@ -34,8 +34,8 @@ class Observer:
     def kept(self, news: EpochNews) -> None:
         """The epoch is kept, where the run has a folder: nothing of it can be lost any more."""
 
-    def close(self) -> None:
-        """Training is over, whatever ended it."""
+    def close(self, failure: BaseException | None) -> None:
+        """Training is over, or was ended by this."""
 
 
 @dataclass
@@ -53,6 +53,6 @@ def observed(run: "GrownRun", observers: Sequence[Observer]) -> Iterator[None]:
     """While training goes on; all are told of its end, the last one first."""
     with ExitStack() as ends:
         for observer in observers:
-            ends.callback(observer.close)
             observer.begin(run)
+            ends.push(lambda _, failure, *__, to=observer: to.close(failure))
         yield

@@ -16,14 +16,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 
+from esper.archive import Archive
 from esper.kasmina.flow_statistics import flow_statistics
 from esper.kasmina.isolation import Isolation, randomness_kept, state_kept
 from esper.kasmina.probe import Place
 from esper.kasmina.slot import part_of
 from esper.kasmina.watching import call
-from esper.leyline import Actions, Blend, EsperError, LifecycleOp, SeedStage, TransitionRecord
+from esper.leyline import (
+    Actions,
+    Blend,
+    EsperError,
+    Legality,
+    LifecycleOp,
+    SeedStage,
+    TransitionRecord,
+)
 from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.signals import FLOW_STATISTICS, SignalWindow
+from esper.leyline.signals import FLOW_STATISTICS, SERIES, SignalWindow
 from esper.tamiyo.controllers.protocol import Controller, Remembering
 
 if TYPE_CHECKING:
@@ -38,6 +47,10 @@ FEWEST_CLASSES = 2  # where none are known: losses are then in units of the firs
 
 class TickError(EsperError):
     """A tick that was called with what it cannot use."""
+
+
+class NotFiniteError(TickError):
+    """Training has diverged."""
 
 
 class FractionWarning(UserWarning):
@@ -179,7 +192,7 @@ def number(name: str, value: object) -> float:
         found = math.nan
     if not math.isfinite(found):
         shown = value if isinstance(value, (int, float, str)) else type(value).__name__
-        raise TickError(
+        raise NotFiniteError(
             f"{name} is not a finite number",
             given=shown,
             valid="a number, or a tensor that holds one",
@@ -231,6 +244,7 @@ class GrowthMemory:
         self.window = SignalWindow(1, slots)
         self.classes = classes  # of a classifier
         self.controller: Controller | None = None  # the one that decided last
+        self.legality: Legality | None = None  # what it chose among
         self.compared = False  # were val_score and evaluate found to be the same score?
         self.ended = False  # are the budget's epochs over?
         self._unit: float | None = None  # the loss that counts as guessing without classes
@@ -317,8 +331,8 @@ class GrowthMemory:
                 stacklevel=3,
             )
 
-    def hand_over(self, controller: Controller) -> bool:
-        """It decides from now on; is it another one than before?
+    def hand_over(self, controller: Controller, legality: Legality) -> bool:
+        """It decides from now on, among what is legal; is it another one than before?
 
         The one that decided before the host was saved is told what it remembered.
         """
@@ -327,36 +341,40 @@ class GrowthMemory:
                 controller.recall(self._pending[1])
             self.controller, self._pending = controller, None
         starts = self.controller is not controller
-        self.controller = controller
+        self.controller, self.legality = controller, legality
         return starts
 
     # --- keeping -------------------------------------------------------------------------
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What the controller that decided last remembers, and all else as JSON holds it."""
+        """What is remembered, also by the controller that decided last, as tensors and notes."""
         controller, remembered = self._pending or (None, {})
         if self.controller is not None:
             controller, remembered = self.controller.name, {}
         if isinstance(self.controller, Remembering):
             remembered = self.controller.memory()
+        window = self.window.state_dict()
+        gradient = float(window["host_gradient"])
         notes = {
             "classes": self.classes,
             "unit": self._unit,
+            "host_gradient": None if math.isnan(gradient) else gradient,
             "compared": self.compared,
             "ended": self.ended,
-            "controller": controller,
-            "window": {name: each.tolist() for name, each in self.window.state_dict().items()},
         }
-        return dict(remembered), notes
+        tensors = {f"memory.window.{name}": window[name] for name in SERIES}
+        tensors |= {f"controller.{name}": each for name, each in remembered.items()}
+        return tensors, {"memory": notes, "controller": controller}
 
-    def unpack(self, remembered: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
-        window = notes["window"].items()
-        self.window.load_state_dict({n: torch.tensor(v, dtype=torch.float64) for n, v in window})
+    def unpack(self, archive: Archive) -> None:
+        notes, controller = archive.notes["memory"], archive.notes["controller"]
+        gradient = notes["host_gradient"]
+        known = row(math.nan if gradient is None else gradient)
+        self.window.load_state_dict({**archive.part("memory.window"), "host_gradient": known})
         self.classes, self._unit = notes["classes"], notes["unit"]
         self.compared, self.ended = bool(notes["compared"]), bool(notes["ended"])
-        controller = notes["controller"]
         self.controller = None
-        self._pending = None if controller is None else (controller, remembered)
+        self._pending = None if controller is None else (controller, archive.part("controller"))
 
 
 def row(value: float) -> Tensor:

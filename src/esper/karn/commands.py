@@ -215,6 +215,8 @@ class Grow(Command):
     precision: Literal["full", "bf16"] = "full"
     """bf16: train and score under autocast"""
     out: NewRun = None
+    sinks: Names = ()
+    """trackers that get the curves too: tensorboard, wandb, mlflow; each needs its extra"""
     quiet: Quiet = False
 
 

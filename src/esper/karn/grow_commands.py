@@ -3,10 +3,12 @@
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import nn
 
 from esper import api
@@ -21,6 +23,8 @@ from esper.karn.named_sources import NamedData, absolute, build_model, load_data
 from esper.kasmina import export_additions, export_onnx, export_program, export_python
 from esper.kasmina.export_files import Written
 from esper.leyline.errors import EsperError, UnknownNameError
+from esper.nissa import RunReader, StoreError, require_sinks
+from esper.show.terminal import table_of
 from esper.simic.training import RunError
 
 REPORT = "report.txt"
@@ -39,6 +43,7 @@ def start_growing(command: Grow) -> None:
     """Make a run directory and grow."""
     epochs = command.budget.epochs
     budget = api.Budget(_limit(command.budget), epochs)
+    require_sinks(command.sinks)
     model = build_model(command.model, command.seed)
     data = load_data(command.data, seed=command.seed, flat=command.flat, samples=command.samples)
     device = find_device(command.device)
@@ -47,6 +52,7 @@ def start_growing(command: Grow) -> None:
         fix=f"name another directory, or go on with: esper resume {path}"
     )
     origin = {name: getattr(command, name) for name in ("flat", "samples", "seed", "device")}
+    origin["sinks"] = list(command.sinks)
     origin |= {name: absolute(getattr(command, name)) for name in ("model", "data")}
     if not command.quiet:
         weights = sum(parameter.numel() for parameter in model.parameters())
@@ -80,6 +86,7 @@ def start_growing(command: Grow) -> None:
             out=path,
             origin=origin,
             on_epoch=tell,
+            sinks=command.sinks,
         ),
         epochs,
         quiet=command.quiet,
@@ -112,6 +119,7 @@ def resume_growing(command: Resume) -> None:
             device=device,
             sample=None if origin.keeps_sample else origin.sample_of(found, device),
             on_epoch=tell,
+            sinks=origin.notes.get("sinks", ()),
         ),
         run.settings.epochs,
         quiet=quiet,
@@ -176,8 +184,32 @@ def _say_code(*named: str) -> None:
 
 
 def show_growth(command: Show | WriteReport) -> None:
-    """What a run came to."""
-    print(GrowthOrigin(command.path).load_run().report())
+    """What a run came to; of one whose model cannot be built here, what its telemetry says."""
+    if "model" in api.read_origin(command.path):
+        print(GrowthOrigin(command.path).load_run().report())
+    else:
+        _print_epochs(command.path)
+    with suppress(StoreError), RunReader(command.path) as reader:
+        for row in reader.anomalies():
+            print(f"epoch {row['round']}: ANOMALY {row['message']} {row['advice']}")
+        for _, text in reader.notes():
+            print(text)
+
+
+def _print_epochs(path: Path) -> None:
+    """Losses and scores, and the changes of stages with their reasons."""
+    names = ("train_loss", "val_loss", "score", "committed", "added", "seconds")
+    table = table_of("epoch", *names, title=f"{path}: its epochs", right=("epoch", *names))
+    with RunReader(path) as reader:
+        for row in reader.epochs():
+            numbers = (row[name] for name in names)
+            cells = ("" if value is None else f"{value:,.4g}" for value in numbers)
+            table.add_row(str(row["round"]), *cells)
+        changes = list(reader.query("SELECT * FROM lifecycle ORDER BY round, event, n"))
+    Console().print(table)
+    for row in changes:
+        stages = f"{row['slot']}: {row['blueprint']} {row['before']} -> {row['after']}"
+        print(f"after epoch {row['round']}: {stages} ({row['reason'] or row['cause']})")
 
 
 def line_of(path: Path) -> tuple[str, str, str]:

@@ -90,7 +90,8 @@ def report_run(command: WriteReport) -> None:
 
 
 def ask_run(command: Events) -> None:
-    RunFolder.open(command.path)
+    if not GrowthFolder(command.path).holds_run:
+        RunFolder.open(command.path)
     sql, export = command.sql, command.export
     with RunReader(command.path) as reader:
         if export is not None:

@@ -8,7 +8,6 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Self
 
@@ -16,14 +15,14 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from esper import __version__
+from esper.api.grow_telemetry import versions
 from esper.garden import evaluate, find_suite, standings
 from esper.garden.controller_choice import controller_of
 from esper.garden.statistics import Estimate
 from esper.karn.commands import RUNS, Demo, Resume, Train
 from esper.karn.garden_commands import print_standings, standing_figures
 from esper.leyline.stages import SeedStage
-from esper.nissa import RunReader
+from esper.nissa import RunReader, require_sinks
 from esper.show import write_report
 from esper.show.terminal import flat_estimate, progress, require_writable, write_flat
 from esper.simic.training import (
@@ -53,6 +52,7 @@ def start_run(command: Train) -> RunFolder:
     """Make a run directory and train."""
     config: TrainConfig = command.config
     require_device(config.device)
+    require_sinks(config.sinks)
     require_writable(command.json)
     suite = find_suite(config.suite)
     for name in config.evaluation.baselines:
@@ -93,12 +93,6 @@ def resume_run(command: Resume) -> None:
         text = "from here on the numbers may be others than without the interruption"
         print(f"Versions have changed ({', '.join(changed)}): {text}.", file=sys.stderr)
     _train(run, command)
-
-
-def versions() -> dict[str, str]:
-    """Of all that numbers depend on."""
-    found = {"esper": __version__, "python": platform.python_version()}
-    return found | {name: version(name) for name in ("torch", "numpy", "safetensors")}
 
 
 def _train(run: RunFolder, command: Train | Resume) -> None:

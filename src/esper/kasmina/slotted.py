@@ -12,15 +12,13 @@ from torch.utils._pytree import tree_map_only
 
 from esper.kasmina import optimizer_surgery as surgery
 from esper.kasmina.blueprints import build_catalogue, find_blueprint, learning_rate_scales
-from esper.kasmina.foreign_averages import refuse_outgrown_averages
 from esper.kasmina.gates import UNLIMITED, GateRules, Situation, explain, legality
 from esper.kasmina.isolation import Isolation, only_learning, state_kept
 from esper.kasmina.probe import Place, Sample, Target, probe
-from esper.kasmina.slot import Bond, Mode, Seed, Slot, build_seed, set_tap
+from esper.kasmina.slot import Mode, Seed, Slot, build_seed, set_tap
 from esper.kasmina.transitions import decide, pass_time, remove_now
 from esper.leyline import HEADS, Actions, Blend, Legality, LifecycleOp, SeedStage
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
-from esper.leyline.errors import AgreementError
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
 from esper.leyline.slots import SlotSpec, require_agreement
 from esper.leyline.streams import derive_seed
@@ -128,8 +126,7 @@ class SlottedModel(nn.Module):
         self.slot_places = probe(model, places, sample)  # where the slots sit, in order
         self.model = model
         self.specs = tuple(place.spec for place in self.slot_places)
-        self._bond = Bond().tie()
-        self._slots = [Slot(spec, self._bond) for spec in self.specs]
+        self._slots = [Slot(spec) for spec in self.specs]
         self.slots = nn.ModuleList(self._slots)
         self.isolation = Isolation.named(isolation)
         self.rules = rules or GateRules()
@@ -141,7 +138,7 @@ class SlottedModel(nn.Module):
         self.seed = seed
         self._planted = 0
         self._seed_passes = 0
-        self._in_seed_pass = self._any_training = False
+        self._in_seed_pass = False
         self._overrides: list[float | None] = [None] * len(self.specs)
         self.optimizers: list[Optimizer] = []  # that are tracked
 
@@ -155,7 +152,8 @@ class SlottedModel(nn.Module):
     @property
     def has_isolated_seeds(self) -> bool:
         """Is there a seed that learns only in `seed_pass`?"""
-        return self._any_training and self.isolation is Isolation.DUAL_PASS
+        training = bool(self.lifecycle.at(SeedStage.TRAINING).any())
+        return training and self.isolation is Isolation.DUAL_PASS
 
     @contextmanager
     def seed_pass(self) -> Iterator[None]:
@@ -210,7 +208,6 @@ class SlottedModel(nn.Module):
     def _set_modes(self) -> None:
         """Bring every slot's mode, alpha and hook in line with the arrays and the overrides."""
         training = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
-        self._any_training = any(training)  # asked in every step
         straight_through = self.isolation is Isolation.STRAIGHT_THROUGH
         for index, (slot, place) in enumerate(zip(self._slots, self.slot_places, strict=True)):
             override = self._overrides[index]
@@ -321,7 +318,6 @@ class SlottedModel(nn.Module):
         for optimizer in self.optimizers:
             _let_join(optimizer, index, seed)
         slot.hold(seed)
-        refuse_outgrown_averages()
 
     # --- measuring and keeping -----------------------------------------------------------
 
@@ -369,15 +365,6 @@ class SlottedModel(nn.Module):
             if slot.seed is not None:
                 _let_join(optimizer, index, slot.seed)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._bond.tie()  # a copy of the whole host
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Everything: the model, what has grown, and how far it has come."""
-        with self._bond.reading_all():
-            return super().state_dict(*args, **kwargs)
-
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Beside the weights: lifecycle arrays, blueprint names and stream counters."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -392,17 +379,10 @@ class SlottedModel(nn.Module):
         """Rebuild the seeds that were saved; their weights are loaded after this."""
         start = f"{prefix}{_LIFECYCLE_PREFIX}"
         arrays = {
-            name.removeprefix(start): state_dict.pop(name).cpu()
+            name.removeprefix(start): state_dict.pop(name)
             for name in list(state_dict)
             if name.startswith(start)
         }
-        if not arrays:
-            raise AgreementError(
-                "This is not the state of a model with slots",
-                given=f"no {start}* among its {len(state_dict)} entries",
-                valid="what host.state_dict() gave",
-                fix="load the state of the plain model with host.model.load_state_dict(state)",
-            )
         life = Lifecycle.from_state_dict(arrays)
         for key in (_NAMES_KEY, _COUNTERS_KEY):
             require_agreement(
@@ -421,22 +401,12 @@ class SlottedModel(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Take over a saved state, whatever grew meanwhile on either side; all of it or nothing."""
-        before = {
-            name: value.clone() if isinstance(value, Tensor) else value
-            for name, value in self.state_dict().items()
-        }
+        before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
-        except Exception as error:  # whatever it was, it is raised again below
+        except Exception:  # whatever it was, it is raised again below
             super().load_state_dict(before)
-            if not isinstance(error, RuntimeError):
-                raise
-            lines = [line.strip() for line in str(error).splitlines()[1:3]]  # torch's own
-            raise AgreementError(
-                "The state is of another model, or not all of it",
-                given=" ".join(lines) or str(error),
-                fix="build the model and wrap it as it was when the state was saved",
-            ) from error
+            raise
 
 
 def _let_join(optimizer: Optimizer, index: int, seed: Seed) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.leyline.errors import ActionError
 from esper.leyline.heads import CANONICAL_ACTION, ActionSpace
 
-# N hosts, H heads
+# N hosts, H heads, A actions of the largest head
 
 
 @lru_cache
@@ -116,6 +116,14 @@ class Legality:
             return mask
         matters = relevance_table(self.space.relevance, device)[:, position][values[:, 0]]
         return torch.where(matters[:, None], mask, _canonical_only(size, device))
+
+    def resolved(self, values: Tensor) -> Tensor:
+        """[N, H, A]: what every head could take, given the choices [N, H], padded with False."""
+        sizes = self.space.sizes
+        masks = torch.zeros(*values.shape, max(sizes), dtype=torch.bool, device=values.device)
+        for head, (name, size) in enumerate(zip(self.space.names, sizes, strict=True)):
+            masks[:, head, :size] = self.mask(name, values)
+        return masks
 
     def rows(self, index: Tensor) -> "Legality":
         """The hosts in `index`, in that order."""

@@ -11,11 +11,14 @@ if TYPE_CHECKING:
         DEFAULT_WATCHED,
         AnomalyFound,
         Attributed,
+        Contributed,
         Decisions,
         Dropped,
         EpisodeEnded,
+        EpochEnded,
         Evaluated,
         Event,
+        GrowthEnded,
         LifecycleChanged,
         Noted,
         RolledBack,
@@ -29,6 +32,6 @@ if TYPE_CHECKING:
     from .reader import Cell, DecisionRecord, RoundSummary, RunReader, StoredEvent, Table
     from .schema import RunLayout
     from .store import RunStore, StoreError
-    from .tensorboard import TensorBoardSink
+    from .trackers import MlflowSink, TensorBoardSink, WandbSink, open_sinks, require_sinks
 
 __getattr__, __dir__, __all__ = attach(__name__)

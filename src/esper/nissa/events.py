@@ -31,6 +31,7 @@ from esper.nissa.schema import (
     PerEnvironment,
     Probabilities,
     Reals,
+    RunLayout,
     Slots,
     Stages,
     Text,
@@ -101,6 +102,7 @@ class RunStarted(Event, kind="run", table="runs", repeatable=False):
     versions: JsonMapping = field(default_factory=dict)
     seeds: JsonMapping = field(default_factory=dict)
     data: JsonMapping = field(default_factory=dict)  # fingerprints by name
+    layout: Annotated[RunLayout | None, Field()] = None  # for sinks that need names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +210,38 @@ class Attributed(Event, kind="attribution", table="attributions"):
     blueprint: Blueprints  # [M]
     shapley: Reals  # [M] sum: the network with all its seeds less the one with none
     left_out: Reals  # [M] the network with all its seeds less the one without this
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEnded(Event, kind="epoch", table="epochs"):
+    """An epoch of a network that grows; 0 is the network before training. Scores are percent."""
+
+    train_loss: float | None = None
+    val_loss: float
+    score: float  # on validation data, with everything that has grown
+    committed: float | None = None  # with permanent seeds alone
+    added: int = 0  # parameters in seeds, after the decision
+    most_added: int = 0  # before or after it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contributed(Event, kind="contribution", table="contributions"):
+    """What every seed that a growing network shows is worth: its score less that without it."""
+
+    slot: Texts  # [M]
+    blueprint: Texts  # [M]
+    contribution: Reals  # [M] points
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthEnded(Event, kind="outcome", table="outcomes"):
+    """A network has grown to its end: what is exported, on validation and on test data."""
+
+    loss: float
+    score: float
+    test_loss: float | None = None
+    test_score: float | None = None
+    added: int  # parameters
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,8 +79,8 @@ class DecisionRecord:
     step: int
     env: int
     actions: Mapping[str, str]  # of the heads that mattered
-    value: float
-    log_prob: float
+    value: float | None  # None: of a rule, which has none
+    log_prob: float | None
     reward: float | None
     observation: Mapping[str, float] | None
     legal: Mapping[str, tuple[str, ...]] | None
@@ -89,8 +89,9 @@ class DecisionRecord:
 
     def __str__(self) -> str:
         chosen = ", ".join(f"{head} {action}" for head, action in self.actions.items())
-        reward = "" if self.reward is None else f", reward {self.reward:+.3f}"
-        return f"step {self.step}: {chosen} (value {self.value:+.3f}{reward})"
+        numbers = {"value": self.value, "reward": self.reward}
+        known = [f"{name} {each:+.3f}" for name, each in numbers.items() if each is not None]
+        return f"step {self.step}: {chosen}" + (f" ({', '.join(known)})" if known else "")
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,18 @@ class RunReader(AbstractContextManager["RunReader"]):
     def evaluations(self) -> Table:
         return self._table("SELECT * FROM evaluations ORDER BY round, event, n")
 
-    def decisions(self, round: int, env: int) -> list[DecisionRecord]:
+    def epochs(self) -> Table:
+        """Of a network that grows: losses and scores of every epoch, and what each phase took."""
+        return self._table(
+            "SELECT e.*, (SELECT sum(value) FROM samples s WHERE s.round = e.round "
+            "AND name LIKE 'seconds_%') AS seconds FROM epochs e ORDER BY round"
+        )
+
+    def contributions(self) -> Table:
+        """Of a network that grows: what each seed was worth after every epoch."""
+        return self._table("SELECT * FROM contributions ORDER BY round, event, n")
+
+    def decisions(self, round: int, env: int = 0) -> list[DecisionRecord]:
         """The decisions of one episode, with observations by name where they were kept."""
         rewards = {row["step"]: row["reward"] for row in self.steps(round, env)}
         blobs = {

@@ -126,6 +126,12 @@ def test_none_has_a_word_in_files(tmp_path: Path) -> None:
     assert config == replace(base, ppo=replace(base.ppo, target_kl=None))
 
 
+def test_a_file_of_when_there_was_one_sink_is_read(tmp_path: Path) -> None:
+    assert read("tensorboard = false", tmp_path).sinks == ()
+    assert read("tensorboard = true", tmp_path).sinks == ("tensorboard",)
+    assert read('sinks = ["wandb"]', tmp_path).sinks == ("wandb",)
+
+
 def test_a_file_that_is_missing_or_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read_config(tmp_path / "none.toml")

@@ -3,9 +3,11 @@
 import json
 import re
 import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from esper.archive import Archive, read_archive
 from esper.garden import episodes as episodes_module
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.stages import LIVING_STAGES
-from esper.nissa import RunReader, RunStore
+from esper.nissa import Event, RunReader, RunStore
 from esper.simic.agent.ppo import KIND, VERSION
 from esper.simic.training import (
     RoundReport,
@@ -75,6 +77,39 @@ def test_every_round_is_reported(whole: RunFolder, reports: list[RoundReport]) -
         assert report.returns.shape == (ENVS,)
         assert {"play", "learn", "decide", "step", "tell"} <= report.seconds.keys()
         assert all(sum(counts) == ENVS for counts in report.stages.values())
+
+
+class Curves:
+    """A tracker that keeps what it hears."""
+
+    name = "curves"
+    heard: ClassVar[list[Event]] = []
+    places: ClassVar[list[Path]] = []
+
+    @classmethod
+    def of_run(cls, path: Path) -> "Curves":
+        cls.places.append(path)
+        return cls()
+
+    @classmethod
+    def require_installed(cls) -> None: ...
+
+    def write(self, batch: Sequence[Event]) -> None:
+        self.heard.extend(batch)
+
+    def close(self) -> None: ...
+
+
+def test_a_run_tells_the_sinks_that_its_settings_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.nissa.trackers.TRACKERS", {"curves": Curves})
+    run = tiny_run(tmp_path / "run", sinks=("curves",))
+    with closing(Trainer(run, stop=lambda: True)) as trainer:  # stopped as soon as it has begun
+        assert not trainer.begin()
+    assert Curves.places == [run.path]
+    (start,) = Curves.heard
+    assert start.kind == "run"
 
 
 def test_the_last_checkpoints_and_the_best_agent_are_kept(whole: RunFolder) -> None:

@@ -27,6 +27,7 @@ from esper.simic.agent.ppo_config import PPOConfig
 DEVICES = ("cpu", "cuda")
 DEFAULT_PATIENCE = 2.0
 DEFAULT_FINAL_RATE = 0.1
+FORMER = "tensorboard"  # a setting of runs that began when there was no other sink
 MOST_CASES = 100_000  # far below the seeds of atlases, selection and evaluation
 
 
@@ -77,8 +78,8 @@ class TrainConfig:
     """the learning rate falls to this share of that of `ppo` over the run"""
     checkpoint_every: Count = 5
     """rounds between checkpoints"""
-    tensorboard: bool = False
-    """write curves for TensorBoard too, into RUN/tensorboard; needs the extra of that name"""
+    sinks: tuple[str, ...] = ()
+    """trackers that get the curves too: tensorboard, wandb, mlflow; each needs its extra"""
     watched: Whole = 16
     """environments whose observations are kept in the telemetry"""
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -184,6 +185,8 @@ def to_toml(config: TrainConfig) -> str:
 def read_config(path: Path, base: TrainConfig | None = None) -> TrainConfig:
     """Settings from a TOML file; what it leaves out is as in `base`."""
     given = read_toml(path)
+    if given.pop(FORMER, False):
+        given["sinks"] = [FORMER]
     try:
         return filled(base or TrainConfig(), given, "setting of a run")
     except EsperError as error:

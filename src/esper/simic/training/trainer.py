@@ -29,9 +29,9 @@ from esper.nissa import (
     RunStore,
     Sampled,
     Sink,
-    TensorBoardSink,
     UpdateMetrics,
     flatten,
+    open_sinks,
 )
 from esper.nissa.store import DEFAULT_ROWS
 from esper.simic.agent.ppo import PPOAgent
@@ -150,8 +150,8 @@ class Trainer:
             self.cohort.go_on(saved[-1], {"number": self._restore(saved[-1])})
         store = self._store(new=not saved)
         sinks: list[Sink] = [store]
-        if self.config.tensorboard and self.processes.rank == 0:
-            sinks.append(TensorBoardSink(self.run.path / "tensorboard"))
+        if self.processes.rank == 0:
+            sinks += open_sinks(self.config.sinks, self.run.path)
         self.hub = Hub(*sinks)
         if self.processes.rank == 0:
             self._open(store.last_commit)

@@ -26,6 +26,7 @@ from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.signals import Signals
 from esper.tamiyo.choosing import MaskedCategorical
 from esper.tamiyo.controllers.proposals import draw
+from esper.tamiyo.controllers.protocol import Thoughts
 from esper.tamiyo.features import FeatureTable, signals_to_features
 from esper.tamiyo.network import FactoredRecurrentActorCritic, Hidden
 
@@ -53,6 +54,8 @@ class LearnedController:
         self.network, self.greedy, self.name = network, greedy, name
         self.generator, self.blueprints = generator, blueprints
         self._hidden: Hidden | None = None
+        # What the last decision saw, among what it chose, and what: kept, not computed.
+        self._last: tuple[Tensor, Hidden | None, Tensor, Legality, Actions] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -86,14 +89,28 @@ class LearnedController:
         if bool(starts.all()):
             self._hidden = None
         seen = signals if isinstance(signals, Tensor) else signals_to_features(signals)
-        seen = seen.to(self.network.return_scale.device)
+        seen, before = seen.to(self.network.return_scale.device), self._hidden
         if self.greedy or isinstance(signals, Tensor):
             choice, _, self._hidden = self.network.get_action(
-                seen, legality, self._hidden, starts, greedy=self.greedy, generator=self.generator
+                seen, legality, before, starts, greedy=self.greedy, generator=self.generator
             )
-            return Actions(self.network.space, choice.actions.cpu())
-        logits, _, self._hidden = self.network(seen, self._hidden, starts)
-        return drawn(logits.cpu(), legality, signals.draws)
+            actions = Actions(self.network.space, choice.actions.cpu())
+        else:
+            logits, _, self._hidden = self.network(seen, before, starts)
+            actions = drawn(logits.cpu(), legality, signals.draws)
+        self._last = seen, before, starts, legality, actions
+        return actions
+
+    @torch.no_grad()
+    def thoughts(self) -> Thoughts:
+        """How it came to its last decision; asks the network once more."""
+        assert self._last is not None, "it has decided something"
+        seen, before, starts, legality, actions = self._last
+        logits, values, _ = self.network(seen, before, starts)
+        masks = legality.resolved(actions.values.cpu())
+        chances = MaskedCategorical(logits.cpu(), masks)
+        log_probs = chances.log_prob(actions.values)
+        return Thoughts(seen.cpu(), masks, chances.probs, values.cpu(), log_probs)
 
 
 def drawn(logits: Tensor, legality: Legality, draws: Tensor) -> Actions:

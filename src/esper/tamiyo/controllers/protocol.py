@@ -1,10 +1,10 @@
 """What a controller is: anything that turns signals and legality into actions.
 
-Shapes: `N` environments, `K` rows of one controller.
+Shapes: `N` environments, `K` rows of one controller, `F` features, `H` heads, `A` actions.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -52,6 +52,23 @@ class Remembering(Protocol):
 
     def memory(self) -> dict[str, Tensor]: ...
     def recall(self, memory: Mapping[str, Tensor]) -> None: ...
+
+
+class Thoughts(NamedTuple):
+    """What a decision was made of, on the CPU."""
+
+    observations: Tensor  # [N, F]
+    masks: Tensor  # [N, H, A] bool: what was legal
+    probabilities: Tensor  # [N, H, A]
+    values: Tensor  # [N]
+    log_probs: Tensor  # [N, H] of the actions taken
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A controller that can say how it came to its last decision."""
+
+    def thoughts(self) -> Thoughts: ...
 
 
 def needs_contributions(controller: Controller) -> bool:

@@ -1,0 +1,211 @@
+"""From the epochs of `grow` to events: in the run's folder, and wherever else they were asked for.
+
+A network that grows is a population of one; a round of its telemetry is an epoch, with one step.
+All but the evidence for a decision is made of the run's history, so a store that lost something is
+filled up from it. Nothing that goes wrong here stops a run.
+"""
+
+import math
+import platform
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from esper import __version__
+from esper.api.grown_runs import GrownRun
+from esper.api.observers import EpochNews, Observer
+from esper.api.ticking import GrowthDecision, NotFiniteError, StageChange
+from esper.leyline import Actions, Blend, Cause, LifecycleOp, SeedStage
+from esper.leyline.errors import EsperError, first_line
+from esper.leyline.ops import cause_name
+from esper.nissa import (
+    AnomalyFound,
+    Contributed,
+    Decisions,
+    EpochEnded,
+    GrowthEnded,
+    Hub,
+    LifecycleChanged,
+    Noted,
+    RunLayout,
+    RunStarted,
+    RunStore,
+    Sampled,
+    Sink,
+    open_sinks,
+    require_sinks,
+)
+from esper.nissa.hub import tell
+from esper.tamiyo.controllers.protocol import Explaining
+from esper.tamiyo.features import FeatureTable
+
+_CAUSES = {cause_name(cause): int(cause) for cause in (*LifecycleOp, *Cause)}
+
+
+class GrowthTelemetry(Observer):
+    """Tells sinks, and the store of a run that has a folder, what every epoch came to."""
+
+    def __init__(self, sinks: Sequence[Sink | str] = ()) -> None:
+        require_sinks(sinks)
+        self._asked, self.failed = sinks, False
+        self._planted: dict[str, str] = {}  # blueprints, by slot
+
+    # --- as a run goes on ----------------------------------------------------------------
+
+    def begin(self, run: GrownRun) -> None:
+        self.run, host = run, run.host
+        # Only what has learned looks at features.
+        learned = run.settings.fingerprint is not None
+        features = FeatureTable.of(host.catalogue).names if learned else ()
+        self.layout = RunLayout.of(host.space, features, host.catalogue)
+        folder = None if run.folder is None else run.folder.path
+        sinks, store = open_sinks(self._asked, folder), self._store()
+        self.hub = Hub(*([] if store is None else [store]), *sinks)
+        with self._going_on():
+            self._open(None if store is None else store.last_commit)
+
+    def _open(self, known: int | None) -> None:
+        """Tell what starts here, and of the epochs before what the store does not know."""
+        run, device = self.run, next(self.run.host.parameters()).device
+        self.hub.emit(
+            RunStarted(
+                round=len(run.history),
+                config={**asdict(run.settings), "device": str(device)},
+                versions=versions(),
+                seeds={"run": run.settings.seed},
+                data=run.settings.data,
+                layout=self.layout,
+            )
+        )
+        if known is None:
+            before = run.before
+            self.hub.emit(EpochEnded(round=0, val_loss=before["loss"], score=before["score"]))
+        for record in run.history:  # all, to know what stands in which slot by now
+            self._tell(record, known=known or 0)
+        self.hub.commit(len(run.history))
+
+    def _store(self) -> RunStore | None:
+        """The telemetry of the run's folder, as it was at the end of its last epoch."""
+        if self.run.folder is None:
+            return None
+        try:
+            store = RunStore(self.run.folder.path, self.layout)
+            whole, epochs = store.last_commit, len(self.run.history)
+            store.rewind(-1 if whole is None or not epochs else min(whole, epochs))
+        except (EsperError, OSError, sqlite3.Error) as error:
+            tell(f"The run goes on without telemetry of its own: {first_line(error)}")
+            return None
+        return store
+
+    def epoch(self, news: EpochNews) -> None:
+        epoch = int(news.record["epoch"])
+        if self.failed:
+            return
+        with self._going_on():
+            self._tell(news.record)
+            self._decided(news.record)
+            seconds = {f"seconds_{phase}": spent for phase, spent in news.seconds.items()}
+            self.hub.emit(Sampled(round=epoch, values=seconds))
+            if after := self.run.after:
+                names = ("loss", "score", "test_loss", "test_score")
+                scores: dict[str, Any] = {name: after.get(name) for name in names}
+                self.hub.emit(GrowthEnded(round=epoch, added=self.run.host.added, **scores))
+            self.hub.commit(epoch)
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Whatever fails inside, such as a controller that cannot explain itself, training goes on
+        and is told once."""
+        try:
+            yield
+        except Exception as error:
+            given = f"{type(error).__name__}: {first_line(error)}"
+            tell(f"Telemetry failed and was dropped, training goes on: {given}")
+            self.hub.close()
+            self.hub, self.failed = Hub(), True
+
+    def close(self, failure: BaseException | None) -> None:
+        epoch, why = len(self.run.history), failure
+        if isinstance(why, NotFiniteError):
+            anomaly = AnomalyFound(
+                round=epoch + 1,  # the one that failed: gone on with, it is another one's
+                name="not_a_number",
+                head="",
+                raised=True,
+                seen=math.nan,
+                threshold=0.0,
+                updates=1,
+                message=why.what,
+                advice=why.fix or "",
+            )
+            self.hub.emit(anomaly)
+        if why is not None:
+            given = f"{type(why).__name__} {first_line(why)}".strip()
+            self.hub.emit(Noted(round=epoch, text=f"Stopped after epoch {epoch}: {given}"))
+        self.hub.close()
+
+    # --- from a record to events ---------------------------------------------------------
+
+    def _tell(self, record: dict[str, Any], known: int = -1) -> None:
+        """What the history says of an epoch; those that are known already are only followed."""
+        epoch, emit = int(record["epoch"]), self.hub.emit
+        decision = GrowthDecision.of(record["decision"])
+        changes = [StageChange.of(note) for note in record["events"]]
+        worth = record["contributions"]
+        seeds = [self._planted.get(slot, "") for slot in worth]  # as they were when it was measured
+        blueprints = [self._passed(change, decision) for change in changes]
+        if epoch <= known:
+            return
+        names = ("train_loss", "val_loss", "score", "committed", "added", "most_added")
+        emit(EpochEnded(round=epoch, **{name: record[name] for name in names}))
+        if worth:
+            points = list(worth.values())
+            emit(Contributed(round=epoch, slot=[*worth], blueprint=seeds, contribution=points))
+        if changes:
+            event = LifecycleChanged(
+                round=epoch,
+                step=0,
+                env=[0] * len(changes),
+                slot=[self.layout.slots.index(change.slot) for change in changes],
+                before=[SeedStage[change.before] for change in changes],
+                after=[SeedStage[change.after] for change in changes],
+                cause=[_CAUSES[change.cause] for change in changes],
+                blueprint=[self.layout.blueprints.index(name) for name in blueprints],
+                reason=[change.reason for change in changes],
+            )
+            emit(event)
+
+    def _passed(self, change: StageChange, decision: GrowthDecision) -> str:
+        """The blueprint that went through this change."""
+        if change.after == SeedStage.GERMINATED.name:
+            self._planted[change.slot] = decision.blueprint or ""
+        return self._planted[change.slot]
+
+    def _decided(self, record: dict[str, Any]) -> None:
+        """The decision after an epoch, among what, and of what has learned also why."""
+        decision = GrowthDecision.of(record["decision"])
+        memory, space = self.run.host.memory, self.run.host.space
+        if decision.op not in LifecycleOp.__members__:  # the end decides nothing
+            return
+        chosen = {"op": int(LifecycleOp[decision.op])}
+        if decision.slot is not None:
+            chosen["slot"] = self.layout.slots.index(decision.slot)
+        if decision.blueprint is not None and decision.blend is not None:
+            chosen["blueprint"] = self.layout.blueprints.index(decision.blueprint)
+            chosen["blend"] = int(Blend[decision.blend])
+        actions = Actions.of(space, **chosen)
+        why: dict[str, Any] = {"values": [math.nan], "log_probs": [[math.nan] * len(space)]}
+        if memory.legality is not None:
+            why["masks"] = memory.legality.resolved(actions.values)
+        if isinstance(memory.controller, Explaining):
+            why = memory.controller.thoughts()._asdict()
+        self.hub.emit(Decisions(round=int(record["epoch"]), step=0, actions=actions.values, **why))
+
+
+def versions() -> dict[str, str]:
+    """Of all that numbers depend on."""
+    found = {"esper": __version__, "python": platform.python_version()}
+    return found | {name: version(name) for name in ("torch", "numpy", "safetensors")}

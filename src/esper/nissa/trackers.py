@@ -1,0 +1,340 @@
+"""Trackers as sinks: the curves, settings and texts of a run in TensorBoard, Weights & Biases and
+MLflow. Their packages are imported when one of them is made.
+
+A run is asked for them by name, or for any object with a `name`, `write(batch)` and `close()`.
+Decisions and steps, and lifecycles of many environments, are only in the run store.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from esper.archive.files import write_whole
+from esper.leyline.errors import EsperError, UnknownNameError, first_line
+from esper.leyline.ops import cause_name
+from esper.leyline.stages import SeedStage
+from esper.nissa.events import (
+    AnomalyFound,
+    Contributed,
+    EpisodeEnded,
+    EpochEnded,
+    Evaluated,
+    Event,
+    GrowthEnded,
+    LifecycleChanged,
+    Noted,
+    RunStarted,
+    Sampled,
+    UpdateMetrics,
+)
+from esper.nissa.hub import Sink
+from esper.nissa.schema import RunLayout
+
+PROJECT = "esper"  # where neither its settings nor the environment name another
+REMEMBERED = "trackers.json"  # under which name each knows the run, so that a curve goes on
+Numbers = Mapping[str, float]
+
+
+class TrackerError(EsperError):
+    """A sink that there is not, or that does not begin."""
+
+
+# --- what is told ------------------------------------------------------------------------------
+
+
+def curves(event: Event) -> dict[str, float]:
+    """The numbers of an event that are interesting as curves over rounds, or epochs."""
+    if isinstance(event, UpdateMetrics):
+        return {f"update/{name.replace('.', '/')}": v for name, v in event.metrics.items()}
+    if isinstance(event, EpisodeEnded) and len(event.env):
+        names = ("returns", "net_gain", "validation", "added", "interventions", "rolled_back")
+        return {f"episode/{name}": float(np.mean(getattr(event, name))) for name in names}
+    if isinstance(event, Evaluated):
+        pairs = zip(event.context, event.score.tolist(), strict=True)
+        return {f"evaluation/{event.controller}/{context}": score for context, score in pairs}
+    if isinstance(event, Sampled):
+        return {f"sample/{name}": value for name, value in event.values.items()}
+    if isinstance(event, Contributed):
+        pairs = zip(event.slot, event.contribution.tolist(), strict=True)
+        return {f"contribution/{slot}": points for slot, points in pairs}
+    if isinstance(event, EpochEnded | GrowthEnded):
+        values = ((name, getattr(event, name)) for name in event.declared)
+        return {f"{event.kind}/{name}": float(v) for name, v in values if v is not None}
+    return {}
+
+
+def texts(event: Event, layout: RunLayout | None) -> Iterator[tuple[str, str]]:
+    """(title, text); stages of slots only where the run is one network, whose names are known."""
+    if isinstance(event, AnomalyFound):
+        yield "anomalies", str(event)
+    elif isinstance(event, Noted):
+        yield "notes", event.text
+    elif isinstance(event, LifecycleChanged) and layout is not None:
+        stages = zip(event.slot, event.before, event.after, event.cause, strict=True)
+        yield (
+            "lifecycle",
+            "; ".join(
+                f"{layout.slots[slot]}: {SeedStage(before).name} -> {SeedStage(after).name} "
+                f"({cause_name(cause)})"
+                for slot, before, after, cause in stages
+            ),
+        )
+
+
+# --- trackers ----------------------------------------------------------------------------------
+
+
+class Tracker:
+    """What trackers have in common; each says what it does with settings, numbers and texts."""
+
+    name: ClassVar[str]
+    package: ClassVar[str]  # what must be installed
+    extra: ClassVar[str]
+    _layout: RunLayout | None = None
+
+    @classmethod
+    def of_run(cls, path: Path | None) -> Sink:
+        """For the run in this folder, or for one that has none."""
+        raise NotImplementedError
+
+    @classmethod
+    def require_installed(cls) -> None:
+        if find_spec(cls.package) is None:
+            raise TrackerError(
+                f"{cls.name} is not installed", fix=f"pip install 'esper-ml[{cls.extra}]'"
+            )
+
+    def write(self, batch: Sequence[Event]) -> None:
+        for event in batch:
+            if isinstance(event, RunStarted):
+                self._layout = event.layout
+                about = {"versions": event.versions, "seeds": event.seeds, "data": event.data}
+                self.configure({**event.config, "esper": about})
+            if numbers := curves(event):
+                self.log(numbers, event.round)
+            for title, text in texts(event, self._layout):
+                self.say(title, text, event.round)
+        self.flush()
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        """Of the run, whatever JSON can hold; once more where it goes on."""
+
+    def log(self, numbers: Numbers, round: int) -> None: ...
+    def say(self, title: str, text: str, round: int) -> None: ...
+    def flush(self) -> None: ...
+
+
+class TensorBoardSink(Tracker):
+    """A folder of TensorBoard's."""
+
+    name, package, extra = "TensorBoard", "tensorboard", "tensorboard"
+
+    def __init__(self, path: str | Path, writer: Any = None) -> None:
+        """`writer`: something like `torch.utils.tensorboard.SummaryWriter`, in place of one."""
+        if writer is None:
+            self.require_installed()
+            writer = import_module("torch.utils.tensorboard").SummaryWriter(path)
+        self._writer = writer
+
+    @classmethod
+    def of_run(cls, path: Path | None) -> Sink:
+        if path is None:
+            raise TrackerError(
+                "TensorBoard needs a folder",
+                given="a run without one",
+                fix="pass out= to the run, or esper.nissa.TensorBoardSink(folder) as the sink",
+            )
+        return cls(path / "tensorboard")
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        self._writer.add_text("settings", f"```\n{json.dumps(settings, indent=1)}\n```", 0)
+
+    def log(self, numbers: Numbers, round: int) -> None:
+        for tag, value in numbers.items():
+            self._writer.add_scalar(tag, value, round)
+
+    def say(self, title: str, text: str, round: int) -> None:
+        self._writer.add_text(title, text, round)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink(Tracker):
+    """A run of Weights & Biases; what the environment says (WANDB_MODE, ...) holds."""
+
+    name, package, extra = "Weights & Biases", "wandb", "wandb"
+
+    def __init__(self, path: Path | None = None, **settings: Any) -> None:
+        """`path`: the run's folder; `settings` go to `wandb.init`."""
+        self.require_installed()
+        wandb = import_module("wandb")
+        project = os.environ.get("WANDB_PROJECT", PROJECT)
+        usual = {"project": project, "settings": wandb.Settings(console="off", quiet=True)}
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+            known = _remembered(path).get("wandb")
+            usual |= {"dir": str(path), "name": path.resolve().name, "id": known}
+            usual |= {} if known is None else {"resume": "allow"}
+        try:
+            self._run = wandb.init(**usual | settings)
+        except Exception as error:
+            raise TrackerError(
+                f"{self.name} does not begin",
+                given=first_line(error),
+                fix="wandb login, or set the environment variable WANDB_MODE=offline",
+            ) from error
+        if path is not None:
+            _remember(path, wandb=self._run.id)
+
+    @classmethod
+    def of_run(cls, path: Path | None) -> Sink:
+        return cls(path)
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        self._run.config.update(dict(settings), allow_val_change=True)
+
+    def log(self, numbers: Numbers, round: int) -> None:
+        self._run.log(dict(numbers), step=round)
+
+    def say(self, title: str, text: str, round: int) -> None:
+        self._run.log({title: text}, step=round)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowSink(Tracker):
+    """A run of MLflow; where to, the environment says (MLFLOW_TRACKING_URI, ...)."""
+
+    name, package, extra = "MLflow", "mlflow", "mlflow"
+
+    def __init__(
+        self, path: Path | None = None, *, uri: str | None = None, experiment: str | None = None
+    ) -> None:
+        """`path`: the run's folder; `uri`: of the tracking server or store."""
+        self.require_installed()
+        self._entities = import_module("mlflow.entities")
+        known = None if path is None else _remembered(path).get("mlflow")
+        self._goes_on = known is not None
+        try:
+            self._client = import_module("mlflow").MlflowClient(uri)
+            if known is not None:
+                self._client.update_run(known, status="RUNNING")
+            self._id = known or self._created(path, experiment)
+        except Exception as error:
+            raise TrackerError(
+                f"{self.name} does not begin",
+                given=f"{type(error).__name__}: {first_line(error)}",
+                fix="set MLFLOW_TRACKING_URI to a server; or for a file of your own pip install "
+                "mlflow, whose store mlflow-skinny lacks",
+            ) from error
+        if path is not None:
+            _remember(path, mlflow=self._id)
+
+    def _created(self, path: Path | None, experiment: str | None) -> str:
+        name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        found = self._client.get_experiment_by_name(name)
+        place = self._client.create_experiment(name) if found is None else found.experiment_id
+        title = None if path is None else path.resolve().name
+        return str(self._client.create_run(place, run_name=title).info.run_id)
+
+    @classmethod
+    def of_run(cls, path: Path | None) -> Sink:
+        return cls(path)
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        if self._goes_on:  # parameters cannot be set twice
+            return
+        params = [
+            self._entities.Param(_key(name), str(value)[:_LONGEST])
+            for name, value in _flat(settings).items()
+        ]
+        for first in range(0, len(params), _AT_ONCE):
+            self._client.log_batch(self._id, params=params[first : first + _AT_ONCE])
+
+    def log(self, numbers: Numbers, round: int) -> None:
+        now = int(1000 * time.time())
+        metrics = [
+            self._entities.Metric(_key(name), value, now, round) for name, value in numbers.items()
+        ]
+        for first in range(0, len(metrics), _AT_ONCE):
+            self._client.log_batch(self._id, metrics=metrics[first : first + _AT_ONCE])
+
+    def say(self, title: str, text: str, round: int) -> None:
+        self._client.set_tag(self._id, f"{title}.{round:04d}", text[:_LONGEST])
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+_LONGEST = 500  # characters of a text: every version and store of MLflow takes them
+_AT_ONCE = 100  # parameters or metrics
+
+
+def _key(name: str) -> str:
+    """A name as MLflow takes them."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
+
+
+def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        inner = isinstance(value, Mapping)
+        found |= _flat(value, f"{before}{name}.") if inner else {f"{before}{name}": value}
+    return found
+
+
+def _remembered(path: Path) -> dict[str, str]:
+    file = path / REMEMBERED
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+
+
+def _remember(path: Path, **known: str) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    write_whole(path / REMEMBERED, json.dumps(_remembered(path) | known) + "\n")
+
+
+# --- by name -----------------------------------------------------------------------------------
+
+TRACKERS: Mapping[str, type[Tracker]] = {
+    "tensorboard": TensorBoardSink,
+    "wandb": WandbSink,
+    "mlflow": MlflowSink,
+}
+
+
+def require_sinks(asked: Sequence[Sink | str]) -> None:
+    """Refuse a name that there is not, a tracker that is not installed, and what is no sink."""
+    for sink in (asked,) if isinstance(asked, str) else asked:
+        if isinstance(sink, str):
+            if sink not in TRACKERS:
+                raise UnknownNameError.of("sink", sink, TRACKERS)
+            TRACKERS[sink].require_installed()
+        elif not isinstance(getattr(sink, "name", None), str) or not all(
+            callable(getattr(sink, method, None)) for method in ("write", "close")
+        ):
+            raise TrackerError(
+                "This is no sink",
+                given=type(sink).__name__,
+                valid=f"an object with name, write(batch) and close(), or {', '.join(TRACKERS)}",
+            )
+
+
+def open_sinks(asked: Sequence[Sink | str], path: Path | None) -> list[Sink]:
+    """The sinks that were asked for, of the run in this folder if it has one."""
+    require_sinks(asked)
+    listed = (asked,) if isinstance(asked, str) else asked
+    return [TRACKERS[sink].of_run(path) if isinstance(sink, str) else sink for sink in listed]
