@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 SLOW_MODULES = {
     TESTS / folder / f"test_{name}.py"
     for folder, names in {
-        "api": ("resuming", "sixty_modules"),
+        "api": ("models_of_people", "resuming", "sixty_modules"),
         "garden": ("atlas", "environment", "evaluation"),
         "karn": ("growing_cli",),
         "kasmina": (

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations as P
 
 import esper
 from esper.kasmina import blueprint, build_host, unregister_blueprint, zeroed
@@ -158,6 +159,85 @@ def test_inspection_leaves_the_model_and_the_random_numbers_alone() -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
+class Recording(nn.Sequential):
+    """Remembers what it saw, in ways that are no buffers."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.calls, self.total, self.seen = 0, torch.zeros(()), [1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.total += x.sum()
+        self.seen.append(len(x))
+        return super().forward(x)  # type: ignore[no-any-return]
+
+
+def quantised() -> nn.Module:
+    """Prepared for training with quantisation: observers resize their buffers at the first pass."""
+    model = Recording(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3)
+    ).train()
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+    return torch.ao.quantization.prepare_qat(model)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, that quantisation is to move
+def test_inspection_leaves_observers_modes_and_counters_as_they_were() -> None:
+    model = quantised()
+    model[3].eval()  # a mode of its own
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    modes = [part.training for part in model.modules()]
+    assert esper.inspect(model, IMAGES).chosen == ("1", "4")  # layers with observers are no blocks
+    after = model.state_dict()
+    assert all(torch.equal(state[name], after[name]) for name in state)
+    assert [part.training for part in model.modules()] == modes
+    assert (model.calls, float(model.total), model.seen) == (0, 0.0, [1])
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.SiLU, nn.Hardswish, nn.LeakyReLU])
+def test_activations_in_place_are_places_of_their_own(activation: type[nn.Module]) -> None:
+    def model(inplace: bool) -> nn.Module:
+        acts = (activation(inplace=inplace) for _ in range(3))
+        layers = (nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+        return nn.Sequential(*(part for pair in zip(layers, acts, strict=True) for part in pair))
+
+    beside, within = (esper.inspect(model(inplace), INPUTS[:4]) for inplace in (False, True))
+    assert within.chosen == beside.chosen == ("1", "3")
+    assert within.places == beside.places
+
+
+def test_what_works_in_place_and_is_not_taken_back_is_refused() -> None:
+    class Statement(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.act, self.leave = nn.Linear(6, 8), nn.ReLU(True), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.enter(x)
+            self.act(h)
+            return self.leave(h)  # type: ignore[no-any-return]
+
+    (refusal,) = esper.inspect(Statement(), INPUTS[:4]).refusals
+    assert refusal.path == "act"
+    assert "does not reach the model's output" in refusal.reason
+
+
+PARAMETRIZED = (P.weight_norm, P.spectral_norm, P.orthogonal)
+
+
+@pytest.mark.parametrize("norm", PARAMETRIZED)
+def test_a_parametrised_layer_is_a_layer(norm: Callable[[nn.Module], nn.Module]) -> None:
+    model = nn.Sequential(norm(nn.Linear(6, 8)), nn.ReLU(), norm(nn.Linear(8, 8)), nn.Tanh(),
+                          nn.Linear(8, 3))  # fmt: skip
+    found = esper.inspect(model, INPUTS[:4])
+    assert [place.path for place in found.places] == ["0", "1", "2", "3", "4"]
+    assert found.refusals == ()
+    assert found.chosen == ("1", "3")
+    with pytest.raises(EsperError, match=r"computes a weight .* name the layer that has the weigh"):
+        esper.wrap(model, INPUTS[:4], slots=["0.parametrizations.weight"])
+
+
 class Painter(nn.Module):
     """Images are all that it returns."""
 
@@ -192,7 +272,8 @@ NOWHERE: dict[str, tuple[nn.Module, Tensor, str]] = {
     "activations of five axes": (
         nn.Sequential(nn.Conv3d(1, 2, 1), nn.ReLU(), nn.Conv3d(2, 2, 1)),
         torch.randn(2, 1, 3, 3, 3),
-        r"Submodule '0' returns activations of 5 axes \(and 2 more like it\)",
+        r"Submodule '0' returns activations of 5 axes \(and 2 more like it\); name a submodule "
+        r"whose output has them; print\(esper.inspect\(model, sample\)\) says of every",
     ),
 }
 
@@ -200,9 +281,13 @@ NOWHERE: dict[str, tuple[nn.Module, Tensor, str]] = {
 @pytest.mark.parametrize("case", NOWHERE)
 def test_a_model_that_can_grow_nowhere_is_told_why(case: str) -> None:
     model, sample, reason = NOWHERE[case]
-    with pytest.raises(EsperError, match=rf"No place was found .*{reason}.*slots=\["):
+    with pytest.raises(EsperError, match=rf"No place was found .*{reason}") as refusal:
         esper.wrap(model, sample)
-    assert esper.inspect(model, sample).chosen == ()
+    found = esper.inspect(model, sample)
+    assert found.chosen == ()
+    assert bool(found.places) == ("name some with slots=[" in str(refusal.value))
+    for place in found.places:  # the advice helps
+        esper.wrap(model, sample, slots=["" if place.path == "output" else place.path])
 
 
 class Gpt(nn.Module):

@@ -164,11 +164,20 @@ def test_what_a_pass_leaves_in_a_module_is_put_back() -> None:
             super().__init__()
             self.register_buffer("count", torch.zeros(()))
             self.register_buffer("late", None)
+            self.register_buffer("sizes", torch.tensor([]))  # as observers of quantisation have it
             self.last: Tensor | None = None
+            self.cache = torch.zeros(2)  # no buffer
+            self.pages, self.words, self.seen = ["first"], {"a": 1}, {1}
 
         def forward(self, x: Tensor) -> Tensor:
             self.count += 1
+            self.cache += 1
+            self.sizes.resize_(3).fill_(7)
             self.late, self.last, self.new = x, x, x
+            self.pages.append("next")
+            self.words["b"] = self.words.pop("a")
+            self.seen.add(2)
+            self.layer = nn.Linear(2, 2)
             return x
 
     diary = Diary()
@@ -177,9 +186,13 @@ def test_what_a_pass_leaves_in_a_module_is_put_back() -> None:
         diary(SAMPLE)
     assert diary.count is count
     assert diary.count == 0
+    assert diary.cache.tolist() == [0, 0]
+    assert diary.sizes.shape == (0,)
     assert diary.last is None
     assert diary.late is None
     assert not hasattr(diary, "new")
+    assert (diary.pages, diary.words, diary.seen) == (["first"], {"a": 1}, {1})
+    assert not list(diary.children())
 
 
 def test_all_random_streams_start_anew_and_are_put_back() -> None:

@@ -16,11 +16,12 @@ from esper.kasmina import (
     export_module,
     export_onnx,
     export_program,
+    export_python,
     program_export,
 )
 from esper.kasmina.watching import call
 from esper.leyline import ExportError
-from tests.kasmina.grown_hosts import FAMILIES, HOSTS, RULES
+from tests.kasmina.grown_hosts import FAMILIES, HOSTS, RULES, plant
 
 Export = Callable[..., Path]
 EXPORTS = pytest.mark.parametrize("export", [export_program, export_onnx])
@@ -47,7 +48,7 @@ def runner(path: Path) -> Callable[[Any], list[Tensor]]:
 
 def named(export: Export) -> str:
     """A file's name as the export wants it."""
-    return "net.pt2" if export is export_program else "net.onnx"
+    return {export_program: "net.pt2", export_onnx: "net.onnx"}.get(export, "net")
 
 
 def rows(sample: Any, count: int) -> Any:
@@ -101,6 +102,34 @@ def test_a_sample_of_one_row_does_not_show_the_batch(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"a batch of 1; valid: .* dynamic_batch=False"):
         export_program(host, sample[:1], tmp_path / "net.pt2")
     assert not list(tmp_path.iterdir())
+
+
+class Keywords(nn.Module):
+    """Takes whatever it is given by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor, **more: Tensor) -> Tensor:
+        return self.head(self.layer(x).relu() * more["scale"]) + more.get("shift", 0)
+
+
+@pytest.mark.parametrize("export", [export_program, export_onnx, export_python])
+@pytest.mark.parametrize("given", [("x", "scale"), ("shift", "scale", "x")])
+def test_keywords_that_a_forward_takes_by_two_stars_are_exported(
+    export: Export, given: tuple[str, ...], tmp_path: Path
+) -> None:
+    every = {"x": torch.randn(4, 6), "scale": torch.rand(4, 1), "shift": torch.rand(4, 2)}
+    sample = {name: every[name] for name in given}
+    host = SlottedModel(Keywords(), ["layer"], sample, rules=RULES)
+    plant(host, "layer", "mlp")
+    host.fossilize("layer")
+    written = export(host, sample, tmp_path / named(export))
+    assert written.difference < 1e-5
+    if export is export_program:  # the others were run from their files by the export
+        inputs = rows(sample, 7)
+        torch.testing.assert_close(runner(written.path)(inputs)[0], host.eval()(**inputs))
 
 
 class Fixed(nn.Module):

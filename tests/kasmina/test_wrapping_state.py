@@ -2,13 +2,16 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from esper.kasmina import Isolation, SlottedModel
+from esper.kasmina import Isolation, SlottedModel, export_additions, export_module
 from esper.leyline import SeedStage
 from esper.leyline.errors import AgreementError
+from tests.kasmina.grown_hosts import RULES, plant
 from tests.kasmina.twins import (
     blueprint_for,
     condition,
@@ -67,6 +70,27 @@ def test_a_copys_slot_acts_on_the_copy(entry: Entry) -> None:
         stir(seed_of(twin, index))
     assert unequal(before, outputs(entry, twin))
     require_same(before, outputs(entry, host))
+
+
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_a_host_that_keeps_a_computed_weight_can_be_copied_and_written(
+    norm: Callable[[nn.Module], nn.Module], tmp_path: Path
+) -> None:
+    """Torch's older norms of weights keep one that has a history, which deepcopy refuses."""
+    sample = torch.linspace(-1, 1, 24).view(4, 6)
+    model = nn.Sequential(norm(nn.Linear(6, 8)), nn.ReLU(), norm(nn.Linear(8, 3))).eval()
+    host = SlottedModel(model, ["0", "1"], sample, rules=RULES)
+    for name in ("0", "1"):
+        plant(host, name, "mlp")
+        host.fossilize(name)
+    expected = host(sample)
+    twin = copy.deepcopy(host)
+    assert torch.equal(twin(sample), expected)
+    twin(sample).sum().backward()
+    assert all(parameter.grad is None for parameter in host.parameters())
+    assert torch.equal(export_module(host, sample)(sample), expected)
+    assert export_additions(host, sample, tmp_path / "net").difference == 0.0
 
 
 def test_a_host_and_its_optimiser_can_be_copied_together() -> None:

@@ -4,7 +4,7 @@
 last and the middle one of
 
 - the repeated blocks of the model (modules with parameters and parts of their own, side by side
-  in an `nn.Sequential` or `nn.ModuleList`), if there are at least two; else
+  in an `nn.Sequential` or `nn.ModuleList`, and not inside another), if there are at least two; else
 - its activation functions and its blocks; else
 - any place at all.
 
@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from esper.api.grow_settings import AUTO, Budget, BudgetLike
 from esper.kasmina import SegmentedHost, build_catalogue
@@ -31,6 +33,9 @@ Slots = str | Sequence[Target | str]
 _SHOWN_REASONS = 3
 _ACTIVATIONS = nn.ReLU.__module__
 _NOT_ACTIVATIONS = (nn.MultiheadAttention, nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Softmin)
+# Layers, whatever hangs below them: weights computed from others, observers, low-rank additions.
+_LAYERS = (nn.Linear, nn.Embedding, nn.RNNBase, _ConvNd, _NormBase)
+_PARAMETRIZATIONS = "parametrizations"  # torch's name for the child that computes a layer's weights
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,9 @@ class Survey:
             self.sightings = survey(model, announced, sample)
         else:
             module_at(model, "")  # raises where hooks would not work in any part of it
-            targets = [Target(path) for path, _ in model.named_modules() if path] or [Target("")]
+            named = [path for path, _ in model.named_modules() if path]
+            targets = [Target(path) for path in named if _PARAMETRIZATIONS not in path.split(".")]
+            targets = targets or [Target("")]
             seen = survey(model, targets, sample)
             self.sightings = sorted(seen, key=lambda each: each.first_event)
         self._costs: dict[Target, dict[str, int]] = {}  # by place and blueprint that fits there
@@ -214,7 +221,7 @@ class Survey:
             if id(each.output) not in distinct or self._is_block(each):
                 distinct[id(each.output)] = each
         sound = sorted(distinct.values(), key=lambda each: each.first_event)
-        blocks = [each for each in sound if self._is_block(each)]
+        blocks = self._blocks(sound)
         lively = [each for each in sound if each in blocks or _is_activation(each)]
         found = blocks if len(blocks) >= 2 else lively or sound
         last, most = len(found) - 1, DEFAULT_SLOT_COUNT
@@ -222,12 +229,20 @@ class Survey:
             return found
         return [found[round(step * last / (most - 1))] for step in range(most)]
 
+    def _blocks(self, sound: Sequence[Sighting]) -> list[Sighting]:
+        """Not those inside another; but an `nn.Sequential` holds blocks rather than being one."""
+        blocks = {each.target.path: each for each in sound if self._is_block(each)}
+        whole = [p for p in blocks if type(self.model.get_submodule(p)) is not nn.Sequential]
+        outermost = [p for p in blocks if not any(p.startswith(f"{outer}.") for outer in whole)]
+        return [blocks[path] for path in outermost]
+
     def _is_block(self, sighting: Sighting) -> bool:
         parent = self.model.get_submodule(sighting.target.path.rpartition(".")[0])
         module = self.model.get_submodule(sighting.target.path)
-        has_parts = next(module.children(), None) is not None
+        parts = {name for name, _ in module.named_children()} - {_PARAMETRIZATIONS}
+        made_of_parts = bool(parts) and not isinstance(module, _LAYERS)
         learns = next(module.parameters(), None) is not None
-        return has_parts and learns and isinstance(parent, (nn.Sequential, nn.ModuleList))
+        return made_of_parts and learns and isinstance(parent, (nn.Sequential, nn.ModuleList))
 
     def _refuses(self, sighting: Sighting) -> bool:
         """Is this no place for "auto"? Then it is remembered why."""
@@ -245,7 +260,8 @@ class Survey:
         alike: dict[str, list[EsperError]] = {}
         for sighting in self.sightings:
             target = sighting.target
-            refusal = EsperError(f"No blueprint fits the output of {target.where}")
+            what = f"No blueprint fits the output of {target.where}"
+            refusal = EsperError(what, fix="allow other blueprints")
             if self._refuses(sighting):
                 refusal = self._refusals[target]
             alike.setdefault(refusal.what.replace(repr(target.path), ""), []).append(refusal)
@@ -254,13 +270,16 @@ class Survey:
             first.what + (f" (and {len(others)} more like it)" if others else "")
             for first, *others in groups[:_SHOWN_REASONS]
         ]
-        advice = [groups[0][0].fix] if groups else []
+        look = "print(esper.inspect(model, sample)) "
+        if any(self._costs.values()):  # what "auto" does not take, its user may
+            advice = [look + "shows every place; name some with slots=[...]"]
+        else:
+            advice = [*filter(None, [groups[0][0].fix]), look + "says of every submodule why"]
         return SlotError(
             "No place was found where this model could grow",
             given="; ".join([type(self.model).__name__, *reasons]),
-            fix="; ".join([*filter(None, advice), "print(esper.inspect(model, sample)) shows every "
-                           "place; name some with slots=[...]"]),
-        )  # fmt: skip
+            fix="; ".join(advice),
+        )
 
 
 def require_module(model: object) -> None:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from esper.kasmina import export_files
 from esper.kasmina.export_files import Written
 from esper.kasmina.plain_module import drop_taps, export_module
-from esper.kasmina.slotted import SlottedModel
+from esper.kasmina.slotted import SlottedModel, past_results
 from esper.kasmina.watching import Sample
 from esper.leyline.errors import ExportError
 
@@ -39,7 +39,8 @@ def export_additions(host: SlottedModel, sample: Sample, folder: str | Path) -> 
     if isinstance(host.model, fx.GraphModule) or type(host.model).__module__.startswith("esper."):
         raise _refuse(f"the model is a {type(host.model).__name__}, not a class of yours")
     # A copy of the model as its class makes it, with other weights at most.
-    bare = copy.deepcopy(host.model, {id(slot): slot for slot in host.slots})
+    memo = past_results(host.model) | {id(slot): slot for slot in host.slots}
+    bare = copy.deepcopy(host.model, memo)
     drop_taps(bare)
     source = _source(bare, plain)
     for tensor in _floats(bare).values():  # as the class makes it

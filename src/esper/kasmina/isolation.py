@@ -1,15 +1,21 @@
 """Gradient isolation: a pass in which chosen parameters learn and nothing else notices."""
 
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from esper.leyline.errors import UnknownNameError
+
+_CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict, Counter}
+# Of what every module has, a pass may add to these three; the rest are hooks and flags.
+_TORCHS_OWN = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 
 
 class Isolation(StrEnum):
@@ -60,22 +66,37 @@ def randomness_kept(*modules: nn.Module, stream: int | None = None) -> Iterator[
 @contextmanager
 def state_kept(*modules: nn.Module) -> Iterator[None]:
     """Whatever passes inside leave behind in the modules is undone: batch statistics and other
-    buffers, and attributes that were set anew. What a module keeps inside a list of its own, say,
-    is not known here.
+    buffers, tensors, lists, dicts and sets in attributes, what was set anew or added. What such a
+    list holds is not looked into.
     """
     parts = [part for module in modules for part in module.modules()]
-    attributes = [(vars(part), dict(vars(part))) for part in parts]
-    attributes += [(own, dict(own)) for part in parts if (own := vars(part).get("_buffers"))]
-    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+    tensors = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+    contents: list[tuple[Any, Any]] = [(vars(part), dict(vars(part))) for part in parts]
+    for attributes in [vars(part) for part in parts]:
+        for name, value in attributes.items():
+            if type(value) in _CONTAINERS and name not in _TORCHS_OWN:
+                contents.append((value, value.copy()))
+            elif type(value) is Tensor and not value.requires_grad:
+                tensors.append((value, value.clone()))
     try:
         yield
     finally:
-        for buffer, before in buffers:
-            buffer.data.copy_(before)  # `data`, since a graph that needs it may go on
-        for now, kept in attributes:
-            if now.keys() != kept.keys() or any(now[name] is not kept[name] for name in kept):
-                now.clear()
-                now.update(kept)
+        for now, kept in contents:
+            _put_back(now, kept)
+        for tensor, before in tensors:
+            if tensor.shape == before.shape:
+                tensor.data.copy_(before)  # `data`, since a graph that needs it may go on
+            else:  # observers of quantisation resize theirs
+                tensor.data = before
+
+
+def _put_back(now: Any, kept: Any) -> None:
+    """Let a container hold what it held."""
+    named = isinstance(now, dict) and now.keys() == kept.keys()
+    if named and all(now[name] is kept[name] for name in kept):
+        return
+    now.clear()
+    (now.update if isinstance(now, (dict, set)) else now.extend)(kept)
 
 
 @contextmanager

@@ -95,7 +95,10 @@ class Evidence:
                 f"{opening(self.where)} returns activations of {len(self.shape)} axes",
                 given=self.shape,
                 valid="2, 3 or 4 axes: [B, C], [B, C, L], [B, T, C], [B, C, H, W] or [B, H, W, C]",
+                fix="name a submodule whose output has them",
             )
+        if self.moved is not None and not self.moved:
+            raise self._not_of_the_batch()
         for event in self.origins:
             # Convolutions take a lone sample too; its channels would then pass for the batch.
             axes = _spatial_axes(event.module)
@@ -107,7 +110,8 @@ class Evidence:
                     f"{opening(self.where)} returns activations without a batch axis",
                     given=f"{self.shape} from {type(event.module).__name__}",
                     valid=f"{axes + 2} axes",
-                    fix="give a sample with a batch axis, as in training",
+                    fix="give a sample with a batch axis, as in training, or name a submodule that "
+                    "sees the whole batch",
                 )
         if len(self.shape) == 2:
             layout = Layout.DENSE
@@ -119,13 +123,16 @@ class Evidence:
             self._require_image()
             layout = Layout.IMAGE_LAST
         if self.moved is not None and layout.batch_axis not in self.moved:
-            raise SlotError(
-                f"{opening(self.where)} does not return something for every sample: no axis that "
-                "could be the batch follows it",
-                given=self.shape if self.moved else f"{self.shape} for batches of different sizes",
-                fix="name a submodule whose output has the batch as an axis",
-            )
+            raise self._not_of_the_batch()
         return layout
+
+    def _not_of_the_batch(self) -> SlotError:
+        return SlotError(
+            f"{opening(self.where)} does not return something for every sample: no axis that "
+            "could be the batch follows it",
+            given=self.shape if self.moved else f"{self.shape} for batches of different sizes",
+            fix="name a submodule whose output has the batch as an axis",
+        )
 
     def _channel_axis(self) -> int:
         for event in self.origins:
@@ -146,7 +153,7 @@ class Evidence:
             f"It is not certain which axis of {self.where} holds the channels: {reason}",
             given=self.shape,
             valid=", ".join(layout.value for layout in Layout),
-            fix="state the layout: Target(path, layout=...)",
+            fix="if it is one of these, state it: Target(path, layout=...)",
         )
 
     def _require_image(self) -> None:

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_leaves
 
 from esper.kasmina.export_files import failing, origin_of, require_equal, run
 from esper.kasmina.isolation import randomness_kept, state_kept
 from esper.kasmina.slot import Mode, Part, Seed, Slot, part_of, taps_on
-from esper.kasmina.slotted import SlottedModel
+from esper.kasmina.slotted import SlottedModel, past_results
 from esper.kasmina.watching import Sample
 from esper.leyline.errors import ExportError
 
@@ -134,13 +134,8 @@ def _run_host(host: SlottedModel, carriers: list[_Carrier], sample: Sample) -> d
 
 
 def _build(host: SlottedModel, carriers: list[_Carrier]) -> nn.Module:
-    # Slots are not copied with the hooks that lead to them; results of past forwards, which a
-    # model may have kept, cannot be copied with their history.
-    memo: dict[int, Any] = {id(slot): slot for slot in host.slots}
-    for module in host.model.modules():
-        for leaf in tree_leaves(vars(module)):
-            if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
-                memo[id(leaf)] = leaf.detach().clone()
+    # Slots are not copied with the hooks that lead to them.
+    memo: dict[int, Any] = past_results(host.model) | {id(slot): slot for slot in host.slots}
     with failing("The model cannot be copied", valid="a model that copy.deepcopy accepts"):
         model = copy.deepcopy(host.model, memo)
     model = _make_plain(model)

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.layout_inference import Axes, Evidence, axes_that_follow, batch_size, opening
@@ -25,6 +26,7 @@ __all__ = ["Place", "Sample", "Sighting", "Target", "probe", "survey"]
 # By name, so that torch's distributed packages are not imported for the question.
 _PARALLEL = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 _SHOWN_PATHS = 10
+_ANOTHER = "name a submodule before it or inside it"  # as advice
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,10 @@ class _Survey:
         for run in self._runs:
             if run.brings_gradients(index):
                 return run
-        if any(call.records_gradients for call in calls):
+        if not any(tensor.requires_grad for run in self._runs for tensor in run.returned):
+            reason = "nothing that the model returns has a gradient"
+            fix = "let the model return what its loss is computed from, its logits say"
+        elif any(call.records_gradients for call in calls):
             reason = "its output does not reach the model's output"
             fix = "name a submodule whose output is used and not detached"
         else:
@@ -217,7 +222,11 @@ class _Survey:
         name, layout = target.slot_name, Layout(layouts.pop())
         if layout.channel_axis >= outputs[0].dim():
             shape = list(outputs[0].shape)
-            raise SlotError(f"Slot {name!r} is not laid out as {layout.value}", given=shape)
+            raise SlotError(
+                f"Slot {name!r} is not laid out as {layout.value}",
+                given=shape,
+                fix="leave the layout out, or state one of as many axes",
+            )
         channels = {output.shape[layout.channel_axis] for output in outputs}
         if len(channels) > 1:
             _refuse_different(where, "widths", outputs)
@@ -255,7 +264,8 @@ def _refuse_different(where: str, what: str, outputs: Sequence[Tensor]) -> None:
     raise SlotError(
         f"{opening(where)} is called with different {what}, so one seed cannot serve it",
         given=", ".join(str(list(output.shape)) for output in outputs),
-        fix="name a submodule that always returns the same number of channels",
+        fix="give each use a module of its own, or name one whose output always has the same axes "
+        "and channels",
     )
 
 
@@ -272,13 +282,14 @@ def _choose_part(target: Target, output: object) -> Part:
                 f"{where} returns a {type(output).__name__}; say which tensor to grow",
                 given="no part" if part is None else f"part {part!r}",
                 valid=", ".join(f"@{key}" for key in tensors) or "it holds no tensor",
-                fix=f"for example '{target.path}@{tensors[0]}'" if tensors else None,
+                fix=f"for example '{target.path}@{tensors[0]}'" if tensors else _ANOTHER,
             )
     elif not isinstance(output, Tensor):
         raise SlotError(
             f"{where} returns something a slot cannot serve",
             given=type(output).__name__,
             valid="a tensor, or a tuple, list or dict that holds one",
+            fix=_ANOTHER,
         )
     elif part is not None:
         raise SlotError(
@@ -292,13 +303,14 @@ def _choose_part(target: Target, output: object) -> Part:
             f"{where} does not return floating-point activations",
             given=str(tensor.dtype),
             valid="a float tensor",
+            fix=_ANOTHER,
         )
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
-        raise SlotError(f"{where} returns a {kind} tensor", valid="a dense tensor")
+        raise SlotError(f"{where} returns a {kind} tensor", valid="a dense tensor", fix=_ANOTHER)
     if tensor.numel() == 0:
-        shape = list(tensor.shape)
-        raise SlotError(f"{where} returns an empty tensor", given=shape, fix="give a larger sample")
+        fix = _ANOTHER if len(tensor) else "give a larger sample"
+        raise SlotError(f"{where} returns an empty tensor", given=list(tensor.shape), fix=fix)
     return chosen[0]
 
 
@@ -320,7 +332,7 @@ def _require_no_nesting(model: nn.Module, target: Target, events: Sequence[Modul
                 f"{opening(target.where)} gets nested tensors in evaluation, which a seed "
                 "cannot grow on",
                 given=f"{path!r} with a padding mask and use_nested_tensor",
-                fix=f"set model.{path}.use_nested_tensor = False" if path else None,
+                fix=f"set model.{path}.use_nested_tensor = False".replace("..", "."),
             )
 
 
@@ -375,6 +387,9 @@ def _require_hooks_work(path: str, outer: str, module: nn.Module) -> None:
     elif any(each.__name__ in _PARALLEL for each in type(module).__mro__):
         kind = "is inside a parallel wrapper"
         fix = "attach slots to the model inside the wrapper (its .module)"
+    elif isinstance(module, ParametrizationList):
+        kind, fix = "computes a weight and no activations", "name the layer that has the weight"
     else:
         return
-    raise SlotError(f"Submodule {path!r} {kind}, which cannot carry slots", given=given, fix=fix)
+    where = f"Submodule {path!r}" if path else "The model"
+    raise SlotError(f"{where} {kind}, which cannot carry slots", given=given, fix=fix)

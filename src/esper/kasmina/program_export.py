@@ -5,9 +5,10 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -131,13 +132,15 @@ def captured(
     if on_cpu:
         model, sample = model.cpu(), tree_map_only(Tensor, Tensor.cpu, sample)
     args, kwargs = export_files.copied(sample)
+    forward = _spelled_out(model.forward, kwargs)
     shapes = None
     if dynamic_batch:
         batch, varies = Dim("batch"), _varying(sample)
-        named = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        named = inspect.signature(forward).bind(*args, **kwargs).arguments
         shapes = tree_map(lambda leaf: {0: batch} if varies(leaf) else None, dict(named))
     try:
         with torch.no_grad(), state_kept(model), _quiet():
+            vars(model)["forward"] = forward
             program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # the user's code, under a tracer
         reason, fix = export_files.origin_of(error), None
@@ -151,6 +154,24 @@ def captured(
         what = "torch.export cannot capture the network"
         raise ExportError(what, given=reason, fix=fix) from error
     return model, sample, program
+
+
+def _spelled_out(forward: Callable[..., Any], given: Iterable[str]) -> Callable[..., Any]:
+    """`forward` with a parameter for each keyword that its `**` takes: torch.export needs them."""
+    own = inspect.signature(forward)
+    spelled: list[inspect.Parameter] = []
+    for each in own.parameters.values():
+        names = [each.name]
+        if each.kind is each.VAR_KEYWORD:
+            names = [name for name in given if name not in own.parameters]
+            each = each.replace(kind=each.KEYWORD_ONLY)
+        spelled += [each.replace(name=name) for name in names]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    vars(run)["__signature__"] = own.replace(parameters=spelled)
+    return run
 
 
 def batches(sample: Sample, dynamic_batch: bool) -> Iterator[Sample]:

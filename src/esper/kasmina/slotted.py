@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina import optimizer_surgery as surgery
 from esper.kasmina.blueprints import build_catalogue, find_blueprint, learning_rate_scales
@@ -141,6 +142,12 @@ class SlottedModel(nn.Module):
         self._in_seed_pass = False
         self._overrides: list[float | None] = [None] * len(self.specs)
         self.optimizers: list[Optimizer] = []  # that are tracked
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        memo |= past_results(self.model)
+        memo[id(self)] = twin = type(self).__new__(type(self))
+        twin.__setstate__(deepcopy(self.__dict__, memo))  # type: ignore[no-untyped-call]
+        return twin
 
     # --- running -------------------------------------------------------------------------
 
@@ -407,6 +414,15 @@ class SlottedModel(nn.Module):
         except Exception:  # whatever it was, it is raised again below
             super().load_state_dict(before)
             raise
+
+
+def past_results(model: nn.Module) -> dict[int, Any]:
+    """For `deepcopy`: results of past forwards that a model kept, which it cannot copy with their
+    history, without it. (Torch's older `weight_norm` keeps the weight that it computed.)
+    """
+    leaves = (leaf for module in model.modules() for leaf in tree_leaves(vars(module)))
+    results = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+    return {id(result): result.detach().clone() for result in results}
 
 
 def _let_join(optimizer: Optimizer, index: int, seed: Seed) -> None:

@@ -82,7 +82,7 @@ def watch(
     calls: dict[int, list[Call]] = {index: [] for index in places}
     refused: dict[int, SlotError] = {}
     watched: dict[int, list[int]] = {}  # by module
-    marked: dict[int, Tensor] = {}  # markers by the tensor that they were added to
+    marked: dict[tuple[int, int], Tensor] = {}  # markers by the tensor that they were added to
     for index, (module, _) in places.items():
         watched.setdefault(id(module), []).append(index)
 
@@ -96,13 +96,13 @@ def watch(
                 refused.setdefault(index, error)
                 continue
             tensor: Tensor = part_of(output, part)
-            if id(tensor) not in marked:  # by the last child, whose output a container passes on
+            if _state(tensor) not in marked:  # by the last child, whose output a container returns
                 dtype, device = tensor.dtype, tensor.device
                 marker = torch.zeros((), dtype=dtype, device=device, requires_grad=True)
                 tensor = tensor + marker
-                marked[id(tensor)] = marker
+                marked[_state(tensor)] = marker
                 output = replace_part(output, part, tensor)
-            marker = marked[id(tensor)]
+            marker = marked[_state(tensor)]
             calls[index].append(Call(len(events), part, tensor, marker, torch.is_grad_enabled()))
         events.append(ModuleCall(module, args, output, kwargs))
         return output
@@ -129,6 +129,11 @@ def watch(
                 handle.remove()
     tensors = list(_tensors_in(output))
     return Run(events, calls, _leaves_behind(tensors), tensors, refused, training)
+
+
+def _state(tensor: Tensor) -> tuple[int, int]:
+    """Which tensor it is, and how often it was changed: what works in place returns another."""
+    return id(tensor), 0 if tensor.is_inference() else tensor._version
 
 
 def _tensors_in(output: object) -> Iterator[Tensor]:
