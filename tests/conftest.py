@@ -49,3 +49,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path in SLOW_MODULES:
             item.add_marker(pytest.mark.slow)
+    # The long ones first, so that no process waits at the end while another is in one of them.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

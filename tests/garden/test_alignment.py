@@ -9,7 +9,7 @@ from tests.garden.rank_agreement import rank_agreement, spearman
 # Glyphs, gain, labels that are noise, nothing to gain, a lesion and a change of task.
 CONTEXTS = ("mnist1d-1000", "gain-2.0", "noise-80", "fixed-0.25", "fixed-narrow-1",
             "mnist1d-to-gain")  # fmt: skip
-EPISODES = 3
+EPISODES = 2
 BAR = 0.95
 
 pytestmark = pytest.mark.slow

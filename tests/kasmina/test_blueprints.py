@@ -178,10 +178,9 @@ def test_fused_seeds_without_convolutions_compile_once_for_any_number_of_them(
 
     # vmap turns a convolution into a grouped one, and its number of groups is a constant.
     convolves = any(isinstance(part, nn.Conv1d | nn.Conv2d) for part in seeds[0].modules())
-    again = "default" if convolves else "fail_on_recompile"
     torch._dynamo.reset()
     compiled = torch.compile(fused, backend="aot_eager", dynamic=True, fullgraph=True)
-    for count, stance in ((4, "default"), (3, again)):
+    for count, stance in ((4, "default"), (3, "fail_on_recompile"))[: 1 if convolves else 2]:
         # Copies, because dynamo also guards on the tensor that a view was taken from.
         own = {key: value[:count].clone().requires_grad_() for key, value in stacked.items()}
         x = inputs[:count].clone()

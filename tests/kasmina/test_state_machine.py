@@ -178,14 +178,15 @@ class Growth(RuleBasedStateMachine):
 
     @invariant()
     def an_action_is_legal_exactly_when_its_gate_accepts(self) -> None:
-        masks = legality(self.situation, self.space).masks
-        for op, gate in OP_GATES.items():
-            accepted = gate.accepts(self.situation)
+        situation = self.situation
+        masks = legality(situation, self.space).masks
+        slots = (self.draw(len(OP_GATES), HOSTS) * len(self.catalogue.slots)).long().tolist()
+        for (op, gate), drawn in zip(OP_GATES.items(), slots, strict=True):
+            accepted = gate.accepts(situation)
             assert torch.equal(masks["slot"][:, op], accepted)
-            for host in range(HOSTS):
-                for slot in range(len(self.catalogue.slots)):
-                    reasons = gate.refusals(self.situation, host, slot)
-                    assert bool(accepted[host, slot]) == (not reasons)
+            for host, slot in enumerate(drawn):  # words for one slot: they are slower than masks
+                reasons = gate.refusals(situation, host, slot)
+                assert bool(accepted[host, slot]) == (not reasons)
 
     @invariant()
     def the_hosts_own_weights_are_untouched(self) -> None:

@@ -60,14 +60,14 @@ def watched(worst: list[float]) -> Callable[[int, PPOUpdateMetrics], bool]:
     return note
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_three_heads_learn_to_repeat_what_they_are_shown(seed: int) -> None:
     agent = build(world := Identity(16, seed), BANDIT, seed, steps=8)
     train(agent, world, 6_000)
     assert greedy_score(agent, Identity(64, 100 + seed), 20) >= 0.95
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_right_one_of_seventy_actions_is_found_when_most_are_illegal(seed: int) -> None:
     config = replace(BANDIT, learning_rate=2e-3, minibatches=2)
     agent = build(world := ManyIllegal(32, seed), config, seed, steps=8)
@@ -81,7 +81,7 @@ def test_the_right_one_of_seventy_actions_is_found_when_most_are_illegal(seed: i
 MEMORY = replace(CONFIG, gamma=0.5, gae_lambda=0.9, minibatches=2, normalize_observations=False)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_cue_is_remembered_for_longer_than_a_rollout(seed: int) -> None:
     agent = build(world := RememberCue(16, seed), MEMORY, seed)
     assert agent.buffer.steps < world.DELAY
@@ -152,7 +152,7 @@ def steps_to_learn_arguments(seed: int, causal: bool, limit: int) -> int:
 
 def test_credit_only_where_a_head_mattered_learns_arguments_much_faster() -> None:
     limit = 60_000
-    causal = [steps_to_learn_arguments(seed, True, limit) for seed in range(4)]
+    causal = [steps_to_learn_arguments(seed, True, limit) for seed in range(2)]
     assert max(causal) < limit
     # A single seed's ratio sways from 1.2 to 2.6; measured over six of them it was 1.7.
     without = 0

@@ -103,7 +103,7 @@ def test_no_decision_is_ever_illegal(make: Callable[[], Controller]) -> None:
 def test_a_row_decides_the_same_whoever_is_beside_it(make: Callable[[], Controller]) -> None:
     tape, episodes = Tape.random(24, seed=3), 2
     whole = decisions(TapeGarden(tape), make(), episodes)
-    for rows in ([7], list(range(23, -1, -1)), [3, 11, 0, 17, 5]):
+    for rows in ([7], list(range(23, -1, -2))):
         assert torch.equal(decisions(TapeGarden(tape, rows), make(), episodes), whole[rows])
 
 

@@ -1,5 +1,7 @@
 """The fused population against N reference trainers, to the last digits."""
 
+import copy
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,51 +78,52 @@ def test_a_mixed_population_equals_its_reference_trainers_over_many_epochs(
         population.pass_time()
         for each in twins.hosts:
             each.pass_time()
-        assert twins.difference() < 1e-9
+        if epoch % 3 == 2:  # what has come apart stays apart
+            assert twins.difference() < 1e-9
     assert len(stages) >= 6, "the draw should visit most stages"
 
 
 @every_host
 @each_isolation
 @pytest.mark.parametrize("blend", list(Blend), ids=lambda blend: blend.name)
-@pytest.mark.parametrize(
-    "ending", [SeedStage.FOSSILIZED, SeedStage.EMBARGOED], ids=lambda stage: stage.name
-)
 def test_every_blueprint_equals_the_reference_in_every_stage(
-    host: str, isolation: Isolation, blend: Blend, ending: SeedStage
+    host: str, isolation: Isolation, blend: Blend
 ) -> None:
     names = blueprint_names(FAMILY[host])
     count, batches = len(names), 1 if host == "gpt" else 3
     population = make_population(host, count, batches=batches, isolation=isolation)
-    twins = Twins(population)
 
-    def act(op: LifecycleOp) -> None:
-        twins.apply(
-            Actions.of(
-                population.space,
-                count,
-                op=int(op),
-                slot=torch.arange(count) % 3,
-                blueprint=torch.arange(count),
-                blend=int(blend),
-            )
-        )
+    def live(twins: Twins, epochs: range, script: dict[int, LifecycleOp]) -> None:
+        fused = twins.population
+        for epoch in epochs:
+            if epoch in script:
+                twins.apply(
+                    Actions.of(
+                        fused.space,
+                        count,
+                        op=int(script[epoch]),
+                        slot=torch.arange(count) % 3,
+                        blueprint=torch.arange(count),
+                        blend=int(blend),
+                    )
+                )
+            losses, _, _ = twins.epoch()
+            torch.testing.assert_close(fused.train_epoch().loss, losses, rtol=1e-9, atol=1e-12)
+            fused.pass_time()
+            for each in twins.hosts:
+                each.pass_time()
+        assert twins.difference() < 1e-9
 
-    last = LifecycleOp.FOSSILIZE if ending is SeedStage.FOSSILIZED else LifecycleOp.PRUNE
-    script = {0: LifecycleOp.GERMINATE, 2: LifecycleOp.ADVANCE, 6: last}
+    script = {0: LifecycleOp.GERMINATE, 2: LifecycleOp.ADVANCE}
     if blend is Blend.IMMEDIATE:
         del script[2]
-    for epoch in range(9):
-        if epoch in script:
-            act(script[epoch])
-        losses, _, _ = twins.epoch()
-        torch.testing.assert_close(population.train_epoch().loss, losses, rtol=1e-9, atol=1e-12)
-        population.pass_time()
-        for each in twins.hosts:
-            each.pass_time()
-        assert twins.difference() < 1e-9
-    if ending is SeedStage.FOSSILIZED:
-        assert int(population.lifecycle.at(ending).sum()) == count
+    young = Twins(population)
+    live(young, range(3), script)
+    live(young, range(3, 6), {})
+    kept, pruned = young, copy.deepcopy(young)
+    live(kept, range(6, 9), {6: LifecycleOp.FOSSILIZE})
+    assert int(kept.population.lifecycle.at(SeedStage.FOSSILIZED).sum()) == count
+    live(pruned, range(6, 9), {6: LifecycleOp.PRUNE})
 
 
 @each_host
