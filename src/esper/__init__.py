@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from esper.lazy import attach
 
 if TYPE_CHECKING:
+    from .api.ema import ema
     from .api.grow_loop import grow, resume
     from .api.grow_settings import Budget
     from .api.growing_model import wrap

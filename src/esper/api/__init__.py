@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 from esper.lazy import attach
 
 if TYPE_CHECKING:
+    from .ema import GrowingAverage
     from .grow_loop import grow, load_run, resume
     from .grow_settings import Budget, GrowSettings
-    from .growing_model import ForgottenTickWarning, GrowingModel, wrap
+    from .growing_model import ForgottenTickWarning, GrowingModel, GrowthLostWarning, wrap
     from .grown_runs import GrownRun, GrowthFolder, Report, SeedLife, read_origin
     from .inspection import Inspection, inspect
     from .scoring import score_of_loss

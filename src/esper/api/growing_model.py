@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from esper.api.fitting_controllers import ENDLESS, require_fitting, resolve
 from esper.api.grow_settings import AUTO, Budget, BudgetError, BudgetLike, GrowSettings
-from esper.api.host_state import KIND, VERSION, pack, unpack
+from esper.api.host_state import KIND, MEMORY, VERSION, memory_state, pack, recall_memory, unpack
 from esper.api.inspection import Slots, chosen_places, require_module
 from esper.api.ticking import (
     END,
@@ -35,6 +35,7 @@ from esper.api.ticking import (
 from esper.archive import read_archive, write_archive
 from esper.kasmina import GateRules, Isolation, SlottedModel, export_module, require_same_parameters
 from esper.kasmina.probe import Sample
+from esper.kasmina.slot import GrowthLostWarning as GrowthLostWarning
 from esper.leyline import Actions, SeedStage, Transitions
 from esper.leyline.errors import EsperError, OptimizerMismatchError, first_line
 from esper.leyline.signals import Signals
@@ -169,6 +170,7 @@ class GrowingModel(SlottedModel):
             watch = self.watch  # without the host: optimisers do not keep it alive
             optimizer.register_step_pre_hook(watch.before_step)
             optimizer.register_step_post_hook(lambda *_: watch.bring_back())
+            optimizer.register_load_state_dict_pre_hook(_require_fitting_state)
 
     def seed_step(self, loss: Callable[[], Tensor]) -> None:
         """Let isolated seeds learn from a loss: call it after the model's own backward.
@@ -341,6 +343,31 @@ class GrowingModel(SlottedModel):
 
     # --- keeping -------------------------------------------------------------------------
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """What ticks and the controller remember goes along, so that growing goes on as it was."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({prefix + name: each for name, each in memory_state(self).items()})
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        own = f"{prefix}{MEMORY}"
+        found = {
+            name.removeprefix(prefix): state_dict.pop(name)
+            for name in list(state_dict)
+            if name.startswith(own)
+        }
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if found:
+            recall_memory(self, found)
+        else:
+            warnings.warn(
+                "The loaded state does not hold what the controller remembers, so it decides as if "
+                "this were its first epoch; load all of what host.state_dict() gave.",
+                GrowthLostWarning,
+                stacklevel=2,
+            )
+
     def save(self, path: str | Path) -> Path:
         """Write host, seeds, optimiser and what the controller remembers to a directory."""
         tensors, notes = pack(self)
@@ -353,6 +380,20 @@ class GrowingModel(SlottedModel):
 
 wrap = GrowingModel
 """Makes a growing model: the same class, under the name of what it does."""
+
+
+def _require_fitting_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Refuse a saved state of an optimiser before the host has grown to what it was then."""
+    saved, here = (
+        [len(group["params"]) for group in groups]
+        for groups in (state["param_groups"], optimizer.param_groups)
+    )
+    if saved != here:
+        raise OptimizerMismatchError(
+            "The optimiser's state is not of what has grown here",
+            given=f"saved groups of {saved} parameters, here {here}",
+            fix="load the host's state first, host.load_state_dict(...), and then the optimiser's",
+        )
 
 
 class StepWatch:
@@ -368,7 +409,17 @@ class StepWatch:
         self.steps, self.longest = steps, longest
         self._said = False  # that a tick seems to be forgotten
         self._returns = self._steps_at_return = 0
-        self._squares: dict[str, list[Tensor]] = {}  # of gradient norms, by slot, and the host's
+        # Sums of squared gradient norms and their counts, by slot, and the host's.
+        self._squares: dict[str, tuple[Tensor | float, int]] = {}
+
+    def pack(self) -> dict[str, Any]:
+        """All since the last tick, as JSON holds it."""
+        squares = {name: (float(total), count) for name, (total, count) in self._squares.items()}
+        return {"steps": [self.steps, self.longest], "squares": squares}
+
+    def unpack(self, notes: Mapping[str, Any]) -> None:
+        self.go_on(*notes["steps"])
+        self._squares = {name: (total, count) for name, (total, count) in notes["squares"].items()}
 
     def bring_back(self) -> None:
         """Groups that were set aside for a step return to their optimiser."""
@@ -391,7 +442,8 @@ class StepWatch:
                 with torch.no_grad():
                     norm = get_total_norm(gradients).float()
                     square = (norm if scale is None else norm / scale).square()
-                self._squares.setdefault(name, []).append(square)
+                total, count = self._squares.get(name, (0.0, 0))
+                self._squares[name] = total + square, count + 1
 
     def returned_to_training(self) -> None:
         """Evaluation is over, and training goes on: perhaps a new epoch."""
@@ -404,8 +456,7 @@ class StepWatch:
     def gradients(self) -> tuple[dict[str, float], float]:
         """Root mean squares of the gradient norms since the last tick: seeds', and the host's."""
         found = {
-            name: math.sqrt(float(torch.stack(squares).mean()))
-            for name, squares in self._squares.items()
+            name: math.sqrt(float(total) / count) for name, (total, count) in self._squares.items()
         }
         return found, found.pop(_HOST, math.nan)
 

@@ -1,8 +1,11 @@
 """A growing host as tensors and notes: weights, seeds, optimisers, memory. Nothing is pickled."""
 
+import json
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -33,8 +36,6 @@ def pack(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors[f"host.{name}"] = value
     passing = _passing_buffers(host).items()
     tensors |= {f"buffer.{name}": each for name, each in passing if each is not None}
-    remembered, memory = host.memory.pack()
-    tensors |= remembered
     optimizers = []
     for index, optimizer in enumerate(host.optimizers):
         found, kept = _pack_optimizer(optimizer)
@@ -45,9 +46,8 @@ def pack(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
         "added": host.added,
         "frozen": [name for name, p in host.named_parameters() if not p.requires_grad],
         "optimizers": optimizers,
-        "steps": [host.watch.steps, host.watch.longest],
     }
-    return tensors, notes | memory
+    return tensors, notes
 
 
 def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> None:
@@ -55,7 +55,10 @@ def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> 
     notes, optimizers = archive.notes, host.optimizers if training else ()
     try:
         _require_fitting(host, archive, training=training)
-        host.load_state_dict(archive.part("host"))
+        state = archive.part("host")
+        if "memory" in notes:  # written when it was no part of the state
+            state |= _memory_of_notes(archive)
+        host.load_state_dict(state)
         _load_buffers(host, archive.part("buffer"))
         frozen = frozenset(notes["frozen"])
         for name, parameter in host.named_parameters():
@@ -63,15 +66,6 @@ def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> 
         for index, optimizer in enumerate(optimizers):
             state = archive.part(f"optimizer.{index}")
             _unpack_optimizer(optimizer, state, notes["optimizers"][index])
-        host.memory.unpack(archive)
-        host.watch.go_on(*notes["steps"])
-    except RuntimeError as error:  # torch's: names or shapes of the weights differ
-        lines = [line.strip() for line in str(error).splitlines()[1:3]]
-        raise KeepingError(
-            "What was saved is of another model",
-            given=" ".join(lines) or str(error),
-            fix="build the model as it was built for the run",
-        ) from error
     except (LookupError, TypeError, ValueError) as error:
         raise ArchiveError(
             "What was saved does not describe a growing host",
@@ -108,6 +102,43 @@ def _require_fitting(host: "GrowingModel", archive: Archive, *, training: bool) 
             given=f"it has no buffer {', '.join(missing[:3])}",
             fix="build the model as it was built for the run",
         )
+
+
+# --- memory as part of a host's state --------------------------------------------------------
+
+MEMORY = "memory."
+
+
+def memory_state(host: "GrowingModel") -> dict[str, Tensor]:
+    """What ticks and the controller remember, as tensors, so that any file can hold them."""
+    remembered, notes = host.memory.pack()
+    return _memory_tensors(remembered, notes | host.watch.pack())
+
+
+def recall_memory(host: "GrowingModel", state: Mapping[str, Tensor]) -> None:
+    """Take over what `memory_state` gave, wherever its tensors lie now."""
+    kept = {name: each.to("cpu", copy=True) for name, each in state.items()}
+    notes = json.loads(bytes(kept.pop(f"{MEMORY}notes").tolist()))
+    prefix = f"{MEMORY}controller."
+    host.memory.unpack({n.removeprefix(prefix): each for n, each in kept.items()}, notes)
+    host.watch.unpack(notes)
+
+
+def _memory_tensors(
+    remembered: Mapping[str, Tensor], notes: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    text = torch.tensor(list(json.dumps(notes).encode()), dtype=torch.uint8)
+    found = {f"{MEMORY}controller.{name}": each for name, each in remembered.items()}
+    return {f"{MEMORY}notes": text, **found}
+
+
+def _memory_of_notes(archive: Archive) -> dict[str, Tensor]:
+    notes = {**archive.notes["memory"], "controller": archive.notes["controller"]}
+    window = {name: each.tolist() for name, each in archive.part("memory.window").items()}
+    gradient = notes.pop("host_gradient")
+    window["host_gradient"] = [math.nan if gradient is None else gradient]
+    notes |= {"window": window, "steps": archive.notes["steps"], "squares": {}}
+    return _memory_tensors(archive.part("controller"), notes)
 
 
 # --- buffers that are not part of a module's state ----------------------------------------

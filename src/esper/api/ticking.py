@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 
-from esper.archive import Archive
 from esper.kasmina.flow_statistics import flow_statistics
 from esper.kasmina.isolation import Isolation, randomness_kept, state_kept
 from esper.kasmina.probe import Place
@@ -32,7 +31,7 @@ from esper.leyline import (
     TransitionRecord,
 )
 from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.signals import FLOW_STATISTICS, SERIES, SignalWindow
+from esper.leyline.signals import FLOW_STATISTICS, SignalWindow
 from esper.tamiyo.controllers.protocol import Controller, Remembering
 
 if TYPE_CHECKING:
@@ -347,34 +346,30 @@ class GrowthMemory:
     # --- keeping -------------------------------------------------------------------------
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What is remembered, also by the controller that decided last, as tensors and notes."""
+        """What the controller that decided last remembers, and all else as JSON holds it."""
         controller, remembered = self._pending or (None, {})
         if self.controller is not None:
             controller, remembered = self.controller.name, {}
         if isinstance(self.controller, Remembering):
             remembered = self.controller.memory()
-        window = self.window.state_dict()
-        gradient = float(window["host_gradient"])
         notes = {
             "classes": self.classes,
             "unit": self._unit,
-            "host_gradient": None if math.isnan(gradient) else gradient,
             "compared": self.compared,
             "ended": self.ended,
+            "controller": controller,
+            "window": {name: each.tolist() for name, each in self.window.state_dict().items()},
         }
-        tensors = {f"memory.window.{name}": window[name] for name in SERIES}
-        tensors |= {f"controller.{name}": each for name, each in remembered.items()}
-        return tensors, {"memory": notes, "controller": controller}
+        return dict(remembered), notes
 
-    def unpack(self, archive: Archive) -> None:
-        notes, controller = archive.notes["memory"], archive.notes["controller"]
-        gradient = notes["host_gradient"]
-        known = row(math.nan if gradient is None else gradient)
-        self.window.load_state_dict({**archive.part("memory.window"), "host_gradient": known})
+    def unpack(self, remembered: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
+        window = notes["window"].items()
+        self.window.load_state_dict({n: torch.tensor(v, dtype=torch.float64) for n, v in window})
         self.classes, self._unit = notes["classes"], notes["unit"]
         self.compared, self.ended = bool(notes["compared"]), bool(notes["ended"])
+        controller = notes["controller"]
         self.controller = None
-        self._pending = None if controller is None else (controller, archive.part("controller"))
+        self._pending = None if controller is None else (controller, remembered)
 
 
 def row(value: float) -> Tensor:

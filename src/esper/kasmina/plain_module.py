@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from esper.kasmina.export_files import failing, origin_of, require_equal, run
 from esper.kasmina.isolation import randomness_kept, state_kept
-from esper.kasmina.slot import Mode, Part, Seed, Slot, part_of, taps_on
+from esper.kasmina.slot import Mode, Part, Seed, Slot, part_of, taps_on, untap
 from esper.kasmina.slotted import SlottedModel, past_results
 from esper.kasmina.watching import Sample
 from esper.leyline.errors import ExportError
@@ -235,8 +235,7 @@ def _graft(root: nn.Module, place: _Carrier, seed: Seed) -> None:
 def drop_taps(root: nn.Module) -> None:
     """Take away the hooks that tie the modules to slots."""
     for module in root.modules():
-        for key in taps_on(module):
-            del module._forward_hooks[key]
+        untap(module)
 
 
 def _plain(growth: _Growth) -> fx.GraphModule:

@@ -1,6 +1,7 @@
 """A seed, and the slot in a running model that lets it act on the activations that pass."""
 
 import sys
+import warnings
 from contextlib import nullcontext
 from copy import copy
 from enum import IntEnum
@@ -107,12 +108,38 @@ class _StraightThrough(torch.autograd.Function):
         return grad, grad.to(ctx.g_dtype)
 
 
+class GrowthLostWarning(UserWarning):
+    """Something that has grown, or what is remembered of it, is left out."""
+
+
+class Bond:
+    """Between the slots in a model and the host that owns them.
+
+    A copy of the model alone has slots too, but no host: their bond is cut.
+    """
+
+    def __init__(self) -> None:
+        self.tied = False
+        self.whole = False  # is the host itself being read?
+        self._said: set[str] = set()
+
+    def __reduce__(self) -> "tuple[type[Bond], tuple[()]]":
+        return Bond, ()  # a copy, until a host that was copied along ties it
+
+    def say_lost(self, what: str, fix: str) -> None:
+        """Once."""
+        if what not in self._said:
+            self._said.add(what)
+            warnings.warn(f"{what}; {fix}.", GrowthLostWarning, stacklevel=2)
+
+
 class Slot(nn.Module):
     """Holds the seed that lives at one place of a model, and applies it according to its mode."""
 
-    def __init__(self, spec: SlotSpec) -> None:
+    def __init__(self, spec: SlotSpec, bond: Bond | None = None) -> None:
         super().__init__()
         self.spec = spec
+        self.bond = bond or Bond()
         self.mode = Mode.OFF
         self.seed: Seed | None = None
         self.alpha = 0.0
@@ -190,7 +217,27 @@ class Tap:
     def __call__(self, module: nn.Module, args: object, output: object) -> object:
         if self.slot.mode is Mode.OFF:
             return None
+        if not self.slot.bond.tied and module.training and torch.is_grad_enabled():
+            self.slot.bond.say_lost(
+                "This copy of a grown model holds seeds that are none of its parameters, so no "
+                "optimiser trains them",
+                "copy the host (copy.deepcopy(host)), or train host.export()",
+            )
         return replace_part(output, self.part, self.slot(part_of(output, self.part)))
+
+
+class Keeper:
+    """The hook that speaks up when a grown module is saved without the seed that acts on it."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+
+    def __call__(self, module: nn.Module, prefix: object, keep_vars: object) -> None:
+        if self.slot.mode is Mode.ON and not self.slot.bond.whole:
+            self.slot.bond.say_lost(
+                "A grown model's state_dict() lacks what has grown in it",
+                "take host.state_dict(), or that of host.export(), a plain module with everything",
+            )
 
 
 def part_of(output: object, part: Part) -> Any:
@@ -227,12 +274,20 @@ def set_tap(target: nn.Module, slot: Slot, part: Part, on: bool) -> None:
     if dynamo is not None and dynamo.config.skip_nnmodule_hook_guards:
         dynamo.config.skip_nnmodule_hook_guards = False
         dynamo.reset()
-    mine = taps_on(target, slot)
-    if on and not mine:
+    if not on:
+        untap(target, slot)
+    elif not taps_on(target, slot):
         target.register_forward_hook(Tap(slot, part))
-    elif not on:
-        for key in mine:
-            del target._forward_hooks[key]
+        target.register_state_dict_pre_hook(Keeper(slot))
+
+
+def untap(module: nn.Module, slot: Slot | None = None) -> None:
+    """Take away the hooks that tie a module to this slot, or to any."""
+    for key in taps_on(module, slot):
+        del module._forward_hooks[key]
+    for key, hook in list(module._state_dict_pre_hooks.items()):
+        if isinstance(hook, Keeper) and slot in (None, hook.slot):
+            del module._state_dict_pre_hooks[key]
 
 
 def taps_on(module: nn.Module, slot: Slot | None = None) -> list[int]:

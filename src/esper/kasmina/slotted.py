@@ -16,10 +16,11 @@ from esper.kasmina.blueprints import build_catalogue, find_blueprint, learning_r
 from esper.kasmina.gates import UNLIMITED, GateRules, Situation, explain, legality
 from esper.kasmina.isolation import Isolation, only_learning, state_kept
 from esper.kasmina.probe import Place, Sample, Target, probe
-from esper.kasmina.slot import Mode, Seed, Slot, build_seed, set_tap
+from esper.kasmina.slot import Bond, Mode, Seed, Slot, build_seed, set_tap
 from esper.kasmina.transitions import decide, pass_time, remove_now
 from esper.leyline import HEADS, Actions, Blend, Legality, LifecycleOp, SeedStage
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
+from esper.leyline.errors import AgreementError
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
 from esper.leyline.slots import SlotSpec, require_agreement
 from esper.leyline.streams import derive_seed
@@ -127,7 +128,9 @@ class SlottedModel(nn.Module):
         self.slot_places = probe(model, places, sample)  # where the slots sit, in order
         self.model = model
         self.specs = tuple(place.spec for place in self.slot_places)
-        self._slots = [Slot(spec) for spec in self.specs]
+        self._bond = Bond()
+        self._bond.tied = True
+        self._slots = [Slot(spec, self._bond) for spec in self.specs]
         self.slots = nn.ModuleList(self._slots)
         self.isolation = Isolation.named(isolation)
         self.rules = rules or GateRules()
@@ -372,6 +375,18 @@ class SlottedModel(nn.Module):
             if slot.seed is not None:
                 _let_join(optimizer, index, slot.seed)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._bond.tied = True  # a copy of the whole host
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Everything: the model, what has grown, and how far it has come."""
+        self._bond.whole = True
+        try:
+            return super().state_dict(*args, **kwargs)
+        finally:
+            self._bond.whole = False
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Beside the weights: lifecycle arrays, blueprint names and stream counters."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -386,10 +401,17 @@ class SlottedModel(nn.Module):
         """Rebuild the seeds that were saved; their weights are loaded after this."""
         start = f"{prefix}{_LIFECYCLE_PREFIX}"
         arrays = {
-            name.removeprefix(start): state_dict.pop(name)
+            name.removeprefix(start): state_dict.pop(name).cpu()
             for name in list(state_dict)
             if name.startswith(start)
         }
+        if not arrays:
+            raise AgreementError(
+                "This is not the state of a model with slots",
+                given=f"no {start}* among its {len(state_dict)} entries",
+                valid="what host.state_dict() gave",
+                fix="load the state of the plain model with host.model.load_state_dict(state)",
+            )
         life = Lifecycle.from_state_dict(arrays)
         for key in (_NAMES_KEY, _COUNTERS_KEY):
             require_agreement(
@@ -408,12 +430,22 @@ class SlottedModel(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Take over a saved state, whatever grew meanwhile on either side; all of it or nothing."""
-        before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
+        before = {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in self.state_dict().items()
+        }
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
-        except Exception:  # whatever it was, it is raised again below
+        except Exception as error:  # whatever it was, it is raised again below
             super().load_state_dict(before)
-            raise
+            if not isinstance(error, RuntimeError):
+                raise
+            lines = [line.strip() for line in str(error).splitlines()[1:3]]  # torch's own
+            raise AgreementError(
+                "The state is of another model, or not all of it",
+                given=" ".join(lines) or str(error),
+                fix="build the model and wrap it as it was when the state was saved",
+            ) from error
 
 
 def past_results(model: nn.Module) -> dict[int, Any]:
