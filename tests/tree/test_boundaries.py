@@ -22,7 +22,7 @@ FOREIGN_FIELDS |= {"log_severity_level"}  # of onnxruntime's options
 FOREIGN_PRIVATE = {"_replace", "_asdict", "_fields"}  # of named tuples, where they are public
 FOREIGN_PRIVATE |= {"_modules", "_parameters", "_buffers", "_forward_hooks", "_codegen"}
 FOREIGN_PRIVATE |= {"_tracer_cls", "_schema", "_overloadname", "_compiled_call_impl"}
-FOREIGN_PRIVATE |= {"_non_persistent_buffers_set", "_version"}
+FOREIGN_PRIVATE |= {"_non_persistent_buffers_set", "_state_dict_pre_hooks", "_version"}
 
 
 def own_fields(tree: ast.Module) -> set[str]:

@@ -279,12 +279,7 @@ class GrowingModel(SlottedModel):
                 given=f"tick {int(self.lifecycle.epoch) + 1} of {self.horizon}",
                 fix="give Budget(epochs=...) as many epochs as the loop has",
             )
-        if not self.optimizers:
-            raise OptimizerMismatchError(
-                "This host knows no optimiser, so seeds would never learn",
-                fix="make it with host.optimizer(torch.optim.AdamW, lr=...), or hand yours over "
-                "with host.track(optimizer)",
-            )
+        self._require_optimizer()
         if self.watch.steps == 0:
             raise OptimizerMismatchError(
                 "The optimiser that this host knows has made no step since the last tick",
@@ -303,6 +298,20 @@ class GrowingModel(SlottedModel):
                 fix="call host.seed_step(lambda: loss_fn(host(x), y)) after each backward, or wrap "
                 "with isolation='straight_through'",
             )
+
+    def _require_optimizer(self) -> None:
+        if not self.optimizers:
+            raise OptimizerMismatchError(
+                "This host knows no optimiser, so seeds would never learn",
+                fix="make it with host.optimizer(torch.optim.AdamW, lr=...), or hand yours over "
+                "with host.track(optimizer)",
+            )
+
+    def pass_time(self) -> Transitions:
+        """An epoch has ended; without an optimiser that they are in, seeds would never learn."""
+        if self.added:
+            self._require_optimizer()
+        return super().pass_time()
 
     def _decide(self, controller: Controller) -> Actions:
         window, life = self.memory.window, self.lifecycle

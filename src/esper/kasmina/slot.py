@@ -2,7 +2,8 @@
 
 import sys
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from enum import IntEnum
 from typing import Any
@@ -123,6 +124,18 @@ class Bond:
         self.whole = False  # is the host itself being read?
         self._said: set[str] = set()
 
+    def tie(self) -> "Bond":
+        self.tied = True
+        return self
+
+    @contextmanager
+    def reading_all(self) -> Iterator[None]:
+        self.whole = True
+        try:
+            yield
+        finally:
+            self.whole = False
+
     def __reduce__(self) -> "tuple[type[Bond], tuple[()]]":
         return Bond, ()  # a copy, until a host that was copied along ties it
 
@@ -217,7 +230,8 @@ class Tap:
     def __call__(self, module: nn.Module, args: object, output: object) -> object:
         if self.slot.mode is Mode.OFF:
             return None
-        if not self.slot.bond.tied and module.training and torch.is_grad_enabled():
+        loose = self.slot.mode is Mode.ON and not self.slot.bond.tied
+        if loose and module.training and torch.is_grad_enabled():
             self.slot.bond.say_lost(
                 "This copy of a grown model holds seeds that are none of its parameters, so no "
                 "optimiser trains them",

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina import optimizer_surgery as surgery
 from esper.kasmina.blueprints import build_catalogue, find_blueprint, learning_rate_scales
+from esper.kasmina.foreign_averages import refuse_outgrown_averages
 from esper.kasmina.gates import UNLIMITED, GateRules, Situation, explain, legality
 from esper.kasmina.isolation import Isolation, only_learning, state_kept
 from esper.kasmina.probe import Place, Sample, Target, probe
@@ -128,8 +129,7 @@ class SlottedModel(nn.Module):
         self.slot_places = probe(model, places, sample)  # where the slots sit, in order
         self.model = model
         self.specs = tuple(place.spec for place in self.slot_places)
-        self._bond = Bond()
-        self._bond.tied = True
+        self._bond = Bond().tie()
         self._slots = [Slot(spec, self._bond) for spec in self.specs]
         self.slots = nn.ModuleList(self._slots)
         self.isolation = Isolation.named(isolation)
@@ -142,14 +142,14 @@ class SlottedModel(nn.Module):
         self.seed = seed
         self._planted = 0
         self._seed_passes = 0
-        self._in_seed_pass = False
+        self._in_seed_pass = self._any_training = False
         self._overrides: list[float | None] = [None] * len(self.specs)
         self.optimizers: list[Optimizer] = []  # that are tracked
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         memo |= past_results(self.model)
         memo[id(self)] = twin = type(self).__new__(type(self))
-        twin.__setstate__(deepcopy(self.__dict__, memo))  # type: ignore[no-untyped-call]
+        twin.__setstate__(deepcopy(self.__dict__, memo))
         return twin
 
     # --- running -------------------------------------------------------------------------
@@ -162,8 +162,7 @@ class SlottedModel(nn.Module):
     @property
     def has_isolated_seeds(self) -> bool:
         """Is there a seed that learns only in `seed_pass`?"""
-        training = bool(self.lifecycle.at(SeedStage.TRAINING).any())
-        return training and self.isolation is Isolation.DUAL_PASS
+        return self._any_training and self.isolation is Isolation.DUAL_PASS
 
     @contextmanager
     def seed_pass(self) -> Iterator[None]:
@@ -218,6 +217,7 @@ class SlottedModel(nn.Module):
     def _set_modes(self) -> None:
         """Bring every slot's mode, alpha and hook in line with the arrays and the overrides."""
         training = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
+        self._any_training = any(training)  # asked in every step
         straight_through = self.isolation is Isolation.STRAIGHT_THROUGH
         for index, (slot, place) in enumerate(zip(self._slots, self.slot_places, strict=True)):
             override = self._overrides[index]
@@ -328,6 +328,7 @@ class SlottedModel(nn.Module):
         for optimizer in self.optimizers:
             _let_join(optimizer, index, seed)
         slot.hold(seed)
+        refuse_outgrown_averages()
 
     # --- measuring and keeping -----------------------------------------------------------
 
@@ -377,15 +378,12 @@ class SlottedModel(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._bond.tied = True  # a copy of the whole host
+        self._bond.tie()  # a copy of the whole host
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Everything: the model, what has grown, and how far it has come."""
-        self._bond.whole = True
-        try:
+        with self._bond.reading_all():
             return super().state_dict(*args, **kwargs)
-        finally:
-            self._bond.whole = False
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Beside the weights: lifecycle arrays, blueprint names and stream counters."""
