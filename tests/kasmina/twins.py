@@ -19,7 +19,7 @@ RULES = GateRules(min_gradient=None, min_contribution=None, max_loss_rise=None)
 # One seed that ends in a zeroed layer and one that works by a gate or scale of its own.
 BLUEPRINTS = {
     Family.DENSE: ("mlp", "norm"),
-    Family.CONV1D: ("conv", "squeeze"),
+    Family.CONV1D: ("conv", "norm"),
     Family.CONV2D: ("conv", "norm"),
     Family.TRANSFORMER: ("attention", "norm"),
 }

@@ -26,7 +26,6 @@ from esper.kasmina.layout_inference import opening
 from esper.kasmina.probe import Place, Sighting, Target, module_at, require_slottable, survey
 from esper.kasmina.watching import Sample
 from esper.leyline import DEFAULT_SLOT_COUNT, EsperError, SlotError, SlotSpec
-from esper.leyline.catalogue import NOT_APPLICABLE
 
 Slots = str | Sequence[Target | str]
 
@@ -185,7 +184,7 @@ class Survey:
             catalogue = build_catalogue(specs, self.host_params, blueprints)
             for (target, _), row in zip(good, catalogue.costs, strict=True):
                 pairs = zip(catalogue.names, row, strict=True)
-                self._costs[target] = {name: cost for name, cost in pairs if cost != NOT_APPLICABLE}
+                self._costs[target] = {name: cost for name, cost in pairs if cost >= 0}
 
     def options(self, target: Target, room: int | None) -> dict[str, int]:
         """What can be planted there within so many parameters, and how many each adds."""

@@ -9,7 +9,6 @@ from esper.garden.controller_choice import controller_of
 from esper.karn import commands
 from esper.kasmina.blueprints import build_catalogue, find_blueprint
 from esper.kasmina.hosts import build_host
-from esper.leyline.catalogue import NOT_APPLICABLE
 from esper.leyline.constants import DEFAULT_RENT, RENT_LEVELS
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.show.terminal import flat_estimate, progress, table_of, wide_console, write_flat
@@ -200,8 +199,7 @@ def show_blueprints(command: commands.Blueprints) -> None:
     )
     for name, costs in zip(catalogue.names, zip(*catalogue.costs, strict=True), strict=True):
         cells = [
-            "-" if cost == NOT_APPLICABLE else f"{cost:,} ({cost / catalogue.host_params:.0%})"
-            for cost in costs
+            "-" if cost < 0 else f"{cost:,} ({cost / catalogue.host_params:.0%})" for cost in costs
         ]
         table.add_row(name, *cells, find_blueprint(name, specs[0].family).summary)
     wide_console().print(table)

@@ -12,11 +12,12 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention, TokenLinear
-from esper.leyline.catalogue import NOT_APPLICABLE, BlueprintCatalogue, blend_costs
+from esper.kasmina.isolation import randomness_kept
+from esper.kasmina.layers import ChannelNorm, GroupNorm, PastLinear, SelfAttention, TokenLinear
+from esper.leyline.catalogue import LOOKS_BEYOND, NOT_APPLICABLE, BlueprintCatalogue, blend_costs
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
 from esper.leyline.errors import BlueprintError, DuplicateNameError, UnknownNameError, first_line
-from esper.leyline.slots import Family, SlotConfig, SlotSpec
+from esper.leyline.slots import Family, Reach, SlotConfig, SlotSpec
 
 M = TypeVar("M", bound=nn.Module)
 Builder = Callable[[SlotSpec], nn.Module]
@@ -106,13 +107,14 @@ def find_blueprint(name: str, family: Family | str) -> Blueprint:
 
 
 def cost(plan: Blueprint | None, spec: SlotSpec) -> int:
-    """Parameters a seed would add. Checks the output shape on the way."""
+    """Parameters a seed would add. Checks the output shape and what it sees on the way."""
     if plan is None or not plan.fits(spec):
         return NOT_APPLICABLE
     shape = list(spec.canonical_shape(batch=2))
     try:
         # A model has many slots that are alike but for their names.
         returned, params = _tried(plan, replace(spec, name=""))
+        beyond = returned == shape and _looks_beyond(plan, replace(spec, name=""))
     except (RuntimeError, ValueError, TypeError) as error:
         raise BlueprintError(
             f"Blueprint {plan.name!r} cannot be built for slot {spec.name!r}",
@@ -127,7 +129,7 @@ def cost(plan: Blueprint | None, spec: SlotSpec) -> int:
             valid=f"{shape} -> {shape}",
             fix="a seed adds to its slot's activations, so it must return their shape",
         )
-    return params
+    return LOOKS_BEYOND if beyond else params
 
 
 @lru_cache(maxsize=4096)
@@ -139,6 +141,25 @@ def _tried(plan: Blueprint, spec: SlotSpec) -> tuple[list[int] | str, int]:
     is_tensor = isinstance(output, torch.Tensor)
     returned = list(output.shape) if is_tensor else type(output).__name__
     return returned, sum(parameter.numel() for parameter in seed.parameters())
+
+
+@lru_cache(maxsize=4096)
+def _looks_beyond(plan: Blueprint, spec: SlotSpec) -> bool:
+    """Does such a seed see positions that its slot forbids? Tried out, with weights that act."""
+    with torch.device("cpu"), randomness_kept(stream=0), torch.no_grad():
+        h, other = torch.randn(2, *spec.canonical_shape(batch=2))
+        one = h[0].select(spec.channel_axis - 1, 0)
+        places = torch.arange(one.numel()).view(one.shape).unsqueeze(spec.channel_axis - 1)
+        if spec.reach is Reach.ALL or one.numel() == 1:
+            return False
+        seed = plan.build(spec).eval()
+        for weights in seed.parameters():
+            weights.add_(torch.randn_like(weights) / weights.shape[-1:].numel() ** 0.5)
+        for place in {1, one.numel() // 2, one.numel() - 1}:
+            hidden = places >= place if spec.reach is Reach.PAST else places == place
+            if bool(((seed(torch.where(hidden, other, h)) != seed(h)) & ~hidden).any()):
+                return True
+    return False
 
 
 def build_catalogue(
@@ -249,14 +270,14 @@ class Attend(nn.Module):
 
 
 class Transposed(nn.Module):
-    """Applies a body written for [B, T, C] to [B, C, T], or the reverse."""
+    """Applies a body written for channels last, as in [B, T, C], to [B, C, T], or the reverse."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.body = body
 
     def forward(self, h: Tensor) -> Tensor:
-        turned: Tensor = self.body(h.transpose(1, 2)).transpose(1, 2)
+        turned: Tensor = self.body(h.transpose(1, -1)).transpose(1, -1)
         return turned
 
 
@@ -275,8 +296,11 @@ def reduced(channels: int, factor: int) -> int:
 def _convolution(
     spec: SlotSpec, given: int, returned: int, kernel: int = 1, groups: int = 1
 ) -> nn.Module:
-    """One that keeps the extent."""
+    """One that keeps the extent; along a causal sequence it looks back only."""
     kind = nn.Conv1d if spec.family is Family.CONV1D else nn.Conv2d
+    if spec.causal and spec.family is Family.CONV1D and kernel > 1:
+        past = nn.ConstantPad1d((kernel - 1, 0), 0.0)
+        return nn.Sequential(past, kind(given, returned, kernel, groups=groups))
     return kind(given, returned, kernel, padding=kernel // 2, groups=groups)
 
 
@@ -287,7 +311,9 @@ def _two(first: nn.Module, last: nn.Module) -> nn.Module:
 
 @blueprint("norm", Family.CONV1D, Family.CONV2D)
 def position_norm(spec: SlotSpec) -> nn.Module:
-    """Normalises each sample over channels and positions."""
+    """Normalises each sample over channels and positions, where causal over channels alone."""
+    if spec.causal:
+        return Replace(Transposed(ChannelNorm(spec.channels)))
     return Replace(GroupNorm(spec.channels, position_axes=len(spec.extent)))
 
 
@@ -321,7 +347,7 @@ def bottleneck(spec: SlotSpec) -> nn.Module:
     return nn.Sequential(
         _convolution(spec, spec.channels, inner),
         activation(),
-        _convolution(spec, inner, inner, KERNELS[spec.family]),
+        _convolution(spec, inner, inner, 1 if spec.causal else KERNELS[spec.family]),
         activation(),
         zeroed(_convolution(spec, inner, spec.channels)),
     )
@@ -354,14 +380,16 @@ def token_mix(spec: SlotSpec) -> nn.Module:
             valid="a fixed length",
             fix="use conv or attention where lengths vary",
         )
+    if spec.causal:
+        return _two(PastLinear(length, length), PastLinear(length, length))
     inner = reduced(length, 2)
     return _two(TokenLinear(length, inner), TokenLinear(inner, length))
 
 
 @blueprint("attention", Family.CONV1D)
 def position_attention(spec: SlotSpec) -> nn.Module:
-    """Lets every position look at every other."""
-    return Transposed(Attend(spec.channels, causal=False))
+    """Lets every position look at every other, where causal at those before it."""
+    return Transposed(Attend(spec.channels, causal=spec.causal))
 
 
 # --- for vectors of features [B, C] and tokens [B, T, C]; those for tokens are causal ---------

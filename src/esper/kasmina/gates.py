@@ -272,7 +272,7 @@ def explain(
     costs = situation.catalogue.total_costs()[slot, blueprint]  # [K]
     cost = int(costs.min() if blend is None else costs[blend])
     if cost < 0:
-        return [f"blueprint {name!r} does not fit slot {situation.catalogue.slots.names[slot]!r}"]
+        return [situation.catalogue.misfit(slot, blueprint)]
     room = int(situation.room()[host])
     if cost > room:
         how = "" if blend is None else f" with blend {Blend(blend).name}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention, TokenLinear
-from esper.leyline import EsperError, Layout, SlotConfig, SlotSpec, UnknownNameError
+from esper.leyline import EsperError, Layout, Reach, SlotConfig, SlotSpec, UnknownNameError
 
 STRIDE = 2  # of the convolutions along sequences
 GROUPS = 8  # of channels that are normalised together in images, where the width allows
@@ -28,6 +28,8 @@ class SegmentedHost(nn.Module):
     The segments are what a fused population stacks; the slots between them are what it gathers.
     """
 
+    reach = Reach.ALL
+
     def __init__(self, segments: Sequence[nn.Module], shapes: Sequence[SlotShape]) -> None:
         super().__init__()
         if len(segments) != len(shapes) + 1:
@@ -38,7 +40,7 @@ class SegmentedHost(nn.Module):
         self.segments = nn.ModuleList(segments)
         names = SlotConfig.of_size(len(shapes)).names
         self._specs = tuple(
-            SlotSpec(name=name, layout=layout, channels=channels, extent=extent)
+            SlotSpec(name=name, layout=layout, channels=channels, extent=extent, reach=self.reach)
             for name, (layout, channels, extent) in zip(names, shapes, strict=True)
         )
 
@@ -164,6 +166,8 @@ class Block(nn.Module):
 
 class GptHost(SegmentedHost):
     """Tokens [B, T <= context] to logits [B, T, V]; a slot after each block."""
+
+    reach = Reach.PAST
 
     def __init__(
         self,

@@ -53,6 +53,13 @@ class TokenLinear(nn.Linear):
         return F.linear(x, self.weight) + self.bias
 
 
+class PastLinear(TokenLinear):
+    """Each of the features comes from those at or before its own place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.tril()) + self.bias
+
+
 class SelfAttention(nn.Module):
     """Tokens [B, T, C] look at each other; with `causal` only at themselves and the past.
 

@@ -6,7 +6,7 @@ otherwise it is refused with the reason and what to do instead.
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
+from esper.kasmina.causality import Causality
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.layout_inference import Axes, Evidence, axes_that_follow, batch_size, opening
 from esper.kasmina.slot import Part, Slot, part_of, taps_on
@@ -146,6 +147,7 @@ class _Survey:
         self._batch = batch_size(sample)
         self._moved = {id(r): axes_that_follow(model, watched, sample, r) for r in self._runs}
         self._taken: dict[tuple[int, Part], Target] = {}
+        self._causality = Causality(model, watched, sample, self._runs[0]) if self._runs else None
 
     def sighting(self, target: Target, index: int) -> Sighting:
         """What the runs say of the watched module `index`."""
@@ -233,7 +235,8 @@ class _Survey:
         extents = zip(*(layout.extent(output.shape) for output in outputs), strict=True)
         extent = tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in extents)
         spec = SlotSpec(name=name, layout=layout, channels=channels.pop(), extent=extent)
-        return calls[0].part, spec
+        assert self._causality is not None
+        return calls[0].part, replace(spec, reach=self._causality.reach(where, index, spec))
 
 
 def _run(model: nn.Module, watched: Mapping[int, Watched], sample: Sample) -> list[Run]:

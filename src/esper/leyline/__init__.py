@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         CANONICAL_SLOTS,
         Family,
         Layout,
+        Reach,
         SlotConfig,
         SlotSpec,
         ordered_slots,

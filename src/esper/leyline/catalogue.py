@@ -13,6 +13,11 @@ from esper.leyline.slots import SlotConfig, SlotSpec, require_agreement
 # S slots, P blueprints, K blends
 
 NOT_APPLICABLE = -1
+LOOKS_BEYOND = -2  # it would see positions that a seed in this slot must not see
+_BEYOND = (
+    ", where it would see positions that are out of sight: a causal model stays causal, and one "
+    "that decodes with a cache sees only what is new (if yours never does, switch that off before)"
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class BlueprintCatalogue:
 
     slots: SlotConfig
     names: tuple[str, ...]
-    costs: tuple[tuple[int, ...], ...]  # [S][P] parameters; NOT_APPLICABLE where it does not fit
+    costs: tuple[tuple[int, ...], ...]  # [S][P] parameters; negative where it does not fit
     blend_costs: tuple[tuple[int, ...], ...]  # [S][K] parameters the blend itself adds
     host_params: int
 
@@ -41,6 +46,11 @@ class BlueprintCatalogue:
 
     def index(self, name: str) -> int:
         return place_of("blueprint", name, self.names)
+
+    def misfit(self, slot: int, blueprint: int) -> str:
+        """Why this blueprint cannot be planted there."""
+        reason = f"blueprint {self.names[blueprint]!r} does not fit slot {self.slots.names[slot]!r}"
+        return reason + (_BEYOND if self.costs[slot][blueprint] == LOOKS_BEYOND else "")
 
     def encoded_names(self) -> Tensor:
         """The names as bytes, to be saved beside arrays of indices."""

@@ -19,6 +19,14 @@ class Family(StrEnum):
     TRANSFORMER = "transformer"  # [B, T, C]
 
 
+class Reach(StrEnum):
+    """Which positions a seed may look at from each, so that its host keeps what it promises."""
+
+    ALL = "all"
+    PAST = "past"  # its own and those before it: the host is causal
+    OWN = "own"  # no other
+
+
 class Layout(StrEnum):
     """How a host lays its activations out; each maps to a family by a permutation of axes."""
 
@@ -70,6 +78,7 @@ class SlotSpec:
     layout: Layout
     channels: int
     extent: tuple[int | None, ...] = ()  # the other axes but the batch; None where it varies
+    reach: Reach = Reach.ALL
 
     def __post_init__(self) -> None:
         axes = len(_FACTS[self.layout].to_canonical)
@@ -83,6 +92,11 @@ class SlotSpec:
     @property
     def family(self) -> Family:
         return _FACTS[self.layout].family
+
+    @property
+    def causal(self) -> bool:
+        """Are later positions out of sight?"""
+        return self.reach is not Reach.ALL
 
     @property
     def channel_axis(self) -> int:
@@ -99,10 +113,9 @@ class SlotSpec:
 
     def canonical_shape(self, batch: int, free_extent: int = 8) -> tuple[int, ...]:
         """A shape of this slot's activations in the family's layout."""
-        extent = tuple(free_extent if size is None else size for size in self.extent)
-        if self.channel_axis == 1:
-            return (batch, self.channels, *extent)
-        return (batch, *extent, self.channels)
+        shape = [batch, *(free_extent if size is None else size for size in self.extent)]
+        shape.insert(self.channel_axis, self.channels)
+        return tuple(shape)
 
 
 @dataclass(frozen=True)

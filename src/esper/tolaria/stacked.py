@@ -118,7 +118,7 @@ def _rescale(module: Rescale, parts: Parts, params: Params, h: Tensor) -> Tensor
 
 
 def _transposed(module: Transposed, parts: Parts, params: Params, h: Tensor) -> Tensor:
-    return parts["body"](params, h.transpose(2, 3)).transpose(2, 3)
+    return parts["body"](params, h.transpose(2, -1)).transpose(2, -1)
 
 
 def _attend(module: Attend, parts: Parts, params: Params, h: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ class Arm:
         if costs[blueprint] < 0:
             fitting = [name for name, cost in zip(catalogue.names, costs, strict=True) if cost >= 0]
             raise EsperError(
-                f"Blueprint {self.blueprint!r} does not fit slot {self.slot!r}",
+                f"B{catalogue.misfit(slot, blueprint)[1:]}",
                 given=f"{self.slot}/{self.blueprint}",
                 valid=", ".join(fitting) or "no blueprint fits this slot",
             )
