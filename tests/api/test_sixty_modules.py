@@ -46,8 +46,8 @@ NOT_BY_ITSELF = {"seq2seq", "siamese", "cell loop", "stateful rnn"}
 NOWHERE = {
     "batch as long as time", "compiled model", "data parallel", "detached", "empty batch",
     "failing sample", "integers", "lazy", "list of lists", "no batch", "no parameters", "no_grad",
-    "script", "script part", "slotted already", "slotted inside", "two paths", "volumes",
-    "wrong arguments",
+    "predictions only", "script", "script part", "slotted already", "slotted inside", "two paths",
+    "volumes", "wrong arguments",
 }  # fmt: skip
 
 

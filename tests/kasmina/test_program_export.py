@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,30 @@ def test_a_network_that_cannot_be_captured_leaves_no_file(export: Export, tmp_pa
         export(host, sample, tmp_path / named(export))
     assert not list(tmp_path.iterdir())
     export(host, sample, tmp_path / named(export), dynamic_batch=False)
+
+
+@dataclass
+class Answer:
+    scores: Tensor
+
+
+class Wrapping(nn.Module):
+    """Returns a class of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Answer:
+        return Answer(self.layer(x))
+
+
+def test_an_output_that_no_file_can_hold_is_refused_with_what_to_return(tmp_path: Path) -> None:
+    sample = torch.randn(4, 6)
+    host = SlottedModel(Wrapping(), ["layer"], sample, rules=RULES)
+    with pytest.raises(ExportError, match=r"Answer.*; return tensors in tuples, named tuples"):
+        export_program(host, sample, tmp_path / "net.pt2")
+    assert not list(tmp_path.iterdir())
 
 
 @EXPORTS

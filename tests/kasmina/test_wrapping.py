@@ -173,6 +173,7 @@ def test_what_cannot_be_right_is_refused_with_the_reason(entry: Refused) -> None
     with pytest.raises((SlotError, UnknownNameError)) as refusal:
         SlottedModel(model, entry.places, entry.sample)
     assert entry.reason in str(refusal.value)
+    assert refusal.value.fix, "what to do about it"
     assert str(refusal.value).endswith((".", "?"))
     require_same(before, random_states(), "random states")
     assert hooks_of(model) == hooks

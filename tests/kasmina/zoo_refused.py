@@ -226,6 +226,20 @@ REFUSED = [
         "detached", lambda: WithoutGradient("detach"), VECTORS, ("backbone",), "does not reach"
     ),
     Refused(
+        "predictions only",
+        lambda: Custom(nn.Linear(10, 8), lambda x: x.argmax(1)),
+        VECTORS,
+        ("stem",),
+        "let the model return what its loss is computed from",
+    ),
+    Refused(
+        "computed weight",
+        vision.weight_norm,
+        VECTORS,
+        ("0.parametrizations.weight",),
+        "name the layer that has the weight",
+    ),
+    Refused(
         "reentrant checkpoint",
         lambda: forms.Checkpointed(reentrant=True),
         VECTORS,
@@ -335,7 +349,8 @@ REFUSED = [
         tokens_by_hand,
         normal(4, 5, 4),
         ("by_hand",),
-        "which axis of submodule 'by_hand' is the batch",
+        "which axis of submodule 'by_hand' is the batch; given: [5, 4, 6]; state the layout: "
+        "Target(path, layout=Layout.TOKENS or Layout.TIME_FIRST).",
     ),
     Refused(
         "batch as long as time",

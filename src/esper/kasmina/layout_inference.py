@@ -194,12 +194,11 @@ class Evidence:
         if not layouts and self.shape[0] == self.batch and self.shape[0] != self.shape[1]:
             return Layout.TOKENS
         if len(layouts) != 1:
-            raise SlotError(
-                f"It is not certain which axis of {self.where} is the batch",
-                given=self.shape,
-                fix="state the layout, Target(path, layout=Layout.TOKENS or Layout.TIME_FIRST), or "
-                "give a sample whose batch and length differ",
-            )
+            fix = "state the layout: Target(path, layout=Layout.TOKENS or Layout.TIME_FIRST)"
+            if self.shape[0] == self.shape[1]:
+                fix += ", or give a sample whose batch and length differ"
+            what = f"It is not certain which axis of {self.where} is the batch"
+            raise SlotError(what, given=self.shape, fix=fix)
         return layouts.pop()
 
 

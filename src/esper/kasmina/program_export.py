@@ -146,6 +146,11 @@ def captured(
         reason, fix = export_files.origin_of(error), None
         if "data-dependent" in reason:
             fix = "where it branches on the values of a tensor, let torch.where choose"
+        elif "not a known type" in reason:
+            fix = (
+                "return tensors in tuples, named tuples, lists or dicts (a model of transformers "
+                'does if the sample has "use_cache": False)'
+            )
         elif dynamic_batch:
             fix = (
                 "if the batch is the reason, write x.shape[0] in place of len(x) in the model, or "
