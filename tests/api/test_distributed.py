@@ -64,7 +64,8 @@ def test_processes_with_other_samples_decide_alike(tmp_path: Path) -> None:
     workers = [programs.start(WORKER, rank, tmp_path / "store", agent) for rank in range(2)]
     told = [worker.communicate(timeout=120) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], told
-    first, second = (out.splitlines() for out, _ in told)
+    # Some versions of torch let gloo talk on the same line of output.
+    first, second = ([s for s in out.splitlines() if "[Gloo]" not in s] for out, _ in told)
     assert first[0].startswith("flow True")
     assert second[0].startswith("flow False"), "its own sample says otherwise"
     assert first[0].split()[2] == second[0].split()[2]

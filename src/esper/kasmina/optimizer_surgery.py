@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from torch.optim import LBFGS, Muon, Optimizer, SparseAdam
+from torch.optim import LBFGS, Adagrad, Muon, Optimizer, SparseAdam
 
 from esper.leyline.errors import OptimizerMismatchError
 
@@ -72,6 +72,8 @@ def add_parameters(
         groups[name]["params"].append(parameter)
         if "param_names" in groups[name]:
             groups[name]["param_names"].append(name)
+    if isinstance(optimizer, Adagrad):  # in older torch, its state is made with it or never
+        optimizer.state.update(Adagrad(named.values(), **optimizer.defaults).state)
 
 
 def remove_parameters(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> None:
