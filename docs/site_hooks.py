@@ -38,6 +38,8 @@ class ReadableReference(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         described = list(_inside(pkg))
         for each in described:
+            if each.docstring:  # what follows is indented, and needs no mark of its own
+                each.docstring.value = each.docstring.value.replace("::\n", ":\n")
             if isinstance(each, griffe.Function):
                 for parameter in each.parameters:
                     if constant := _constant(parameter.default, pkg):

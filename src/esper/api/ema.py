@@ -122,6 +122,7 @@ class GrowingAverage:
 
 
 ema = GrowingAverage
+"""Makes an average: the same class, under the name of what it does."""
 
 
 def _wide(value: Tensor) -> Tensor:
