@@ -25,16 +25,19 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+SEEN: set[tuple[bool, bool, torch.dtype]] = set()  # not in the model: scoring undoes its changes
+
+
 class Watched(nn.Module):
     """Notes the type that its linear layers compute in."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.seen = mlp(), set[tuple[bool, bool, torch.dtype]]()
+        self.body = mlp()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.body(x)
-        self.seen.add((self.training, torch.is_grad_enabled(), outputs.dtype))
+        SEEN.add((self.training, torch.is_grad_enabled(), outputs.dtype))
         return outputs
 
 
@@ -45,11 +48,11 @@ def run(lives: dict[int, Any], epochs: int = 8, **options: Any) -> Any:
 
 
 def test_training_and_scoring_run_in_it_and_weights_do_not() -> None:
-    model = Watched()
+    SEEN.clear()
     options = {**SETTINGS, "slots": ["body.2"]}
-    grown = esper.grow(model, TRAIN, VAL, budget=esper.Budget("+500%", 3), **options,
+    grown = esper.grow(Watched(), TRAIN, VAL, budget=esper.Budget("+500%", 3), **options,
                        controller=Script({1: ("plant", "body.2", "mlp", "ramp")}))  # fmt: skip
-    half = {(mode, learns) for mode, learns, dtype in model.seen if dtype is torch.bfloat16}
+    half = {(mode, learns) for mode, learns, dtype in SEEN if dtype is torch.bfloat16}
     assert half == {(True, True), (False, False)}
     assert {p.dtype for p in grown.host.parameters()} == {torch.float32}
     assert grown.export()(TRAIN[0]).dtype is torch.float32

@@ -54,6 +54,11 @@ def regressor():
 
 def numbers():
     return [1, 2, 3]
+
+def compiled():
+    model = Slow()
+    model.compile()
+    return model
 """
 
 DATA = """

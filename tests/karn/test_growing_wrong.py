@@ -31,6 +31,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "short.npz", inputs=right["inputs"], targets=right["targets"][:50])
     np.savez(folder / "objects.npz", inputs=np.array([{}]), targets=np.array([None]))
     np.savez(folder / "wide.npz", inputs=np.zeros((30, 9), np.float32), targets=np.zeros(30, int))
+    fractions = right["targets"].astype(np.float32)
+    np.savez(folder / "fractions.npz", inputs=right["inputs"], targets=fractions)
+    np.savez(folder / "rows.npz", inputs=right["inputs"], targets=np.eye(4)[right["targets"]])
+    np.savez(folder / "holes.npz", inputs=right["inputs"] * np.nan, targets=right["targets"])
+    sides = {"val_inputs": right["inputs"][:, :5], "val_targets": right["targets"]}
+    both = {f"train_{name}": array for name, array in right.items()} | sides
+    np.savez(folder / "sides.npz", **both)
+    torch.save({"weight": torch.ones(1)}, folder / "weights.pt")
     np.savez(folder / "labels.npz", inputs=right["inputs"], targets=right["targets"] + 90)
     whole = (folder / "table.npz").read_bytes()
     (folder / "cut.npz").write_bytes(whole[: len(whole) // 2])
@@ -96,6 +104,20 @@ CASES = {
     "negative rate": ({}, ("--lr", "-1"), "'lr' is out of range; given: -1.0; valid: a number abo"),
     "no batches": ({}, ("--batch-size", "0"), "given: 0; valid: a whole number from 1"),
     "wrong loss": ({}, ("--loss", "mse"), "outputs and the targets have different shapes"),
+    "fractions for labels": (
+        {"data": "fractions.npz"}, ("--loss", "cross_entropy"), "targets.long()"),
+    "rows for labels": (
+        {"data": "rows.npz"}, ("--loss", "cross_entropy"), "targets.argmax(-1)"),
+    "a number for each class": ({"data": "fractions.npz"}, (), "have different shapes"),
+    "NaN": ({"data": "holes.npz"}, (), "nan on the train data; look for NaN"),
+    "two widths": ({"data": "sides.npz"}, (), "The model fails on the val data"),
+    "weights for a model": ({"model": "weights.pt:Net"}, (), "valid: FILE.py:NAME"),
+    "compiled": ({"model": "net.py:compiled"}, (), "torch.compile(run.export())"),
+    "negative decay": ({}, ("--weight-decay", "-1"), "'weight_decay' is out of range"),
+    "steps of its own": ({}, ("--optimizer", "LBFGS"), "such as SGD or AdamW"),
+    "other hosts": ({}, ("--controller", "tamiyo"), "name 3 places in slots=[...]"),
+    "a rate that is no number": ({}, ("--lr", "nan"), "given: nan; valid: a number above 0"),
+    "a card too many": ({}, ("--device", "cuda:99"), "There is no such device; given: cuda:99"),
     "unknown device": ({}, ("--device", "gpu"), "There is no such device; given: gpu"),
 }  # fmt: skip
 
@@ -119,6 +141,19 @@ def test_code_that_fails_in_the_middle_is_told_from_wrong_words(home: Path) -> N
     assert "Training fails; given: RuntimeError: too small" in said
     assert f"go on with: esper resume {run}" in said
     assert "raise RuntimeError" in (run / "failure.txt").read_text(encoding="utf-8")
+
+
+def test_a_precision_that_does_not_exist_is_refused_with_those_that_do(home: Path) -> None:
+    told = esper(*grow(home, "--precision", "fp16"))
+    assert told.returncode == 2
+    assert "bf16" in told.stdout + told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_there_are_enough_of_them() -> None:
+    from tests.api.test_wrong_usage import WRONG
+
+    assert len({*CASES, *WRONG}) >= 200
 
 
 def test_options_that_do_not_exist_or_are_missing_are_named(home: Path) -> None:

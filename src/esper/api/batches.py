@@ -35,8 +35,8 @@ class Batches:
             return cls(name, source)
         given = type(source).__name__
         if isinstance(source, (tuple, list)):
-            parts = [torch.from_numpy(e) if isinstance(e, np.ndarray) else e for e in source]
-            given += f" of {', '.join(type(part).__name__ for part in parts) or 'nothing'}"
+            parts: list[Any] = [_as_tensor(each) for each in source]
+            given += f" of {', '.join(type(part).__name__ for part in parts[:3]) or 'nothing'}"
             if len(parts) == 2 and all(isinstance(part, Tensor) for part in parts):
                 if len(parts[0]) != len(parts[1]):
                     raise DataError(
@@ -45,10 +45,14 @@ class Batches:
                     )
                 source = TensorDataset(*parts)
         if not isinstance(source, Dataset):
-            raise DataError(f"Cannot read the {name} data", given=given, valid=_VALID)
+            held = "hold out part of train for it" if source is None and name == "val" else None
+            raise DataError(f"Cannot read the {name} data", given=given, valid=_VALID, fix=held)
         if isinstance(source, IterableDataset):
             return cls(name, DataLoader(source, batch_size))
-        samples = len(source)  # type: ignore[arg-type]
+        if not hasattr(source, "__len__"):
+            fix = "write its __len__, or make it an IterableDataset"
+            raise DataError(f"The {name} data set has no length", given=given, fix=fix)
+        samples = len(source)
         if samples == 0:
             raise DataError(f"The {name} data is empty", fix="give at least one sample")
         loader = DataLoader(
@@ -139,6 +143,12 @@ class Data(dict[str, Batches]):
                     valid=_told(was),
                     fix="load the same data, in the same order",
                 )
+
+
+def _as_tensor(value: object) -> object:
+    """Numbers of numpy as a tensor, anything else as it is."""
+    numbers = isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+    return torch.from_numpy(value) if numbers else value
 
 
 def _told(fingerprint: Mapping[str, Any] | None) -> str:

@@ -39,6 +39,7 @@ from esper.leyline.streams import derive_seed
 from esper.nissa import Clock, Sink
 from esper.tamiyo.controllers.protocol import Controller
 
+_ONE_VALUE = "more than 1 value per channel"  # what torch says of a batch of one
 MakeOptimizer = Callable[..., Optimizer]
 _OPTIMIZERS = {  # by name
     name: kind
@@ -89,6 +90,7 @@ def grow(
     kept there after every epoch, and `esper.resume(out, ...)` goes on after whatever ended it.
     `sinks` hear of everything too: "tensorboard", "wandb", "mlflow", or objects of yours.
     """
+    _require_ordinary()
     observers = _observers(on_epoch, sinks, kept=out is not None)
     where = _placed(model, device)
     limits = Budget.of(budget, epochs)
@@ -148,6 +150,7 @@ def resume(
     scheduler or a controller of your own. What was given by name is known. Data that are not those
     of the run are refused. A run that was finished comes back as it is; then the model is enough.
     """
+    _require_ordinary()
     observers = _observers(on_epoch, sinks, kept=True)
     folder = GrowthFolder(path)
     folder.require_old()
@@ -219,7 +222,6 @@ class Growth:
     def __post_init__(self) -> None:
         self.host, self.seed = self.run.host, self.run.settings.seed
         self.device = next(self.host.parameters()).device
-        _require_ordinary(self.device)
         self.optimizer = _optimizer(self.kind, self.host, self.run.settings)
         made = self.scheduler
         self.schedule = None if made is None else Schedule(made, self.optimizer)
@@ -338,7 +340,16 @@ class Growth:
         losses = []
         for batch in self.data["train"](stream, self.device):
             self.optimizer.zero_grad()
-            _, value = scoring.run(host, batch)
+            try:
+                _, value = scoring.run(host, batch)
+            except ValueError as error:
+                if _ONE_VALUE not in str(error):
+                    raise
+                raise GrowError(
+                    "Batch normalisation cannot train on a batch of one",
+                    given=first_line(error),
+                    fix="make batch_size larger, or the loader with drop_last=True",
+                ) from error
             if value.requires_grad:
                 value.backward()
             elif any(p.requires_grad for p in host.model.parameters()):
@@ -406,25 +417,25 @@ def _placed(model: nn.Module, device: torch.device | str | None) -> torch.device
         )
     if device is not None:
         model.to(find_device(device))
+    if any(parameter.is_meta for parameter in model.parameters()):
+        fix = "build it on a device that computes, or load its weights first"
+        raise GrowError("The model's parameters have no values", given="device 'meta'", fix=fix)
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-def _require_ordinary(device: torch.device) -> None:
-    """Refuse a caller's mode in which training would be silently wrong."""
-    wrong = "torch.no_grad() or torch.inference_mode()"
-    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-        if not torch.is_autocast_enabled(device.type):
-            return
-        wrong = "torch.autocast, which keeps old weights"
-    raise GrowError(
-        "A run cannot be trained in here",
-        given=f"a call inside of {wrong}",
-        fix="call it outside; for mixed precision pass precision='bf16'",
-    )
+def _require_ordinary() -> None:
+    """Refuse a caller's mode in which training would fail or, with old weights, go wrong."""
+    half = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+    if half or torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        raise GrowError(
+            "A run cannot be trained in here",
+            given=f"a call inside of {'torch.autocast' if half else 'torch.no_grad() or the like'}",
+            fix="call it outside; for mixed precision pass precision='bf16'",
+        )
 
 
 def _optimizer(kind: str | MakeOptimizer, host: GrowingModel, settings: GrowSettings) -> Optimizer:
-    """One that steps after each batch by itself."""
+    """An optimiser of this kind, as the settings want it."""
     if isinstance(kind, str):
         known = {name.lower(): each for name, each in _OPTIMIZERS.items()}
         if kind.lower() not in known:
@@ -433,16 +444,13 @@ def _optimizer(kind: str | MakeOptimizer, host: GrowingModel, settings: GrowSett
     asked: dict[str, Any] = {"lr": settings.lr}
     if settings.weight_decay is not None:
         asked["weight_decay"] = settings.weight_decay
-    made = None if isinstance(kind, Optimizer) else host.optimizer(kind, **asked)
-    if made is None or isinstance(made, torch.optim.LBFGS):
+    if isinstance(kind, Optimizer):
         raise GrowError(
-            "The optimiser is made already, so that seeds could not join it"
-            if made is None
-            else "This optimiser runs the model several times in a step, which is not done here",
-            given=type(kind if made is None else made).__name__,
-            fix="name another one or its class, as in optimizer='AdamW', lr=1e-3",
+            "The optimiser is made already, with the parameters of before",
+            given=type(kind).__name__,
+            fix=f"pass its class: optimizer=torch.optim.{type(kind).__name__}, lr=...",
         )
-    return made
+    return host.optimizer(kind, **asked)
 
 
 def _host(model: nn.Module, sample: Sample, slots: Slots, settings: GrowSettings) -> GrowingModel:

@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.api.fitting_controllers import ENDLESS, require_fitting, resolve
-from esper.api.grow_settings import AUTO, Budget, BudgetError, BudgetLike, GrowSettings
+from esper.api.grow_settings import AUTO, Budget, BudgetError, BudgetLike, GrowSettings, listed
 from esper.api.host_state import KIND, MEMORY, VERSION, memory_state, pack, recall_memory, unpack
 from esper.api.inspection import Slots, chosen_places, require_module
 from esper.api.ticking import (
@@ -90,7 +90,7 @@ class GrowingModel(SlottedModel):
         seed: int = 0,
     ) -> None:
         require_module(model)
-        limits = Budget.of(budget)
+        limits, blueprints = Budget.of(budget), listed("blueprints", blueprints)
         room = limits.allowed(sum(parameter.numel() for parameter in model.parameters()))
         targets, places = chosen_places(model, sample, slots, room, blueprints)
         super().__init__(
@@ -259,7 +259,7 @@ class GrowingModel(SlottedModel):
         else:
             raise TickError(
                 "This is no controller",
-                given=type(asked).__name__,
+                given=getattr(asked, "__name__", type(asked).__name__),
                 valid='a name such as "heuristic", the path of a trained one, or an object with '
                 "act()",
             )
@@ -329,7 +329,14 @@ class GrowingModel(SlottedModel):
         )
         legality = self.legal()
         starts = torch.tensor([self.memory.hand_over(controller, legality)])
-        return controller.act(signals, legality, starts)
+        chosen = controller.act(signals, legality, starts)
+        if not isinstance(chosen, Actions):
+            raise TickError(
+                f"Controller {controller.name!r} must return actions",
+                given=type(chosen).__name__,
+                fix="return Actions.of(legality.space, op=LifecycleOp.WAIT) to do nothing",
+            )
+        return chosen
 
     def flow(self) -> Tensor:
         """[1, S, K]: statistics of what passes each slot, on the sample of the first process."""

@@ -13,7 +13,7 @@ more than once in a pass, places without a fitting blueprint, and, of places wit
 activations, all but one. Esper's own hosts announce their slots; those are taken as they are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -139,12 +139,14 @@ def chosen_places(
             raise found.no_place()
         places = [each.place for each in chosen if isinstance(each.place, Place)]
         return [each.target for each in chosen], places
-    if isinstance(slots, str):
+    several = isinstance(slots, Iterable) and not isinstance(slots, str)
+    if slots is not None and not (several and all(isinstance(e, (str, Target)) for e in slots)):
+        path = slots if isinstance(slots, str) else "layer1"
         raise SlotError(
             "Slots are a list of paths",
-            given=repr(slots),
+            given=repr(slots).partition("\n")[0],
             valid='"auto" or a list',
-            fix=f"write slots=[{slots!r}]",
+            fix=f"write slots=[{path!r}]; esper.inspect shows all paths",
         )
     if not slots:
         raise SlotError(

@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from esper.leyline.errors import EsperError
+
 if TYPE_CHECKING:
     from esper.api.grown_runs import GrownRun
 
@@ -43,6 +45,11 @@ class Told(Observer):
     """A function of the user's own, called with the record of every epoch."""
 
     on_epoch: OnEpoch
+
+    def __post_init__(self) -> None:
+        if not callable(self.on_epoch):
+            fix = "pass a function of the record of an epoch"
+            raise EsperError("on_epoch is no function", given=repr(self.on_epoch), fix=fix)
 
     def kept(self, news: EpochNews) -> None:
         self.on_epoch(news.record)

@@ -139,9 +139,9 @@ def _advice(outputs: object, targets: object) -> str | None:
         )
     if not isinstance(targets, Tensor):
         return "let the data give targets as a tensor"
-    if targets.is_floating_point() and targets.shape == outputs.shape and outputs.dim() > 1:
+    if targets.shape == outputs.shape and outputs.dim() > 1:
         return "give class numbers in place of one-hot rows: targets.argmax(-1)"
-    if targets.is_floating_point() and class_axes(outputs, targets.long()):
+    if targets.is_floating_point() or targets.dtype is torch.bool:
         return "give class numbers as whole numbers: targets.long()"
     if targets.dim() == outputs.dim() and targets.shape[-1] == 1:
         return "give targets without their last axis: targets.squeeze(-1)"
@@ -175,7 +175,7 @@ def _failing(what: str, fix: str, *values: object) -> Iterator[None]:
         raise
     except Exception as error:
         given = f"{' and '.join(map(form, values))}: {first_line(error)}"
-        raise DataError(f"{what} fails on what it is given", given=given, fix=fix) from error
+        raise DataError(what, given=given, fix=fix) from error
 
 
 def _is_one_of(loss: object, kinds: Iterable[Any]) -> bool:
@@ -186,7 +186,8 @@ def _instance(what: str, given: Any) -> Any:
     """Of a class, such as nn.CrossEntropyLoss, an instance; anything else as it is."""
     if not isinstance(given, type):
         return given
-    with _failing(f"Making the {what}", f"make it yourself: {what}={given.__name__}(...)", given):
+    fix = f"make an instance of it: {what}={given.__name__}(...)"
+    with _failing(f"The {what} is a class that cannot be made without arguments", fix, given):
         return given()
 
 
@@ -299,15 +300,17 @@ class Scoring:
         half = self.autocast
         with nullcontext() if half is None else torch.autocast(half, torch.bfloat16):
             outputs: Any = call(model, inputs)
-            fix = "check the model's last layer and the targets' shape and type"
-            with _failing("The loss", fix, outputs, targets):
+            fix = "a loss is a function of outputs and targets: check their shapes and types, and "
+            fix += "the model's last layer"
+            with _failing("The loss fails on outputs and targets", fix, outputs, targets):
                 return outputs, self.loss(outputs, targets)
 
     @torch.no_grad()
     def settled(self, model: nn.Module, batch: Pair, part: str = "train") -> "Scoring":
         """With what "auto" means for these outputs and targets, tried on a batch of that part."""
         inputs, targets = batch
-        with _failing("The model", f"give {part} data as its forward takes them", inputs):
+        fix = f"give {part} the inputs that its forward takes"
+        with _failing(f"The model fails on the {part} data", fix, inputs):
             outputs: Any = call(model, inputs)
         loss, metric, ignored = self.loss, self.metric, getattr(self.loss, "ignore_index", IGNORED)
         if isinstance(loss, CrossEntropy):
@@ -349,7 +352,7 @@ class Scoring:
                 weights.append(torch.tensor(size))
             else:  # the loss is a mean over the labels that count
                 weights.append((targets != self.ignored).sum())
-            with _failing("The metric", fix, outputs, targets):
+            with _failing("The metric fails on outputs and targets", fix, outputs, targets):
                 if self.classes is not None:
                     right, counted = self._right(outputs, targets)
                     points.append((right & counted).sum())
@@ -368,7 +371,7 @@ class Scoring:
             hits, of = (int(torch.stack(numbers).sum()) for numbers in (points, counts))
             return Scores(mean, 100.0 * hits / max(of, 1))
         if self.collects:
-            with _failing("The metric", fix, judge):
+            with _failing("The metric cannot be computed", fix, judge):
                 value = self.unit * float(_one_number(judge.compute()))
             judge.reset()
         elif points:

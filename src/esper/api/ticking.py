@@ -195,7 +195,8 @@ def number(name: str, value: object) -> float:
             f"{name} is not a finite number",
             given=shown,
             valid="a number, or a tensor that holds one",
-            fix="if training has diverged, start again with a smaller learning rate",
+            fix="if training has diverged, start again with a smaller learning rate; if not, look "
+            "for NaN in the data",
         )
     return found
 
@@ -208,7 +209,8 @@ def percent(name: str, value: object) -> float:
             f"{name} is in percent, and higher is better",
             given=f"{found:g}",
             valid="at most 100",
-            fix="turn a loss into a score with esper.api.score_of_loss",
+            fix="turn a loss into a score with esper.api.score_of_loss (in esper.grow: leave "
+            "metric away)",
         )
     return min(found, 100.0)
 

@@ -92,7 +92,13 @@ class KeptFolder:
         A lock does not outlive the processes that hold it; those of a run that was killed need a
         moment to notice, which is waited for. Yields the lock's descriptor, for children to hold.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            fix = "name a directory that can be made"
+            raise self.error(
+                f"{self.path} cannot be made", given=error.strerror, fix=fix
+            ) from error
         with (self.path / LOCK).open("a+", encoding="utf-8") as stream:
             until = time.monotonic() + LOCK_SECONDS
             while not _taken(stream.fileno()):

@@ -259,7 +259,9 @@ def _run(model: nn.Module, watched: Mapping[int, Watched], sample: Sample) -> li
             "The model fails on the sample",
             given=f"{type(failures[0]).__name__}: {first_line(failures[0])}",
             valid="a tensor, a tuple of positional or a dict of keyword arguments that it accepts",
-            fix="give one batch of inputs, without targets unless the model takes them",
+            fix="give inputs of the weights' type, as in inputs.float()"
+            if "dtype" in first_line(failures[0])
+            else "give one batch of inputs, without targets unless the model takes them",
         ) from failures[0]
     return runs
 
