@@ -19,7 +19,7 @@ TESTS = Path(__file__).parent
 SLOW_MODULES = {
     TESTS / folder / f"test_{name}.py"
     for folder, names in {
-        "api": ("models_of_people", "resuming", "sixty_modules"),
+        "api": ("grow_telemetry", "models_of_people", "resuming", "sixty_modules"),
         "garden": ("atlas", "environment", "evaluation"),
         "karn": ("growing_cli",),
         "kasmina": (
@@ -33,6 +33,7 @@ SLOW_MODULES = {
             "wrapping_compile",
             "wrapping_state",
         ),
+        "nissa": ("trackers",),
         "show": ("report",),
         "simic": ("ppo", "waiting"),
         "simic/training": ("cohort", "selection", "trainer"),

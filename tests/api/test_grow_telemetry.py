@@ -172,10 +172,12 @@ from esper.api import GrownRun
 from tests.api.tables import TRAIN, VAL, Script, mlp
 from tests.api.test_grow_telemetry import LIVES, SETTINGS
 keep = GrownRun.keep
-def killed(run, scheduler):  # after the telemetry's commit, before the checkpoint
-    if len(run.history) == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-    keep(run, scheduler)
+def killed(run, scheduler, ready):  # after the telemetry's commit, before the checkpoint
+    def then():
+        ready()
+        if len(run.history) == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+    keep(run, scheduler, then)
 GrownRun.keep = killed
 esper.grow(mlp(), TRAIN, VAL, controller=Script(LIVES), out=sys.argv[1], **SETTINGS)
 """

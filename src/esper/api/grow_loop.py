@@ -265,7 +265,7 @@ class Growth:
                     self.run.finish(self._final_scores())
                 for observer in self.observers:
                     observer.epoch(news)
-                self._keep()
+                self._keep(self._ready)
                 for observer in self.observers:
                     observer.kept(news)
 
@@ -370,9 +370,13 @@ class Growth:
         with measuring(self.host), randomness_kept(self.host, stream=stream):
             return self.scoring.scores(self.host, batches(stream, self.device))
 
-    def _keep(self) -> None:
+    def _keep(self, ready: Callable[[], object] = lambda: None) -> None:
         if self.run.folder is not None:
-            self.run.keep(None if self.schedule is None else self.schedule.note())
+            self.run.keep(None if self.schedule is None else self.schedule.note(), ready)
+
+    def _ready(self) -> None:
+        for observer in self.observers:
+            observer.keeping()
 
 
 def _observers(

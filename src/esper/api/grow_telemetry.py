@@ -8,7 +8,7 @@ filled up from it. Nothing that goes wrong here stops a run.
 import math
 import platform
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
@@ -51,6 +51,7 @@ class GrowthTelemetry(Observer):
     def __init__(self, sinks: Sequence[Sink | str] = ()) -> None:
         require_sinks(sinks)
         self._asked, self.failed = sinks, False
+        self._commit: Callable[[], object] = lambda: None  # waits until an epoch is on the disk
         self._planted: dict[str, str] = {}  # blueprints, by slot
 
     # --- as a run goes on ----------------------------------------------------------------
@@ -113,7 +114,10 @@ class GrowthTelemetry(Observer):
                 names = ("loss", "score", "test_loss", "test_score")
                 scores: dict[str, Any] = {name: after.get(name) for name in names}
                 self.hub.emit(GrowthEnded(round=epoch, added=self.run.host.added, **scores))
-            self.hub.commit(epoch)
+            self._commit = self.hub.request(epoch)
+
+    def keeping(self) -> None:
+        self._commit()
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:

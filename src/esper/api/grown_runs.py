@@ -8,7 +8,7 @@
 Checkpoint and sample are archives of tensors and JSON.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -186,14 +186,14 @@ class GrownRun:
 
     # --- keeping -------------------------------------------------------------------------
 
-    def keep(self, scheduler: Mapping[str, Any] | None) -> None:
-        """Write the checkpoint of a run that has a folder."""
+    def keep(self, scheduler: Mapping[str, Any] | None, ready: Callable[[], object]) -> None:
+        """Write the checkpoint of a run that has a folder; `ready` is called before it counts."""
         assert self.folder is not None
         tensors, notes = pack(self.host)
         notes |= {name: getattr(self, name) for name in ("history", "seconds", "before", "after")}
         notes |= {"settings": asdict(self.settings), "scheduler": scheduler}
         place = self.folder.path / CHECKPOINT
-        write_archive(place, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
+        write_archive(place, kind=KIND, version=VERSION, tensors=tensors, notes=notes, ready=ready)
 
     def restore(self, archive: Archive) -> None:
         """Take over host, history and scores of a checkpoint of a run made like this one."""

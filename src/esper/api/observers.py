@@ -33,6 +33,9 @@ class Observer:
     def epoch(self, news: EpochNews) -> None:
         """An epoch is over and in the history, and about to be kept."""
 
+    def keeping(self) -> None:
+        """All is written but for the rename that counts: who must not be behind it waits here."""
+
     def kept(self, news: EpochNews) -> None:
         """The epoch is kept, where the run has a folder: nothing of it can be lost any more."""
 

@@ -11,7 +11,7 @@ new one, whole.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,18 @@ class Archive:
 
 
 def write_archive(
-    path: str | Path, *, kind: str, version: int, tensors: Mapping[str, Tensor], notes: Notes
+    path: str | Path,
+    *,
+    kind: str,
+    version: int,
+    tensors: Mapping[str, Tensor],
+    notes: Notes,
+    ready: Callable[[], object] = lambda: None,
 ) -> Path:
-    """Write tensors and notes to the directory `path`, replacing the archive that is there."""
+    """Write tensors and notes to the directory `path`, replacing the archive that is there.
+
+    `ready` is called before the one rename by which it does.
+    """
     folder = Path(path)
     _require_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,6 +73,7 @@ def write_archive(
     body = {"kind": kind, "version": version, "file": file.name, "sha256": digest, "notes": notes}
     text = json.dumps({"format": FORMAT, "seal": _seal(body), "body": body}, indent=1)
     temporary.write_text(text, encoding="utf-8")
+    ready()
     replace_whole(temporary, folder / MANIFEST)
     for old in folder.glob(TENSORS):
         if old != file:

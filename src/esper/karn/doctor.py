@@ -25,6 +25,8 @@ EXTRAS = {
     "gymnasium": "gym",
     "matplotlib": "report",
     "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow-skinny": "mlflow",
     "onnx": "export",
 }
 

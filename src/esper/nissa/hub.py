@@ -96,17 +96,22 @@ class _Channel:
             self._give_up(f"it has written nothing for {self._patience:g} seconds")
         return there
 
-    def commit(self, round: int) -> bool:
-        """Wait until everything before is on the disk; False if the sink failed."""
+    def request(self, round: int) -> Callable[[], bool]:
+        """Have everything before put on the disk; what is returned waits until it is there, and
+        is False if the sink failed."""
         mark = _Commit(round)
         with self._lock:
             if not self.alive or self._closing:
-                return False
+                return lambda: False
             self._waiting.append(mark)
             self._hurry()
-        if not mark.done.wait(self._patience):
-            self._fail(f"it has not finished a round for {self._patience:g} seconds")
-        return mark.held
+
+        def wait() -> bool:
+            if not mark.done.wait(self._patience):
+                self._fail(f"it has not finished a round for {self._patience:g} seconds")
+            return mark.held
+
+        return wait
 
     def close(self) -> None:
         with self._lock:
@@ -230,9 +235,13 @@ class Hub(AbstractContextManager["Hub"]):
 
         False: there is none, or it failed, and training may go on all the same.
         """
+        return self.request(round)()
+
+    def request(self, round: int) -> Callable[[], bool]:
+        """As `commit`, without waiting: what is returned waits."""
         self._tell_dropped()
-        held = [channel.commit(round) for channel in self._channels if channel.durable]
-        return any(held)
+        waits = [channel.request(round) for channel in self._channels if channel.durable]
+        return lambda: sum(wait() for wait in waits) > 0  # all are waited for
 
     @property
     def dropped(self) -> dict[str, int]:
