@@ -21,6 +21,7 @@ SLOW_MODULES = {
     for folder, names in {
         "api": ("grow_telemetry", "models_of_people", "resuming", "sixty_modules"),
         "garden": ("atlas", "environment", "evaluation"),
+        "integrations": ("lightning", "processes", "transformers"),
         "karn": ("growing_cli",),
         "kasmina": (
             "blueprints",

@@ -185,7 +185,8 @@ def _serve(channel: socket.socket) -> None:
     import esper
 
     for found in pkgutil.walk_packages(esper.__path__, "esper."):
-        importlib.import_module(found.name)
+        if not found.name.startswith("esper.integrations."):  # theirs are large, and few need them
+            importlib.import_module(found.name)
     for name in ("torch.export", "torch._dynamo"):
         importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for programs

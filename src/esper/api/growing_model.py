@@ -26,6 +26,7 @@ from esper.api.ticking import (
     StageChange,
     Tick,
     TickError,
+    average_gradients,
     measuring,
     number,
     require_averaged,
@@ -36,7 +37,8 @@ from esper.archive import read_archive, write_archive
 from esper.kasmina import GateRules, Isolation, SlottedModel, export_module, require_same_parameters
 from esper.kasmina.probe import Sample
 from esper.kasmina.slot import GrowthLostWarning as GrowthLostWarning
-from esper.leyline import Actions, SeedStage, Transitions
+from esper.kasmina.slot import Slot
+from esper.leyline import Actions, Blend, SeedStage, Transitions
 from esper.leyline.errors import EsperError, OptimizerMismatchError, first_line
 from esper.leyline.signals import Signals
 from esper.leyline.streams import derive_seed
@@ -71,9 +73,9 @@ class GrowingModel(SlottedModel):
     their own that you run with `seed_step` ("dual_pass"), which is better and costs more.
     `classes`: of a classifier, so that controllers know what guessing is worth.
 
-    Wrap before torch.compile. DistributedDataParallel is made from the host, and made anew when
-    `tick(...).changed`; every process ticks, and all decide by what the first one measured. Its
-    isolated seeds learn straight-through: a pass of their own would not be averaged.
+    Wrap before torch.compile. DistributedDataParallel is made from the host, once: gradients of
+    seeds are averaged here. Every process ticks, and all decide by what the first one measured.
+    Isolated seeds learn straight-through there.
     """
 
     def __init__(
@@ -193,6 +195,11 @@ class GrowingModel(SlottedModel):
         if mode and not self.training:
             self.watch.returned_to_training()
         return super().train(mode)
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        """Torch's parallel wrapper asks for it, and would wait for seeds that are gone."""
+        return [f"slots.{name}" for name, _ in self.slots.named_parameters()]
 
     # --- growing -------------------------------------------------------------------------
 
@@ -338,6 +345,10 @@ class GrowingModel(SlottedModel):
             )
         return chosen
 
+    def _plant(self, index: int, slot: Slot, blueprint: int, blend: Blend) -> None:
+        super()._plant(index, slot, blueprint, blend)
+        average_gradients(slot)
+
     def flow(self) -> Tensor:
         """[1, S, K]: statistics of what passes each slot, on the sample of the first process."""
         with measuring(self):
@@ -443,13 +454,26 @@ class StepWatch:
             optimizer, group = self._set_aside.pop()
             optimizer.param_groups.append(group)
 
-    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self.steps += 1
         self.bring_back()  # in case that the last step failed
         if not optimizer.param_groups[-1]["params"]:  # for scalar gates, and there are none: idle
             self._set_aside.append((optimizer, optimizer.param_groups.pop()))
         if self.steps >= (LONGER_EPOCHS * self.longest or UNTICKED_STEPS):
             self._say_forgotten()
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._look_at_gradients(optimizer)
+            return None
+
+        def looking() -> Any:  # a closure makes the gradients within the step
+            loss = closure()
+            self._look_at_gradients(optimizer)
+            return loss
+
+        return args[:1], {**kwargs, "closure": looking}
+
+    def _look_at_gradients(self, optimizer: Optimizer) -> None:
         scale = getattr(optimizer, "grad_scale", None)  # fused optimisers undo it themselves
         whole = [(_HOST, self._model)] if self.steps % HOST_EVERY == 1 else []
         for name, module in (*self._slots.items(), *whole):

@@ -161,7 +161,7 @@ class Tick(TickScores):
     decision: GrowthDecision
     events: tuple[StageChange, ...]
     added: int  # parameters in seeds, after the decision
-    changed: bool  # did parameters join or leave? then a DistributedDataParallel is made anew
+    changed: bool  # did parameters join or leave?
 
 
 # --- measuring -------------------------------------------------------------------------------
@@ -390,6 +390,23 @@ def shared(model: nn.Module, values: Tensor) -> Tensor:
     sent = values.to(device, copy=True)
     distributed.broadcast(sent, src=0)
     return sent.cpu()
+
+
+def average_gradients(module: nn.Module) -> None:
+    """Of its parameters, over all processes, whenever a backward pass has added to them.
+
+    A parallel wrapper lists parameters when it is made, and seeds come later. What was averaged
+    already, and is only accumulated to, stays the same by being averaged again.
+    """
+    if _are_several():
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(_average)
+
+
+def _average(parameter: Tensor) -> None:
+    if parameter.grad is not None:
+        distributed.all_reduce(parameter.grad)
+        parameter.grad /= distributed.get_world_size()
 
 
 def require_averaged(isolation: Isolation) -> None:

@@ -121,7 +121,7 @@ class Bond:
 
     def __init__(self) -> None:
         self.tied = False
-        self.whole = False  # is the host itself being read?
+        self.whole = False  # is the host itself being read, or does the model hold its slots?
         self._said: set[str] = set()
 
     def tie(self) -> "Bond":
@@ -130,11 +130,15 @@ class Bond:
 
     @contextmanager
     def reading_all(self) -> Iterator[None]:
-        self.whole = True
+        before, self.whole = self.whole, True
         try:
             yield
         finally:
-            self.whole = False
+            self.whole = before
+
+    def carry(self) -> None:
+        """The model that carries the slots has them as a part, so its state lacks nothing."""
+        self.whole = True
 
     def __reduce__(self) -> "tuple[type[Bond], tuple[()]]":
         return Bond, ()  # a copy, until a host that was copied along ties it

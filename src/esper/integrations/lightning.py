@@ -1,0 +1,256 @@
+"""Growing in a Lightning `Trainer`: one callback. Needs the extra `lightning`."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
+
+from esper.api import GrowingModel, Tick
+from esper.integrations.attached import CallbackSettings, Grower, IntegrationError, first_batch
+from esper.kasmina.probe import Sample
+from esper.kasmina.watching import call
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+except ImportError as error:
+    raise IntegrationError(
+        "Lightning is not installed", fix="pip install 'esper-ml[lightning]'"
+    ) from error
+
+
+class EsperCallback(Callback):  # type: ignore[misc]
+    """Lets a `LightningModule` grow: `Trainer(callbacks=[EsperCallback("val_loss")])`.
+
+    `monitor` is what the module logs in validation: a loss, or a score as a fraction of 1
+    (`percent=True`: in percent). A tick follows every validation. What seeds contribute is measured
+    by validating again without them, or by `evaluate`, a function that scores a model in percent.
+
+    `module` is the path of the part that may grow, as in "net"; by default it is the whole module,
+    or its only part if it has no `forward`. Its inputs are taken from the first batch, unless
+    `sample` is given. All other settings are those of `esper.wrap`.
+
+    What grew is in the module's state below `esper.`, so it is in checkpoints and comes back from
+    them. `host` is the growing model, `host.export()` a plain one, `ticks` what happened.
+    """
+
+    def __init__(self, monitor: str = "val_loss", *, module: str | None = None, **settings: Any):
+        self._module = module
+        self._grower = Grower(CallbackSettings(monitor, **settings))
+
+    @property
+    def host(self) -> GrowingModel:
+        return self._grower.host
+
+    @property
+    def ticks(self) -> list[Tick]:
+        return self._grower.ticks
+
+    # --- Lightning's hooks, in the order in which they come ------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+            raise IntegrationError(
+                "Nothing can grow where parameters are sharded",
+                given=type(trainer.strategy).__name__,
+                valid="one device, or strategy='ddp'",
+            )
+        if stage == "fit":
+            _require_no_average(trainer)
+        self._grower.attach(pl_module)  # before a checkpoint is loaded
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The optimiser is there and loaded."""
+        if len(trainer.optimizers) != 1:
+            raise IntegrationError(
+                "Seeds join one optimiser that trains all parameters",
+                given=f"{len(trainer.optimizers)} optimisers",
+                fix="give one optimiser parameter groups in configure_optimizers",
+            )
+        if not self._grower.is_ready:
+            self._begin(trainer, pl_module, None)
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        measured = isinstance(trainer.val_dataloaders, DataLoader)
+        self._grower.train(trainer.optimizers[0], schedulers, measured=measured)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._grower.saw_loss(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Before a checkpoint is written."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        monitor = self._grower.settings.monitor
+        if monitor not in trainer.callback_metrics:
+            raise IntegrationError(
+                "What is monitored was not logged in validation",
+                given=monitor,
+                valid=", ".join(trainer.callback_metrics) or "nothing was logged",
+                fix=f"call self.log({monitor!r}, ...) in validation_step, or monitor another",
+            )
+        loader = trainer.val_dataloaders
+
+        def again() -> float:
+            return validated_again(trainer, pl_module, loader, monitor)
+
+        value = float(trainer.callback_metrics[monitor])
+        self._grower.tick(value, again if isinstance(loader, DataLoader) else None)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._grower.end()
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, *place: Any
+    ) -> None:
+        """A grown model that is validated, tested or predicts: put back what grew."""
+        growth = self._grower.attach(pl_module)
+        if growth.waiting and not self._grower.is_ready and trainer.state.fn != "fit":
+            self._begin(trainer, pl_module, batch)
+            self._grower.recover()
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+
+    # --- beginning -----------------------------------------------------------------------
+
+    def _begin(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
+        part, sample = self._part(module), self._grower.settings.sample
+        if sample is None:
+            if batch is None:
+                batch = trainer.strategy.batch_to_device(first_batch(trainer.train_dataloader))
+            sample = _inputs(batch)
+            if part is not module and _runs(module):
+                sample = _seen_by(part, module, sample)
+        epochs = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else None
+        every = trainer.check_val_every_n_epoch
+        if epochs is not None:  # a tick follows every validation
+            epochs = epochs // every if every and trainer.val_check_interval == 1.0 else None
+        self._grower.begin(module, part, sample, epochs)
+
+    def _part(self, module: nn.Module) -> nn.Module:
+        if self._module is not None:
+            try:
+                return module.get_submodule(self._module)
+            except AttributeError as error:
+                names = ", ".join(name for name, _ in module.named_children() if name != "esper")
+                raise IntegrationError(
+                    "The module has no such part", given=repr(self._module), valid=names
+                ) from error
+        parts = [each for each in module.children() if next(each.parameters(), None) is not None]
+        if not _runs(module) and len(parts) == 1:
+            return parts[0]
+        if not _runs(module):
+            raise IntegrationError(
+                "The module has no forward, so it is not known what should grow",
+                given=type(module).__name__,
+                fix="name the part that takes the inputs, EsperCallback(..., module='net')",
+            )
+        return module
+
+
+def _require_no_average(trainer: Trainer) -> None:
+    """A copy that was made before a seed would never know it, and averages would be without it."""
+    averages = (WeightAveraging, StochasticWeightAveraging)
+    found = [each for each in trainer.callbacks if isinstance(each, averages)]
+    if found:
+        raise IntegrationError(
+            "An average that is made before anything grew would lose what grows",
+            given=type(found[0]).__name__,
+            fix="leave it out, and average with esper.ema(callback.host, decay)",
+        )
+
+
+def _runs(module: nn.Module) -> bool:
+    return bool(type(module).forward is not LightningModule.forward)
+
+
+def _inputs(batch: Any) -> Sample:
+    """Of a batch of inputs and targets; one that is not such a pair is given as it is."""
+    if isinstance(batch, (tuple, list)):
+        return batch[0] if len(batch) <= 2 else tuple(batch[:-1])
+    found: Sample = batch
+    return found
+
+
+def _seen_by(part: nn.Module, module: nn.Module, sample: Sample) -> Sample:
+    """What the part is given when the module runs on the sample."""
+    seen: list[Sample] = []
+
+    def look(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append(kwargs if kwargs and not args else args)
+
+    handle = part.register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            call(module, sample)
+    finally:
+        handle.remove()
+    if not seen:
+        raise IntegrationError(
+            "The part that should grow does not run in the module's forward",
+            given=type(part).__name__,
+            fix="pass sample=, what this part is given in training",
+        )
+    return seen[0]
+
+
+# --- validating again ------------------------------------------------------------------------
+
+
+def validated_again(
+    trainer: Trainer, module: LightningModule, loader: DataLoader[Any], monitor: str
+) -> float:
+    """The monitored quantity of the module as it is now, by its own steps; nothing is logged."""
+    seen: list[tuple[Any, int]] = []
+    size = 1
+
+    def note(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        if name == monitor:
+            seen.append((value, kwargs.get("batch_size") or size))
+
+    limit = trainer.num_val_batches[0]
+    with _logging_to(module, note), torch.no_grad():
+        module.on_validation_epoch_start()
+        for index, batch in enumerate(loader):
+            if index >= limit:
+                break
+            batch = trainer.strategy.batch_to_device(batch)
+            size = next(
+                (len(t) for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim()), 1
+            )
+            with trainer.precision_plugin.val_step_context():
+                module.validation_step(batch, index)
+        size = 1
+        module.on_validation_epoch_end()
+        if not seen:
+            raise IntegrationError(
+                "What is monitored is not logged by the module's own validation",
+                given=monitor,
+                fix="pass evaluate=, a function that scores the model in percent",
+            )
+        if hasattr(seen[-1][0], "compute"):  # a metric that has seen every batch
+            return float(seen[-1][0].compute())
+        weights = sum(weight for _, weight in seen)
+        return sum(float(value) * weight for value, weight in seen) / weights
+
+
+@contextmanager
+def _logging_to(module: LightningModule, note: Any) -> Iterator[None]:
+    """Inside, `self.log` goes there, and metrics begin anew with tensors and lists of their own."""
+    for part in module.modules():
+        if all(hasattr(part, name) for name in ("update", "compute", "reset")):
+            for name, value in list(vars(part).items()):
+                if isinstance(value, list):
+                    setattr(part, name, list(value))
+            part.reset()
+    setattr(module, "log", note)  # noqa: B010
+    try:
+        yield
+    finally:
+        delattr(module, "log")

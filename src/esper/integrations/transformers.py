@@ -1,0 +1,178 @@
+"""Growing in a Hugging Face `Trainer`: one callback. Needs the extra `transformers`."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from esper.api import GrowingModel, Tick
+from esper.integrations.attached import (
+    CallbackSettings,
+    Grower,
+    IntegrationError,
+    first_batch,
+    on_device,
+)
+from esper.kasmina.watching import call
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise IntegrationError(
+        "transformers is not installed", fix="pip install 'esper-ml[transformers]'"
+    ) from error
+
+LOSS = "eval_loss"
+
+
+class EsperCallback(TrainerCallback):  # type: ignore[misc]
+    """Lets a model grow: `Trainer(model, args, ..., callbacks=[EsperCallback()])`.
+
+    A tick follows every evaluation (`eval_strategy="epoch"`). `monitor` is one of its metrics: a
+    loss, or a score as a fraction of 1 (`percent=True`: in percent). What seeds contribute is
+    measured by the loss on the evaluation data without them; for any other metric pass `evaluate`,
+    a function that scores a model in percent. All other settings are those of `esper.wrap`.
+
+    What grew is in the model's state below `esper.`, so it is in checkpoints and in what
+    `save_model` writes, and comes back with `resume_from_checkpoint`. `host` is the growing model,
+    `host.export()` a plain one, `ticks` what happened.
+    """
+
+    def __init__(self, monitor: str = LOSS, **settings: Any) -> None:
+        self._grower = Grower(CallbackSettings(monitor, **settings))
+        self._model: nn.Module | None = None
+        self._trains = False
+        self._forward: Any = None  # the hook that sees losses
+
+    @property
+    def host(self) -> GrowingModel:
+        return self._grower.host
+
+    @property
+    def ticks(self) -> list[Tick]:
+        return self._grower.ticks
+
+    # --- the trainer's events, in the order in which they come -----------------------------
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Before a checkpoint is loaded."""
+        self._model = given["model"]
+        if self._model is not None:
+            self._grower.attach(self._model)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """The optimiser is there and loaded."""
+        model: nn.Module = given["model"]
+        _require_possible(args, resumed=state.global_step > 0 and model is not self._model)
+        self._model = model
+        self._grower.attach(model)
+        if not self._grower.is_ready:
+            sample = self._grower.settings.sample
+            if sample is None:
+                loader = given["train_dataloader"]
+                sample = first_batch(getattr(loader, "base_dataloader", loader))
+                sample = dict(sample) if isinstance(sample, Mapping) else sample
+            self._grower.begin(model, model, sample, _evaluations(args, state))
+        optimizer, scheduler = given["optimizer"], given["lr_scheduler"]
+        measured = self._grower.settings.monitor == LOSS
+        self._grower.train(
+            getattr(optimizer, "optimizer", optimizer),  # accelerate's holds the real one
+            [getattr(scheduler, "scheduler", scheduler)],
+            measured=measured,
+        )
+        self._forward = model.register_forward_hook(self._see_loss)
+        self._trains = True
+
+    def _see_loss(self, model: nn.Module, args: Any, output: Any) -> None:
+        if model.training and torch.is_grad_enabled():
+            self._grower.saw_loss(_loss(output))
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Before a checkpoint is written."""
+        metrics, monitor = given["metrics"], self._grower.settings.monitor
+        if not self._trains:
+            return
+        if monitor not in metrics:
+            raise IntegrationError(
+                "What is monitored is not among the metrics of the evaluation",
+                given=monitor,
+                valid=", ".join(metrics),
+            )
+
+        def again() -> float:
+            return evaluation_loss(given["model"], given["eval_dataloader"])
+
+        self._grower.tick(float(metrics[monitor]), again if monitor == LOSS else None)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        if not args.load_best_model_at_end:  # which is kept as it was evaluated
+            self._grower.end()
+        self._trains = False
+        self._forward.remove()
+
+
+def _require_possible(args: TrainingArguments, *, resumed: bool) -> None:
+    if args.eval_strategy == "no":
+        raise IntegrationError(
+            "A tick follows every evaluation, and there is none",
+            given="eval_strategy='no'",
+            fix="set eval_strategy='epoch' and give the trainer an eval_dataset",
+        )
+    if resumed:
+        raise IntegrationError(
+            "What grew was not loaded, because the model was made after the checkpoint was read",
+            given="model_init",
+            fix="give the trainer the model itself",
+        )
+    if args.parallel_mode.value == "not_distributed" or args.fsdp or args.deepspeed:
+        raise IntegrationError(
+            "Nothing can grow where a model is copied to several devices or its parameters are "
+            "sharded",
+            given=args.parallel_mode.value,
+            valid="one device, or one process for each with torchrun",
+        )
+
+
+def _evaluations(args: TrainingArguments, state: TrainerState) -> int | None:
+    """How many there will be, and thus ticks."""
+    if args.eval_strategy == "epoch":
+        return int(state.num_train_epochs) or None
+    wanted: float = state.max_steps / state.eval_steps
+    return math.ceil(wanted)
+
+
+def _loss(output: Any) -> Any:
+    if isinstance(output, Mapping):
+        return output.get("loss")
+    first = output[0] if isinstance(output, tuple) and output else None
+    return first if isinstance(first, Tensor) and first.dim() == 0 else None
+
+
+@torch.no_grad()
+def evaluation_loss(model: nn.Module, loader: Any) -> float:
+    """Of the model as it is now: the mean over samples, as the trainer has it."""
+    total, count = 0.0, 0
+    for batch in loader:
+        loss = _loss(call(model, on_device(dict(batch), model)))
+        size = next(len(each) for each in batch.values() if isinstance(each, Tensor) and each.dim())
+        if not isinstance(loss, Tensor):
+            raise IntegrationError(
+                "The model returns no loss on the evaluation data",
+                fix="pass evaluate=, a function that scores the model in percent",
+            )
+        total, count = total + float(loss.float().mean()) * size, count + size
+    if distributed.is_available() and distributed.is_initialized():
+        both = torch.tensor([total, float(count)], device=next(model.parameters()).device)
+        distributed.all_reduce(both)
+        total, count = both.tolist()
+    return total / count
