@@ -151,19 +151,13 @@ def _advice(outputs: object, targets: object) -> str | None:
 def _require_labels(classes: int, labels: Tensor) -> None:
     """Refuse class numbers that are none of the model's; a GPU would only say that it failed."""
     if classes == 1:
-        raise DataError(
-            "The cross-entropy of one class is always 0",
-            given="a model with one output",
-            fix="give it an output for each class, or pass loss=torch.nn.BCEWithLogitsLoss() and "
-            "targets of the outputs' shape and type",
-        )
-    if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise DataError(
-            "Some labels are none of the model's classes",
-            given=f"labels from {int(labels.min())} to {int(labels.max())}",
-            valid=f"0 to {classes - 1}",
-            fix="check the model's last layer, and count classes from 0",
-        )
+        fix = "give the model an output for each class, or pass loss=torch.nn.BCEWithLogitsLoss()"
+        raise DataError("The cross-entropy of one class is always 0", given="one output", fix=fix)
+    least, most = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
+    if least < 0 or most >= classes:
+        given, valid = f"labels from {least} to {most}", f"0 to {classes - 1}"
+        fix = "check the model's last layer, and count classes from 0"
+        raise DataError("Some labels are no class of the model", given=given, valid=valid, fix=fix)
 
 
 @contextmanager
@@ -239,11 +233,7 @@ class Scoring:
 
     @classmethod
     def of(
-        cls,
-        loss: str | Loss,
-        metric: str | Metric,
-        device: torch.device | str = "cpu",
-        autocast: str | None = None,
+        cls, loss: str | Loss, metric: str | Metric, device: Any = "cpu", half: str | None = None
     ) -> "Scoring":
         made, judge = _instance("loss", loss), _instance("metric", metric)
         _require_known("loss", made, LOSSES)
@@ -252,18 +242,12 @@ class Scoring:
             if callable(move := getattr(each, "to", None)):
                 move(device)
         if isinstance(made, nn.Module) and any(p.requires_grad for p in made.parameters()):
-            raise EsperError(
-                "The loss has parameters, which would not learn",
-                given=form(made),
-                fix="make them part of the model, or freeze them with loss.requires_grad_(False)",
-            )
+            fix = "make them part of the model, or freeze them with loss.requires_grad_(False)"
+            raise EsperError("The loss's parameters would not learn", given=form(made), fix=fix)
         if getattr(judge, "higher_is_better", None) is False:
-            raise EsperError(
-                "The metric says that lower is better, and scores are the other way round",
-                given=form(judge),
-                fix="turn it round, or leave metric away: the loss is then turned into a score",
-            )
-        return cls(LOSSES[made] if isinstance(made, str) else made, judge, autocast)
+            fix = "turn it round, or leave metric away: the loss is then turned into a score"
+            raise EsperError("The metric says that lower is better", given=form(judge), fix=fix)
+        return cls(LOSSES[made] if isinstance(made, str) else made, judge, half)
 
     @property
     def named(self) -> str | None:
@@ -300,8 +284,7 @@ class Scoring:
         half = self.autocast
         with nullcontext() if half is None else torch.autocast(half, torch.bfloat16):
             outputs: Any = call(model, inputs)
-            fix = "a loss is a function of outputs and targets: check their shapes and types, and "
-            fix += "the model's last layer"
+            fix = "a loss is a function of outputs and targets: check their shapes and types"
             with _failing("The loss fails on outputs and targets", fix, outputs, targets):
                 return outputs, self.loss(outputs, targets)
 
@@ -391,18 +374,12 @@ class Scoring:
 def _require_loss(value: object, part: str) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
         several = isinstance(value, Tensor)
-        raise DataError(
-            "The loss must return one number as a tensor",
-            given=form(value),
-            fix="take the mean over the batch" if several else "return it, and without item()",
-        )
+        fix = "take the mean over the batch" if several else "return it, and without item()"
+        raise DataError("The loss must return one number as a tensor", given=form(value), fix=fix)
     if not bool(value.isfinite()):
-        raise DataError(
-            "The loss before training is not finite",
-            given=f"{float(value)} on the {part} data",
-            fix="look for NaN in inputs and targets with torch.isfinite(x).all(), and for a "
-            "logarithm or a division by zero in the model and the loss",
-        )
+        given = f"{float(value)} on the {part} data"
+        fix = "look for NaN in inputs and targets, then for a division by zero in model and loss"
+        raise DataError("The loss before training is not finite", given=given, fix=fix)
 
 
 def _one_number(value: object) -> Tensor:
