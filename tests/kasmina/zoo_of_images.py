@@ -3,10 +3,12 @@
 Shapes: `B` batch, `C` channels, `H` height, `W` width, `N` patches.
 """
 
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.ao import quantization
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
@@ -461,6 +463,17 @@ def discriminator() -> nn.Module:
         return [conv, nn.LeakyReLU(0.2, inplace=True)]
 
     return nn.Sequential(*layer(3, 4), *layer(4, 6), nn.Flatten(), nn.Linear(96, 1))
+
+
+def trained_for_quantisation() -> nn.Module:
+    """Every layer has observers, which see weights and activations."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.Conv2d(4, 6, 3, 2), nn.ReLU(), nn.Flatten(),
+        nn.Linear(54, 4),
+    ).train()  # fmt: skip
+    model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+    with warnings.catch_warnings(action="ignore"):  # that this is to move to another package
+        return quantization.prepare_qat(model)  # type: ignore[no-any-return]
 
 
 class SpectralConv2d(nn.Module):

@@ -66,6 +66,7 @@ PEOPLE = [
     _model("detector", images.Detector, IMAGES, "body1.1", "body2.1"),
     _model("capsules", images.CapsNet, normal(4, 3, 13, 13), "conv", "primary"),
     _model("GAN discriminator", images.discriminator, IMAGES, "1", "3"),
+    _model("for quantisation", images.trained_for_quantisation, IMAGES, "1", "3"),
     _model("Fourier operator", images.FourierOperator, IMAGES, "lift", "spectral.1", "local.2"),
     _model("VQ-VAE", images.VqVae, IMAGES, "encoder.1", "decoder.1"),
     _model("autoencoder", images.ConvAutoencoder, IMAGES, "encoder.1", "decoder.1", "decoder.4"),

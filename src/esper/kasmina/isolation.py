@@ -1,5 +1,6 @@
 """Gradient isolation: a pass in which chosen parameters learn and nothing else notices."""
 
+import operator
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -69,14 +70,15 @@ def state_kept(*modules: nn.Module) -> Iterator[None]:
     buffers, tensors, lists, dicts and sets in attributes, what was set anew or added. What such a
     list holds is not looked into.
     """
-    parts = [part for module in modules for part in module.modules()]
+    parts = [vars(part) for module in modules for part in module.modules()]
     tensors = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
-    contents: list[tuple[Any, Any]] = [(vars(part), dict(vars(part))) for part in parts]
-    for attributes in [vars(part) for part in parts]:
-        for name, value in attributes.items():
-            if type(value) in _CONTAINERS and name not in _TORCHS_OWN:
+    contents: list[tuple[Any, Any]] = [(attributes, attributes.copy()) for attributes in parts]
+    for attributes in parts:  # in every step, so there is no work for what torch itself has there
+        for value in map(attributes.__getitem__, attributes.keys() - _TORCHS_OWN):
+            kind = type(value)
+            if kind in _CONTAINERS:
                 contents.append((value, value.copy()))
-            elif type(value) is Tensor and not value.requires_grad:
+            elif kind is Tensor and not value.requires_grad:
                 tensors.append((value, value.clone()))
     try:
         yield
@@ -92,8 +94,8 @@ def state_kept(*modules: nn.Module) -> Iterator[None]:
 
 def _put_back(now: Any, kept: Any) -> None:
     """Let a container hold what it held."""
-    named = isinstance(now, dict) and now.keys() == kept.keys()
-    if named and all(now[name] is kept[name] for name in kept):
+    alike = isinstance(now, dict) and now.keys() == kept.keys()
+    if alike and all(map(operator.is_, now.values(), kept.values())):
         return
     now.clear()
     (now.update if isinstance(now, (dict, set)) else now.extend)(kept)
