@@ -1,9 +1,11 @@
 """Growing on the command line: a run, its exports, an interruption, data, and places to grow."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,10 @@ import torch
 from safetensors.torch import save_file
 
 import esper
-from esper.karn import grow_commands
 from esper.karn.named_sources import load_data
 from esper.nissa import RunReader
+from esper.show import theme
+from esper.show.progress import GrowthProgress
 from tests.karn.own_files import DATA, MODEL, table
 from tests.programs import ENVIRONMENT, esper_here, started
 
@@ -31,6 +34,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.fixture(autouse=True, scope="module")
+def unpainted() -> Iterator[None]:
+    """Pictures of pages are made but not painted, which takes the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(theme, "render", lambda draw, look: bytes(bool(draw(look))))
+        yield
+
+
 def tensors_of(run: Path) -> list[str]:
     """The checkpoint's file, whose name is the hash of all weights and optimiser states."""
     return [file.name for file in (run / "checkpoint").glob("tensors-*")]
@@ -43,13 +54,14 @@ def run(folder: Path) -> Path:
         "--out", folder / "whole", "--controller", "periodic",
     )  # fmt: skip
     assert told.returncode == 0, told.stderr
-    lines = [line for line in told.stdout.splitlines() if line.startswith("epoch ")]
+    lines = [line for line in told.stderr.splitlines() if line.startswith("epoch ")]
     assert len(lines) == EPOCHS
     assert all("loss " in line and "score " in line for line in lines)
     assert "within the budget" in told.stdout
     assert f"esper export {folder / 'whole'}" in told.stdout
     assert "grown:" in told.stdout, "there is something to export"
     assert (folder / "whole" / "report.txt").read_text(encoding="utf-8") in told.stdout
+    assert f"The report: {folder / 'whole' / 'report' / 'index.html'}" in told.stdout
     return folder / "whole"
 
 
@@ -61,8 +73,8 @@ def test_an_interrupted_run_says_how_to_go_on_and_ends_like_a_whole_one(
         "grow", f"{folder}/net.py:Slow", "--data", folder / "table.npz", *WORDS,
         "--out", out, "--controller", "periodic",
     )  # fmt: skip
-    assert process.stdout is not None
-    for line in process.stdout:
+    assert process.stderr is not None
+    for line in process.stderr:
         if line.startswith("epoch 4/"):
             break
     process.send_signal(signal.SIGINT)
@@ -77,8 +89,8 @@ def test_an_interrupted_run_says_how_to_go_on_and_ends_like_a_whole_one(
 
     told = esper_here("resume", out)
     assert told.returncode == 0, told.stderr
-    assert f"epoch {EPOCHS}/{EPOCHS}" in told.stdout
-    assert "epoch 1/" not in told.stdout
+    assert f"epoch {EPOCHS}/{EPOCHS}" in told.stderr
+    assert "epoch 1/" not in told.stderr
     assert tensors_of(out) == tensors_of(run)
     with RunReader(out) as stopped, RunReader(run) as whole:
         assert stopped.digest() == whole.digest()
@@ -92,10 +104,9 @@ def test_a_finished_run_is_shown_and_not_resumed(run: Path) -> None:
     assert told.returncode == 0
     assert f"is finished: {EPOCHS} epochs" in told.stdout
     assert tensors_of(run) == before
-    for word in ("show", "report"):
-        ran, _, report = esper_here(word, run).stdout.partition("\n")
-        assert ran == f"Running the code in {run.parent / 'net.py'}"
-        assert (run / "report.txt").read_text() == report
+    ran, _, report = esper_here("show", run).stdout.partition("\n")
+    assert ran == f"Running the code in {run.parent / 'net.py'}"
+    assert (run / "report.txt").read_text() == report
     listed = esper_here("runs", run.parent).stdout.replace("\n", " ")
     assert "net.py:Slow" in listed
     assert f"{EPOCHS} of {EPOCHS}" in listed
@@ -133,6 +144,16 @@ def test_a_run_of_a_program_is_shown_by_its_telemetry(tmp_path: Path) -> None:
     assert "Stopped after epoch 3: KeyboardInterrupt" in told.stdout
     assert "3 of 8" in esper_here("runs", tmp_path).stdout
     assert esper_here("events", out, "--sql", "select * from epochs").returncode == 0
+
+
+def test_a_run_leaves_a_page_that_can_be_written_again_without_its_code(
+    run: Path, tmp_path: Path
+) -> None:
+    page = (run / "report" / "index.html").read_text(encoding="utf-8")
+    copy = shutil.copytree(run, tmp_path / run.name)
+    told = esper_here("report", copy, "--out", tmp_path / "again")
+    assert told.stdout == f"Report: {tmp_path / 'again' / 'index.html'}\n"
+    assert (tmp_path / "again" / "index.html").read_text(encoding="utf-8") == page
 
 
 USED = """
@@ -207,11 +228,11 @@ def test_inputs_that_are_not_tensors_alone_are_taken_from_the_data_again(
 ) -> None:
     out = folder / "scaled"
 
-    def interrupt(record: dict[str, object], epochs: int) -> str:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(grow_commands, "_line", interrupt)
+        patch.setattr(GrowthProgress, "__call__", interrupt)
         told = esper_here(
             "grow", f"{folder}/net.py:Scaled", "--data", f"{folder}/data.py:scaled",
             "--budget.params", "none", "--budget.epochs", "2", "--controller", "never",

@@ -176,13 +176,13 @@ def stopped(home: Path) -> Path:
     run = home / "stopped"
     words = grow(home, "--budget.epochs", "3", "--out", str(run))
 
-    from esper.karn import grow_commands
+    from esper.show.progress import GrowthProgress
 
-    def interrupt(record: dict[str, object], epochs: int) -> str:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(grow_commands, "_line", interrupt)
+    patch.setattr(GrowthProgress, "__call__", interrupt)
     told = esper_here(*words)
     patch.undo()
     assert told.returncode == 130

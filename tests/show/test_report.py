@@ -21,13 +21,13 @@ from esper.nissa import Attributed, StoreError
 from esper.show import theme as themes
 from esper.show import write_report
 from esper.show.context_charts import habits
-from esper.show.page import cautions, headline, page
 from esper.show.palette import OP_COLOURS, STAGE_COLOURS
 from esper.show.run_facts import Facts, Score, Series, choose, read_facts, signed
 from esper.show.sections import contents
 from esper.show.theme import DARK, LIGHT, apart, render
 from esper.show.timelines import lives, shown_slots
 from esper.show.training_charts import binned, seconds_by_phase
+from esper.show.training_page import cautions, headline, page
 from tests.show.report_runs import BLUEPRINTS, STEPS, Run, whole_run
 
 PICTURES = {

@@ -27,7 +27,8 @@ from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import unpack
 from esper.api.inspection import Slots, require_module
-from esper.api.observers import EpochNews, Observer, OnEpoch, Told, observed
+from esper.api.observers import EpochNews, Observer, OnEpoch, Shown, Told, observed
+from esper.api.run_records import size_of, slot_notes, step_flops
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring
 from esper.api.ticking import measuring
@@ -74,6 +75,7 @@ def grow(
     origin: Mapping[str, Any] | None = None,
     on_epoch: OnEpoch | None = None,
     sinks: Sequence[Sink | str] = (),
+    quiet: bool = False,
 ) -> GrownRun:
     """Train a model that may grow within a budget, and keep what pays.
 
@@ -89,9 +91,10 @@ def grow(
     on CUDA where there is one); `precision="bf16"` runs it under autocast. With `out` the run is
     kept there after every epoch, and `esper.resume(out, ...)` goes on after whatever ended it.
     `sinks` hear of everything too: "tensorboard", "wandb", "mlflow", or objects of yours.
+    How it goes is shown on standard error, in a notebook below the cell, and nowhere if `quiet`.
     """
     _require_ordinary()
-    observers = _observers(on_epoch, sinks, kept=out is not None)
+    observers = _observers(on_epoch, sinks, kept=out is not None, quiet=quiet)
     where = _placed(model, device)
     limits = Budget.of(budget, epochs)
     kinds = (name for name, kind in _OPTIMIZERS.items() if kind is optimizer)
@@ -142,6 +145,7 @@ def resume(
     sample: Sample | None = None,
     on_epoch: OnEpoch | None = None,
     sinks: Sequence[Sink | str] = (),
+    quiet: bool = False,
 ) -> GrownRun:
     """Go on with the run in this folder, bit for bit as if it had never stopped (on a CPU).
 
@@ -151,7 +155,7 @@ def resume(
     of the run are refused. A run that was finished comes back as it is; then the model is enough.
     """
     _require_ordinary()
-    observers = _observers(on_epoch, sinks, kept=True)
+    observers = _observers(on_epoch, sinks, kept=True, quiet=quiet)
     folder = GrowthFolder(path)
     folder.require_old()
     with folder.locked():
@@ -223,6 +227,7 @@ class Growth:
         self.host, self.seed = self.run.host, self.run.settings.seed
         self.device = next(self.host.parameters()).device
         self.optimizer = _optimizer(self.kind, self.host, self.run.settings)
+        self.flops: dict[str, float | None] = {}  # of a step, by what the slots hold
         made = self.scheduler
         self.schedule = None if made is None else Schedule(made, self.optimizer)
 
@@ -296,9 +301,9 @@ class Growth:
     def _epoch(self, number: int) -> EpochNews:
         host, clock = self.host, Clock()
         most_added = host.added
-        stream = derive_seed(self.seed, "epoch", number)
+        stream, step = derive_seed(self.seed, "epoch", number), self._step_flops()
         with clock.phase("train"), randomness_kept(host, stream=stream):
-            train_loss = self._train(derive_seed(self.seed, "order", number))
+            train_loss, size = self._train(derive_seed(self.seed, "order", number))
 
         def measured() -> Scores:
             with clock.phase("measure"):
@@ -330,14 +335,24 @@ class Growth:
             "most_added": max(most_added, tick.added),
             "device": self.run.settings.device,
             "precision": self.run.settings.precision,
+            "slots": slot_notes(host),
+            "flops": None if step is None else step * size / max(size_of(host.sample), 1),
         }
         return EpochNews(record, clock.spent)
 
-    def _train(self, stream: int) -> float:
-        """One pass over the training data; returns the mean loss over batches."""
+    def _step_flops(self) -> float | None:
+        """Of a step as the host is now; counted anew when that has changed."""
+        life = self.host.lifecycle
+        now = str([life.stage.tolist(), life.blueprint.tolist(), (life.alpha > 0).tolist()])
+        if now not in self.flops:
+            self.flops[now] = step_flops(self.host)
+        return self.flops[now]
+
+    def _train(self, stream: int) -> tuple[float, int]:
+        """One pass over the training data; the mean loss over batches, and numbers in inputs."""
         host, scoring = self.host, self.scoring
         host.train()
-        losses = []
+        losses, size = [], 0
         for batch in self.data["train"](stream, self.device):
             self.optimizer.zero_grad()
             try:
@@ -362,7 +377,8 @@ class Growth:
             host.seed_step(lambda batch=batch: scoring.run(host, batch)[1])  # type: ignore[misc]
             self.optimizer.step()
             losses.append(value.detach())
-        return float(torch.stack(losses).cpu().double().mean())
+            size += size_of(batch[0])
+        return float(torch.stack(losses).cpu().double().mean()), size
 
     def _scores(self, batches: Batches) -> Scores:
         """Of the host as it is now, always on the same draws where the data draw at random."""
@@ -380,11 +396,12 @@ class Growth:
 
 
 def _observers(
-    on_epoch: OnEpoch | None, sinks: Sequence[Sink | str], *, kept: bool
+    on_epoch: OnEpoch | None, sinks: Sequence[Sink | str], *, kept: bool, quiet: bool
 ) -> list[Observer]:
     """Who goes along: telemetry first, since it must not be behind what is kept."""
     found: list[Observer] = [GrowthTelemetry(sinks)] if kept or sinks else []
-    return found if on_epoch is None else [*found, Told(on_epoch)]
+    found += [] if on_epoch is None else [Told(on_epoch)]
+    return found if quiet else [*found, Shown()]
 
 
 # --- the model and its optimiser -------------------------------------------------------------

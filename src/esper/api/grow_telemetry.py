@@ -6,17 +6,15 @@ filled up from it. Nothing that goes wrong here stops a run.
 """
 
 import math
-import platform
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Any
 
-from esper import __version__
 from esper.api.grown_runs import GrownRun
 from esper.api.observers import EpochNews, Observer
+from esper.api.run_records import versions
 from esper.api.ticking import GrowthDecision, NotFiniteError, StageChange
 from esper.leyline import Actions, Blend, Cause, LifecycleOp, SeedStage
 from esper.leyline.errors import EsperError, first_line
@@ -207,9 +205,3 @@ class GrowthTelemetry(Observer):
         if isinstance(memory.controller, Explaining):
             why = memory.controller.thoughts()._asdict()
         self.hub.emit(Decisions(round=int(record["epoch"]), step=0, actions=actions.values, **why))
-
-
-def versions() -> dict[str, str]:
-    """Of all that numbers depend on."""
-    found = {"esper": __version__, "python": platform.python_version()}
-    return found | {name: version(name) for name in ("torch", "numpy", "safetensors")}

@@ -10,8 +10,10 @@ Checkpoint and sample are archives of tensors and JSON.
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +21,19 @@ from torch import Tensor, nn
 from esper.api.grow_settings import GrowError, GrowSettings
 from esper.api.growing_model import GrowingModel
 from esper.api.host_state import pack, unpack
+from esper.api.run_records import facts_of, model_notes
 from esper.api.ticking import GrowthDecision, StageChange
 from esper.archive import Archive, KeptFolder, RunKind, read_archive, write_archive
 from esper.kasmina.probe import Sample
 from esper.leyline import Blend, Cause
+from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
+from esper.show.growth_facts import GrowthFacts
+from esper.show.report import FOLDER as REPORT
+from esper.show.report import growth_figure, growth_head, write_growth_report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CHECKPOINT, SAMPLE = RunKind.GROWTH, "sample"
 KIND, VERSION = "grow-run", 1
@@ -84,6 +94,12 @@ class GrowthFolder(KeptFolder):
         if form == "mapping":
             return tensors
         return tuple(tensors[str(place)] for place in range(len(tensors)))
+
+
+def read_facts(path: str | Path) -> GrowthFacts:
+    """All that pages and pictures say of the run in this folder; its model is not needed."""
+    folder = GrowthFolder(path)
+    return facts_of(folder.path.resolve().name, folder.checkpoint().notes)
 
 
 def read_origin(path: str | Path) -> dict[str, Any]:
@@ -167,6 +183,33 @@ class GrownRun:
         """The committed network as a plain module, checked against the host."""
         return self.host.export(sample)
 
+    # --- to look at ----------------------------------------------------------------------
+
+    def facts(self) -> GrowthFacts:
+        """All that pages and pictures say of it."""
+        name = self._model["name"] if self.folder is None else self.folder.path.resolve().name
+        return facts_of(name, self.notes())
+
+    def plot(self, *, dark: bool = False) -> "Figure":
+        """How it grew, as a figure of matplotlib: scores, losses, contributions and slots."""
+        return growth_figure(self.facts(), dark=dark)
+
+    def write_report(self, out: str | Path | None = None) -> Path:
+        """Write the page of this run into a folder, by default `report` in the run's own."""
+        if out is None:
+            if self.folder is None:
+                raise GrowError(
+                    "This run has no folder for its report", fix="name one: write_report(out)"
+                )
+            out = self.folder.path / REPORT
+        return write_growth_report(self.facts(), Path(out))
+
+    def _repr_html_(self) -> str:
+        try:
+            return growth_head(self.facts())
+        except EsperError:  # there is no matplotlib
+            return f"<pre>{escape(str(self.report()))}</pre>"
+
     # --- as it goes on -------------------------------------------------------------------
 
     def settle(self, **known: Any) -> None:
@@ -186,12 +229,20 @@ class GrownRun:
 
     # --- keeping -------------------------------------------------------------------------
 
+    def notes(self) -> dict[str, Any]:
+        """All but weights, as JSON holds it."""
+        known = {name: getattr(self, name) for name in ("history", "seconds", "before", "after")}
+        return known | {"settings": asdict(self.settings), "model": self._model}
+
+    @cached_property
+    def _model(self) -> dict[str, Any]:
+        return model_notes(self.host)
+
     def keep(self, scheduler: Mapping[str, Any] | None, ready: Callable[[], object]) -> None:
         """Write the checkpoint of a run that has a folder; `ready` is called before it counts."""
         assert self.folder is not None
         tensors, notes = pack(self.host)
-        notes |= {name: getattr(self, name) for name in ("history", "seconds", "before", "after")}
-        notes |= {"settings": asdict(self.settings), "scheduler": scheduler}
+        notes |= self.notes() | {"scheduler": scheduler}
         place = self.folder.path / CHECKPOINT
         write_archive(place, kind=KIND, version=VERSION, tensors=tensors, notes=notes, ready=ready)
 

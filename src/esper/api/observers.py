@@ -3,12 +3,15 @@
 A run has one place where it tells what an epoch came to, and everyone hears the same.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from esper.api.run_records import epoch_of
 from esper.leyline.errors import EsperError
+from esper.show.progress import GrowthProgress
 
 if TYPE_CHECKING:
     from esper.api.grown_runs import GrownRun
@@ -56,6 +59,21 @@ class Told(Observer):
 
     def kept(self, news: EpochNews) -> None:
         self.on_epoch(news.record)
+
+
+class Shown(Observer):
+    """The progress that people watch."""
+
+    def begin(self, run: "GrownRun") -> None:
+        params = run.host.catalogue.host_params
+        self.progress = GrowthProgress(sys.stderr, epochs=run.settings.epochs, params=params)
+        self.progress.__enter__()
+
+    def kept(self, news: EpochNews) -> None:
+        self.progress(epoch_of(news.record, news.seconds))
+
+    def close(self, failure: BaseException | None) -> None:
+        self.progress.__exit__(failure)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from esper.api import GrowthFolder
 from esper.api.batches import Batches
 from esper.api.grow_loop import device_name, find_device
 from esper.api.grow_settings import AUTO
-from esper.api.observers import OnEpoch
 from esper.garden.own_code import spoken
 from esper.karn.commands import RUNS, Export, Grow, Inspect, Resume, RoomOptions, Show, WriteReport
 from esper.karn.named_sources import NamedData, absolute, build_model, load_data
@@ -24,6 +23,7 @@ from esper.kasmina import export_additions, export_onnx, export_program, export_
 from esper.kasmina.export_files import Written
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.nissa import RunReader, StoreError, require_sinks
+from esper.show.report import FOLDER, write_growth_report
 from esper.show.terminal import table_of
 from esper.simic.training import RunError
 
@@ -67,7 +67,7 @@ def start_growing(command: Grow) -> None:
     slots: Any = AUTO if command.slots == (AUTO,) else list(command.slots)
     _watched(
         path,
-        lambda tell: api.grow(
+        lambda: api.grow(
             model,
             data.train,
             data.val,
@@ -85,10 +85,9 @@ def start_growing(command: Grow) -> None:
             seed=command.seed,
             out=path,
             origin=origin,
-            on_epoch=tell,
             sinks=command.sinks,
+            quiet=command.quiet,
         ),
-        epochs,
         quiet=command.quiet,
     )
 
@@ -110,7 +109,7 @@ def resume_growing(command: Resume) -> None:
         print(f"{path}: going on after epoch {len(run.history)}", flush=True)
     _watched(
         path,
-        lambda tell: api.resume(
+        lambda: api.resume(
             path,
             origin.build_model(),
             found.train,
@@ -118,10 +117,9 @@ def resume_growing(command: Resume) -> None:
             test=found.test,
             device=device,
             sample=None if origin.keeps_sample else origin.sample_of(found, device),
-            on_epoch=tell,
             sinks=origin.notes.get("sinks", ()),
+            quiet=quiet,
         ),
-        run.settings.epochs,
         quiet=quiet,
     )
 
@@ -183,7 +181,7 @@ def _say_code(*named: str) -> None:
         print(f"Running the code in {', '.join(files)}", flush=True)
 
 
-def show_growth(command: Show | WriteReport) -> None:
+def show_growth(command: Show) -> None:
     """What a run came to; of one whose model cannot be built here, what its telemetry says."""
     if "model" in api.read_origin(command.path):
         print(GrowthOrigin(command.path).load_run().report())
@@ -210,6 +208,12 @@ def _print_epochs(path: Path) -> None:
     for row in changes:
         stages = f"{row['slot']}: {row['blueprint']} {row['before']} -> {row['after']}"
         print(f"after epoch {row['round']}: {stages} ({row['reason'] or row['cause']})")
+
+
+def report_growth(command: WriteReport) -> None:
+    """Its page; neither its model nor its data are needed."""
+    folder = command.out or command.path / FOLDER
+    print(f"Report: {write_growth_report(api.read_facts(command.path), folder)}")
 
 
 def line_of(path: Path) -> tuple[str, str, str]:
@@ -255,17 +259,10 @@ def _loss(name: str, data: NamedData) -> str:
     return "mse" if targets.is_floating_point() else "cross_entropy"
 
 
-def _watched(
-    path: Path, work: Callable[[OnEpoch], api.GrownRun], epochs: int, *, quiet: bool
-) -> None:
-    """Do the work, saying how it goes; an interruption says how to go on."""
-
-    def tell(record: dict[str, Any]) -> None:
-        if not quiet:
-            print(_line(record, epochs), flush=True)
-
+def _watched(path: Path, work: Callable[[], api.GrownRun], *, quiet: bool) -> None:
+    """Do the work and report on it; an interruption says how to go on."""
     try:
-        run = work(tell)
+        run = work()
     except KeyboardInterrupt:
         stopped = f"Stopped before anything was written to {path}."
         if GrowthFolder(path).holds_run:
@@ -286,22 +283,12 @@ def _watched(
     if not quiet:
         print(f"\n{text}\n")
     print(f"{path} is finished. Write its network: esper export {path}")
-
-
-def _line(record: dict[str, Any], epochs: int) -> str:
-    facts = [
-        f"epoch {record['epoch']}/{epochs}",
-        f"loss {record['train_loss']:.4f}, validation {record['val_loss']:.4f}",
-        f"score {record['score']:.2f}",
-        f"{record['added']:,} parameters in seeds",
-    ]
-    decision = api.GrowthDecision.of(record["decision"])
-    if decision.changes_something:
-        facts.append(str(decision))
-    else:  # stages that passed with time, the last of each slot
-        reached = {event["slot"]: event["after"] for event in record["events"]}
-        facts += [f"{slot}: {stage}" for slot, stage in reached.items()]
-    return " · ".join(facts)
+    try:
+        said = f"The report: {run.write_report()}"
+    except EsperError as error:  # the network is there all the same
+        said = f"No report was written. {error}"
+    if not quiet:
+        print(said)
 
 
 # --- the finished network, written so that it runs without Esper --------------------------------

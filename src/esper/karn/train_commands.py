@@ -15,7 +15,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from esper.api.grow_telemetry import versions
+from esper.api.run_records import versions
 from esper.garden import evaluate, find_suite, standings
 from esper.garden.controller_choice import controller_of
 from esper.garden.statistics import Estimate

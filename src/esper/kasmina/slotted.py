@@ -188,6 +188,11 @@ class SlottedModel(nn.Module):
         ):
             yield
 
+    def isolated_on(self) -> AbstractContextManager[None]:
+        """Inside, TRAINING seeds are fully on, as in their own pass."""
+        training = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
+        return self._overridden([1.0 if on else None for on in training])
+
     def without(self, *names: str) -> AbstractContextManager[None]:
         """Inside, the seeds of these slots are off: the counterfactual that attribution needs."""
         off = {self.catalogue.slots.index(name) for name in names}

@@ -1,4 +1,4 @@
-"""The page of a report: one file that loads nothing, and what it says in sentences.
+"""A page that needs nothing else: one file that loads nothing, its pieces and its sections.
 
 How it looks is in `templates/page.html`, the pieces of the page, and `templates/page.css`.
 """
@@ -6,7 +6,7 @@ How it looks is in `templates/page.html`, the pieces of the page, and `templates
 import base64
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from string import Template
@@ -14,8 +14,17 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from esper.show.run_facts import Facts, Row, Score, signed
-from esper.show.theme import Theme
+from esper.show import theme as themes
+from esper.show.theme import DARK, LIGHT, AbsentError, Theme
+
+
+class Markup(str):
+    """HTML already; whatever else is filled into a piece of the page is escaped."""
+
+    __slots__ = ()
+
+
+NOTHING = Markup()
 
 
 @dataclass(frozen=True)
@@ -33,15 +42,10 @@ class Picture:
 @dataclass(frozen=True)
 class Section:
     title: str
-    reading: str  # how to read its pictures
-    pictures: Sequence[Picture]
+    reading: str  # how to read it
+    pictures: Sequence[Picture] = ()
     absent: Sequence[str] = ()  # what is not there, and why
-
-
-class Markup(str):
-    """HTML already; whatever else is filled into a piece of the page is escaped."""
-
-    __slots__ = ()
+    more: Markup = NOTHING  # after the pictures
 
 
 def template(name: str) -> str:
@@ -75,199 +79,80 @@ def fill_texts(piece: str, texts: Iterable[str]) -> Markup:
     return fill_each(piece, ({"text": text} for text in texts))
 
 
-def page(facts: Facts, sections: Sequence[Section]) -> str:
+def assembled(
+    name: str,
+    headline: str,
+    tiles: Iterable[Mapping[str, object]],
+    sections: Sequence[Section],
+    *,
+    cautions: Iterable[str],
+    settings: Mapping[str, Mapping[str, Any]],
+    absent: Iterable[str] = (),  # what is not known of settings
+    more: Markup = NOTHING,  # after the sections
+) -> str:
     """The whole page as HTML."""
-    sentences = fill_texts("caution", cautions(facts))
-    anomalies = fill_each("anomaly", facts.anomalies)
-    absent, settings = _settings(facts)
+    sentences = fill_texts("caution", cautions)
     numbered = [{"number": n, **_parts(section)} for n, section in enumerate(sections)]
+    tables = (
+        {
+            "name": table,
+            "rows": fill_each("setting", ({"key": k, "value": _value(v)} for k, v in rows.items())),
+        }
+        for table, rows in settings.items()
+    )
     return fill(
         "page",
-        name=facts.path.resolve().name,
+        name=name,
         style=Markup(template("page.css")),
-        headline=headline(facts),
-        tiles=fill_each("tile", _tiles(facts)),
+        headline=headline,
+        tiles=fill_each("tile", tiles),
         cautions=fill("cautions", sentences=sentences) if sentences else "",
         links=fill_each("link", numbered),
         sections=fill_each("section", numbered),
-        attribution=_attribution(facts.attribution),
-        anomalies=fill("anomalies", rows=anomalies) if anomalies else "",
+        more=more,
         absent=fill_texts("absent", absent),
-        settings=settings,
+        settings=fill_each("settings", tables),
     )
 
 
-def _tiles(facts: Facts) -> list[dict[str, str]]:
-    """The few numbers that people look for first."""
-    best, planned = facts.best, facts.setting("rounds")
-    scores = {} if best is None else {"best evaluation": best}
-    tiles = [
-        {
-            "what": name,
-            "value": signed(score.value),
-            "more": f"95 %: {score.spoken_interval}" if score.interval else "no interval",
-        }
-        for name, score in (scores | dict(facts.baselines)).items()
-    ]
-    rounds = f"{facts.last_round:,}" + (f" of {planned:,}" if planned else "")
-    time = duration(facts.training_seconds)
-    return [
-        *tiles,
-        {"what": "rounds", "value": rounds, "more": f"{facts.played:,} episodes"},
-        {"what": "training time", "value": time, "more": "with evaluations"},
-    ]
+def drawn(section: Section) -> Section:
+    """The section with its pictures painted; what cannot be drawn says why."""
+    pictures, absent = [], list(section.absent)
+    for picture in section.pictures:
+        try:
+            light, dark = (themes.render(picture.draw, theme) for theme in (LIGHT, DARK))
+            pictures.append(replace(picture, light=light, dark=dark))
+        except AbsentError as reason:
+            absent.append(str(reason))
+    return replace(section, pictures=pictures, absent=absent)
+
+
+def pictured(picture: Picture) -> Markup:
+    """A painted picture as a part of a page, light or dark as its reader likes it."""
+    return fill(
+        "picture",
+        words=picture.words,
+        light=base64.b64encode(picture.light).decode("ascii"),
+        dark=base64.b64encode(picture.dark).decode("ascii"),
+        caption=fill_texts("caption", [picture.caption] if picture.caption else []),
+    )
 
 
 def _parts(section: Section) -> dict[str, str]:
     """What is filled into a section and the link to it."""
-    pictures = (
-        {
-            "words": picture.words,
-            "light": base64.b64encode(picture.light).decode("ascii"),
-            "dark": base64.b64encode(picture.dark).decode("ascii"),
-            "caption": fill_texts("caption", [picture.caption] if picture.caption else []),
-        }
-        for picture in section.pictures
-    )
+    shown = section.pictures or section.more
     return {
         "title": section.title,
-        "reading": fill_texts("reading", [section.reading] if section.pictures else []),
-        "pictures": fill_each("picture", pictures),
+        "reading": fill_texts("reading", [section.reading] if shown else []),
+        "pictures": Markup("".join(map(pictured, section.pictures))),
         "absent": fill_texts("absent", section.absent),
+        "more": section.more,
     }
 
 
-def _attribution(seeds: Sequence[Row]) -> Markup | str:
-    """What each seed of the best episode was worth; nothing if that was not found out."""
-    if not seeds:
-        return ""
-    figures = ("score", "shapley", "left_out")
-    rows = [{**row, **{name: signed(row[name]) for name in figures}} for row in seeds]
-    return fill("attribution", **rows[0], rows=fill_each("attributed", rows))
-
-
-def _settings(facts: Facts) -> tuple[list[str], Markup]:
-    """What is not known, and tables of settings and versions."""
-    inner = {name: v for name, v in facts.config.items() if isinstance(v, Mapping)}
-    plain = {name: v for name, v in facts.config.items() if name not in inner}
-    tables: dict[str, Row] = ({"run": plain} if plain else {}) | inner
-    absent = [] if tables else ["There is no config.toml."]
-    versions = facts.about.get("versions")
-    known: dict[str, Any] = dict(versions) if isinstance(versions, Mapping) else {}
-    if "machine" in facts.about:
-        known["machine"] = facts.about["machine"]
-    if known:
-        tables["versions"] = known
-    else:
-        absent.append("The versions of this run were not recorded.")
-    rows = (
-        {
-            "name": name,
-            "rows": fill_each("setting", ({"key": k, "value": _value(v)} for k, v in rows.items())),
-        }
-        for name, rows in tables.items()
-    )
-    return absent, fill_each("settings", rows)
-
-
 def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_value, value)) or "none"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {inner}" for key, inner in value.items()) or "none"
     return str(value)
-
-
-# --- sentences ------------------------------------------------------------------------------
-
-
-def headline(facts: Facts) -> str:
-    """What was learned, with its figures."""
-    rounds = "1 round" if facts.last_round == 1 else f"{facts.last_round:,} rounds"
-    time = "" if facts.training_seconds is None else f" and {duration(facts.training_seconds)}"
-    done = f"After {facts.played:,} episodes in {rounds}{time},"
-    best = facts.best
-    if best is None:
-        said = f"{done} the controller has not been evaluated yet."
-        if not facts.played:
-            said = "Nothing has been played yet."
-        others = [f"{_article(name)} {score}" for name, score in facts.baselines.items()]
-        if others:
-            said += f" To compare with: {_listed(others)}; never growing is 0."
-        return said
-    compared = [
-        f"{_relation(best, score)} {_article(name)} ({score})"
-        for name, score in facts.baselines.items()
-    ]
-    compared.append(f"{_relation(best, Score(0, 0.0, (0.0, 0.0)))} never growing (0)")
-    return f"{done} Tamiyo scores {best} at its best, in round {best.round}: {_listed(compared)}."
-
-
-def cautions(facts: Facts) -> list[str]:
-    """What a reader should know before believing the figures, and what is missing."""
-    found = []
-    if len(facts.learned) > 1:
-        last = facts.learned[-1]
-        found.append(
-            f"The best evaluation is chosen from {len(facts.learned)} by the very figure that is "
-            f"shown, which flatters it a little; the latest is {last} (round {last.round})."
-        )
-    if facts.best is not None and facts.best.interval is None:
-        found.append(
-            "There are no intervals: with one case of each context nothing is known about the "
-            "spread. Set evaluation.seeds to 2 or more."
-        )
-    if not facts.baselines:
-        found.append("No baseline was evaluated, so there is only never growing to compare with.")
-    planned = facts.setting("rounds")
-    if isinstance(planned, int) and facts.last_round < planned:
-        found.append(f"The run is not finished: {facts.last_round} of {planned} rounds so far.")
-    if facts.rolled_back:
-        found.append(
-            f"{facts.rolled_back:,} of {facts.played:,} episodes failed and were rolled back."
-        )
-    if facts.resumed_after:
-        rounds = ", ".join(map(str, facts.resumed_after))
-        found.append(f"The run was resumed after round {rounds}.")
-    if facts.dropped:
-        lost = ", ".join(f"{count:,} of {what}" for what, count in facts.dropped.items())
-        found.append(f"Telemetry lost events on the way: {lost}.")
-    if facts.played and not facts.updates:
-        found.append("Episodes were recorded but no update, so part of the telemetry is missing.")
-    envs = facts.setting("envs")
-    short = [each.round for each in facts.rounds if 0 < each.episodes < (envs or 0)]
-    if isinstance(envs, int) and short:
-        found.append(
-            f"In {len(short)} of {facts.last_round} rounds there are fewer episodes than the "
-            f"{envs} environments: the last may still be played; otherwise telemetry is missing."
-        )
-    found += [f"Round {number}: {text}" for number, text in facts.notes]
-    return found
-
-
-def duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "not recorded"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def _relation(best: Score, other: Score) -> str:
-    """What the intervals allow to say."""
-    if best.interval is None or other.interval is None:
-        return "more than" if best.value > other.value else "not more than"
-    if best.interval[0] > other.interval[1]:
-        return "clearly above"
-    return "clearly below" if best.interval[1] < other.interval[0] else "not distinguishable from"
-
-
-def _article(name: str) -> str:
-    return {"random": "random decisions", "heuristic": "the heuristic"}.get(name, name)
-
-
-def _listed(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

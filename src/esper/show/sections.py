@@ -7,11 +7,10 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from esper.show import theme as themes
 from esper.show.context_charts import gain_by_parameters, policy_by_context
 from esper.show.page import Picture, Section, template
 from esper.show.run_facts import BEST, WAITING, Facts, Story
-from esper.show.theme import DARK, LIGHT, AbsentError, Theme
+from esper.show.theme import Theme
 from esper.show.timelines import timeline, title
 from esper.show.training_charts import action_shares, health, learning_curve, phase_times
 
@@ -45,18 +44,6 @@ def contents(facts: Facts) -> list[Section]:
             section = replace(section, pictures=episodes, absent=_not_told(facts))
         found.append(section)
     return found
-
-
-def drawn(section: Section) -> Section:
-    """The section with its pictures painted; what cannot be drawn says why."""
-    pictures, absent = [], list(section.absent)
-    for picture in section.pictures:
-        try:
-            light, dark = (themes.render(picture.draw, theme) for theme in (LIGHT, DARK))
-            pictures.append(replace(picture, light=light, dark=dark))
-        except AbsentError as reason:
-            absent.append(str(reason))
-    return replace(section, pictures=pictures, absent=absent)
 
 
 def _episode(story: Story) -> Picture:

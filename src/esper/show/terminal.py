@@ -104,3 +104,15 @@ def write_flat(path: Path | None, figures: Mapping[str, float]) -> None:
         path.write_text(json.dumps(dict(figures), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise DataError(f"{path} cannot be written", given=error.strerror) from error
+
+
+def duration(seconds: float | None) -> str:
+    """A span of time in words."""
+    if seconds is None:
+        return "not recorded"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

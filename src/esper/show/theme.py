@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from matplotlib import colors, style
 from matplotlib.axes import Axes
@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from esper.leyline.errors import EsperError
 
+T = TypeVar("T")
 Look = dict[str, Any]  # of a mark or a text, in matplotlib's words
 
 DPI = 144
@@ -56,19 +57,34 @@ def readable_on(colour: str) -> str:
     return "#101318" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "#ffffff"
 
 
+class ShownFigure(Figure):
+    """A figure that a notebook shows, whether or not pyplot is in use."""
+
+    def _repr_png_(self) -> bytes:
+        return _png(self)
+
+
 def new_figure(height: float) -> Figure:
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure = ShownFigure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def render(draw: Callable[[Theme], Figure], theme: Theme) -> bytes:
-    """A picture as PNG; equal pictures are equal files."""
+def styled(draw: Callable[[Theme], T], theme: Theme) -> T:
+    """What is drawn in the colours of a theme."""
     # Not even what a person has set for their own pictures changes these.
     with style.context([STYLE, theme.settings()], after_reset=True):
-        figure = draw(theme)
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png", dpi=DPI, metadata={"Software": None})
+        return draw(theme)
+
+
+def render(draw: Callable[[Theme], Figure], theme: Theme) -> bytes:
+    """A picture as PNG; equal pictures are equal files."""
+    return styled(lambda theme: _png(draw(theme)), theme)
+
+
+def _png(figure: Figure) -> bytes:
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=DPI, metadata={"Software": None})
     return stream.getvalue()
 
 

@@ -49,7 +49,7 @@ def timeline(story: Story, theme: Theme) -> Figure:
         2, 1, sharex=True, height_ratios=[CURVES, ROW * max(len(slots), 1) + 0.2]
     )
     _curves(above, story, theme)
-    _slots(below, story, slots, theme)
+    draw_slots(below, story, slots, theme)
     above.set_title(title(story))
     above.tick_params(labelbottom=False)
     below.set_xlim(0.5, max(story.steps, 1) + 0.5)
@@ -101,7 +101,7 @@ def _curves(axes: Axes, story: Story, theme: Theme) -> None:
     legend_beside(axes)
 
 
-def _slots(axes: Axes, story: Story, slots: Sequence[str], theme: Theme) -> None:
+def draw_slots(axes: Axes, story: Story, slots: Sequence[str], theme: Theme) -> None:
     rows = {slot: len(slots) - 1 - place for place, slot in enumerate(slots)}
     for slot, height in rows.items():
         cells = [cell for cell in story.cells if cell.slot == slot]

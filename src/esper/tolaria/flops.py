@@ -11,6 +11,7 @@ Shapes: `N` environments, `S` slots, `P` blueprints.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +73,11 @@ def count_flops(host: SegmentedHost, sample: Tensor, catalogue: BlueprintCatalog
 
 
 def _forward(module: nn.Module, sample: Tensor) -> int:
+    return counted(lambda: module(sample))
+
+
+def counted(run: Callable[[], object]) -> int:
+    """FLOPs of whatever this runs, without gradients."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        module(sample)
+        run()
     return int(counter.get_total_flops())

@@ -1,0 +1,171 @@
+"""What a run of `grow` keeps beside its scores: what its slots hold, what training costs, the parts
+of its model; and all of it as facts for pages, pictures and the display of its progress.
+"""
+
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from esper import __version__
+from esper.api.ticking import GrowthDecision, StageChange, measuring
+from esper.kasmina.watching import call
+from esper.leyline.stages import SeedStage
+from esper.show.growth_facts import Change, GrowthFacts, Part, ShownEpoch, SlotState
+from esper.tolaria.flops import STEP, counted
+
+if TYPE_CHECKING:
+    from esper.api.growing_model import GrowingModel
+
+ALIKE = 3  # modules of one kind in a row, that are listed as one
+UNTOLD = ("slots", "data", "origin")  # settings that are long, or are told otherwise
+FIGURES = ("train_loss", "val_loss", "score", "committed", "added")
+
+Record = Mapping[str, Any]
+
+
+# --- what records hold -----------------------------------------------------------------------
+
+
+def slot_notes(host: "GrowingModel") -> dict[str, dict[str, Any]]:
+    """What every slot holds that is not dormant."""
+    found = {}
+    for name, slot in host.seed_slots.items():
+        if slot.stage is not SeedStage.DORMANT:
+            seed = slot.seed
+            held = {} if seed is None else {"blueprint": seed.blueprint, "params": seed.params}
+            alpha = 0.0 if seed is None else seed.alpha
+            found[name] = {"stage": slot.stage.name, "alpha": alpha, **held}
+    return found
+
+
+def size_of(inputs: object) -> int:
+    """Numbers in a batch."""
+    return sum(leaf.numel() for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+
+
+def step_flops(host: "GrowingModel") -> float | None:
+    """FLOPs of a training step on the host's sample as it is now; None: they cannot be counted.
+
+    Seeds in isolation train in a second pass.
+    """
+    try:
+        with measuring(host):
+            passes = counted(lambda: call(host, host.sample))
+            if host.has_isolated_seeds:
+                with host.isolated_on():
+                    passes += counted(lambda: call(host, host.sample))
+    except Exception:  # the counter cannot follow all code, and no run fails for that
+        return None
+    return float(STEP * passes)
+
+
+def model_notes(host: "GrowingModel") -> dict[str, Any]:
+    """The model that grows: its parts, its places and its size."""
+    slots: dict[str, list[str]] = {}
+    for target, name in zip(host.targets, host.seed_slots, strict=True):
+        slots.setdefault(target.path, []).append(name)
+    return {
+        "name": type(host.model).__name__,
+        "params": host.catalogue.host_params,
+        "room": host.room,
+        "places": list(host.seed_slots),
+        "parts": [asdict(part) for part in _parts(host.model, "", -1, slots)],
+        "versions": versions(),
+    }
+
+
+def _parts(
+    module: nn.Module, path: str, depth: int, slots: Mapping[str, list[str]]
+) -> Iterator[Part]:
+    """A module, opened as far as there are slots in it; many alike in a row are one part."""
+
+    kind, here = type(module).__name__, tuple(slots.get(path, ()))
+    start = f"{path}." if path else ""
+    if not any(place.startswith(start) and place != path for place in slots):
+        yield Part(path=path, kind=kind, params=_size(module), depth=max(depth, 0), slots=here)
+        return
+    if path:
+        yield Part(path=path, kind=kind, params=_size(module), depth=depth, opened=True)
+    for name, parameter in module.named_parameters(recurse=False):
+        size = parameter.numel()
+        yield Part(path=f"{start}{name}", kind="Parameter", params=size, depth=depth + 1)
+    children = [(f"{start}{name}", child) for name, child in module.named_children()]
+
+    def likeness(child: tuple[str, nn.Module]) -> object:
+        """Neighbours of one kind without slots are alike; one with a slot is like no other."""
+        inside = (p for p in slots if p == child[0] or p.startswith(f"{child[0]}."))
+        return next(inside, type(child[1]))
+
+    for like, group in groupby(children, likeness):
+        alike = list(group)
+        if isinstance(like, type) and len(alike) >= ALIKE:
+            names = f"{alike[0][0]} … {alike[-1][0].removeprefix(start)}"
+            kinds, total = f"{len(alike)} × {like.__name__}", sum(_size(each) for _, each in alike)
+            yield Part(path=names, kind=kinds, params=total, depth=depth + 1)
+        else:
+            for place, child in alike:
+                yield from _parts(child, place, depth + 1, slots)
+    if here:
+        yield Part(path=path, kind=f"{kind}'s output", params=0, depth=depth + 1, slots=here)
+
+
+def versions() -> dict[str, str]:
+    """Of all that numbers depend on."""
+    found = {"esper": __version__, "python": platform.python_version()}
+    return found | {name: version(name) for name in ("torch", "numpy", "safetensors")}
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+# --- facts for people ------------------------------------------------------------------------
+
+
+def epoch_of(record: Record, seconds: Mapping[str, float]) -> ShownEpoch:
+    """An epoch from the history, as it is shown."""
+    decision = GrowthDecision.of(record["decision"])
+    changes = map(StageChange.of, record["events"])
+    worth = record["contributions"]
+    return ShownEpoch(
+        number=record["epoch"],
+        op=decision.op,
+        decision=str(decision) if decision.changes_something else "",
+        slot=decision.slot,
+        changes=[Change(slot=e.slot, stage=e.after, reason=e.reason) for e in changes],
+        slots=[
+            SlotState(slot=name, contribution=worth.get(name), **held)
+            for name, held in record.get("slots", {}).items()
+        ],
+        seconds=seconds,
+        flops=record.get("flops"),
+        **{name: record[name] for name in FIGURES},
+    )
+
+
+def facts_of(name: str, notes: Record) -> GrowthFacts:
+    """What a checkpoint's notes say of a run."""
+    settings, model = notes["settings"], notes.get("model", {})
+    history = notes["history"]
+    seconds = notes.get("seconds") or [{}] * len(history)
+    held = (slot for record in history for slot in record.get("slots", {}))
+    return GrowthFacts(
+        name=name,
+        settings={key: value for key, value in settings.items() if key not in UNTOLD},
+        versions=model.get("versions", {}),
+        planned=settings["epochs"],
+        metric=settings["metric"] or "score",
+        before=notes["before"],
+        after=notes["after"],
+        host_params=model.get("params", 0),
+        room=model.get("room"),
+        places=model.get("places") or list(dict.fromkeys(held)),
+        parts=[Part(**part | {"slots": tuple(part["slots"])}) for part in model.get("parts", ())],
+        epochs=[epoch_of(*pair) for pair in zip(history, seconds, strict=True)],
+    )

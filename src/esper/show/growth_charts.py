@@ -1,0 +1,181 @@
+"""Pictures of one run of `grow`: how it grew, where its parameters are, and what it cost."""
+
+import math
+from itertools import cycle
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from esper.show.growth_facts import GrowthFacts, ShownSeed
+from esper.show.palette import BLUE, GREEN, GREY, MANY, ORANGE, PURPLE, SKY, STAGE_COLOURS
+from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure
+from esper.show.timelines import ROW, draw_slots, shown_slots
+
+SCORE, SMALL = 2.4, 1.7  # inches
+PART = 0.34  # inches, of a bar
+PHASES = {"train": BLUE, "measure": SKY, "decide": ORANGE}
+_DASHED, _DOTTED = (0, (4, 1.6)), (0, (1, 1.6))
+
+
+def growth(facts: GrowthFacts, theme: Theme) -> Figure:
+    """Score, losses and contributions above, slots below, on the same axis of epochs."""
+    if not facts.epochs:
+        raise AbsentError("No epoch has ended yet")
+    story, lives = facts.story, facts.lives
+    slots = shown_slots(story)
+    measured = [life for life in lives if life.contribution is not None]
+    heights = [SCORE, SMALL, *([SMALL] if measured else []), ROW * max(len(slots), 1) + 0.2]
+    figure = new_figure(sum(heights) + 0.45 * len(heights) + 0.4)
+    panels = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
+    colours = dict(zip((life.name for life in lives), cycle(MANY), strict=False))
+    _score(panels[0], facts, measured, colours, theme)
+    _losses(panels[1], facts)
+    if measured:
+        _contributions(panels[2], measured, colours, theme)
+    draw_slots(panels[-1], story, slots, theme)
+    for axes in panels[:-1]:
+        axes.tick_params(labelbottom=False)
+    below = panels[-1]
+    below.set_xlim(0.5, len(facts.epochs) + 0.5)
+    below.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
+    hidden = len(facts.places) - len(slots)
+    below.set_xlabel("epoch" + f" ({hidden} slots that stayed empty are not shown)" * bool(hidden))
+    return figure
+
+
+def _epochs(facts: GrowthFacts) -> np.ndarray:
+    return np.array([epoch.number for epoch in facts.epochs])
+
+
+def _score(
+    axes: Axes, facts: GrowthFacts, lives: list[ShownSeed], colours: dict[str, str], theme: Theme
+) -> None:
+    """As it is, with only what is permanent, and without each seed."""
+    epochs, score, committed = _epochs(facts), facts.curve("score"), facts.curve("committed")
+    dot: Look = {"marker": "." if len(epochs) < 3 else ""}
+    for life in lives:
+        known = {n: s.contribution for n, s in life.states.items() if s.contribution is not None}
+        without = [score[number - 1] - worth for number, worth in known.items()]
+        look: Look = {"color": colours[life.name], "lw": 1.2, "label": f"without {life.name}"}
+        axes.plot(list(known), without, **look, **dot)
+    axes.plot(epochs, score, color=BLUE, label="network as it is", zorder=3, **dot)
+    if np.isfinite(committed).any() and not np.array_equal(committed, score, equal_nan=True):
+        look = {"color": GREEN, "ls": _DASHED, "label": "what is permanent"}
+        axes.plot(epochs, committed, zorder=4, **look, **dot)
+    if "score" in facts.before:
+        look = {"color": theme.faint, "ls": _DOTTED, "lw": 1.2, "label": "before training"}
+        axes.axhline(facts.before["score"], **look)
+    if facts.after:
+        star: Look = {"marker": "*", "ms": 11, "ls": "none", "color": theme.ink, "clip_on": False}
+        axes.plot(epochs[-1] + 0.5, facts.after["score"], label="exported network", **star)
+    axes.set_title(f"{facts.score_name}, validation data, %")
+    legend_beside(axes)
+
+
+def _losses(axes: Axes, facts: GrowthFacts) -> None:
+    dot: Look = {"marker": "." if len(facts.epochs) < 3 else ""}
+    axes.plot(_epochs(facts), facts.curve("train_loss"), color=GREY, label="training", **dot)
+    axes.plot(_epochs(facts), facts.curve("val_loss"), color=BLUE, label="validation", **dot)
+    axes.set_title("loss")
+    legend_beside(axes)
+
+
+def _contributions(
+    axes: Axes, lives: list[ShownSeed], colours: dict[str, str], theme: Theme
+) -> None:
+    """What the score loses without each seed."""
+    for life in lives:
+        known = {n: s.contribution for n, s in life.states.items() if s.contribution is not None}
+        look: Look = {"color": colours[life.name], "marker": "." if len(known) < 3 else ""}
+        axes.plot(list(known), list(known.values()), label=life.name, **look)
+    axes.axhline(0.0, color=theme.ink, lw=1.0, alpha=0.7)
+    axes.set_title("contribution of each seed, points")
+    legend_beside(axes)
+
+
+# --- parameters ----------------------------------------------------------------------------
+
+
+def parameters(facts: GrowthFacts, theme: Theme) -> Figure:
+    """A bar for each part of the model, and in it what grew there."""
+    parts = [part for part in facts.parts if not part.opened and (part.params or part.slots)]
+    if not parts:
+        raise AbsentError("The parts of this model were not recorded")
+    figure = new_figure(PART * len(parts) + 1.1)
+    axes = figure.subplots()
+    present = {life.slot: life.last for life in facts.lives if life.left is None}
+    widest = 0
+    said: set[str] = set()
+    for row, part in enumerate(parts):
+        axes.barh(row, part.params, height=0.62, color=BLUE, label=_once("the model", said))
+        total, words = part.params, [f"{part.params:,}"]
+        for slot in part.slots:
+            if (state := present.get(slot)) is not None:
+                look: Look = {"color": STAGE_COLOURS[state.stage], "height": 0.62}
+                label = _once(f"seeds, {state.stage.lower()}", said)
+                axes.barh(row, state.params, left=total, label=label, **look)
+                total += state.params
+                words.append(f"{state.params:,} {state.blueprint}")
+        aside: Look = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(" + ".join(words), (total, row), fontsize=8.5, color=theme.faint, **aside)
+        widest = max(widest, total)
+    axes.set_yticks(range(len(parts)), [part.label for part in parts])
+    axes.set_ylim(len(parts) - 0.4, -0.6)
+    axes.set_xlim(0, 1.22 * max(widest, 1))
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.set_xlabel("parameters")
+    axes.grid(visible=False)
+    axes.tick_params(axis="y", length=0)
+    if len(said) > 1:
+        legend_beside(axes)
+    return figure
+
+
+def _once(label: str, said: set[str]) -> str | None:
+    """The label when it is needed for the first time."""
+    new = label not in said
+    said.add(label)
+    return label if new else None
+
+
+# --- cost ----------------------------------------------------------------------------------
+
+
+def costs(facts: GrowthFacts, theme: Theme) -> Figure:
+    """Seconds of every epoch, phase upon phase; and its floating-point operations."""
+    if not facts.seconds and facts.flops is None:
+        raise AbsentError("What this run cost was not recorded")
+    figure = new_figure(2.7)
+    left, right = figure.subplots(1, 2)
+    epochs, bottom = _epochs(facts), np.zeros(len(facts.epochs))
+    for phase in facts.seconds:
+        heights = np.array([epoch.seconds.get(phase, 0.0) for epoch in facts.epochs])
+        colour = PHASES.get(phase, PURPLE)
+        left.bar(epochs, heights, bottom=bottom, width=0.9, color=colour, label=phase)
+        bottom += heights
+    left.set_title("seconds of an epoch")
+    if facts.seconds:
+        left.legend(loc="upper right", ncols=3, bbox_to_anchor=(1.0, 1.17), borderaxespad=0.0)
+    flops = np.nan_to_num(facts.curve("flops"))
+    right.bar(epochs, flops, width=0.9, color=PURPLE)
+    right.set_title("training, floating-point operations of an epoch")
+    right.yaxis.set_major_formatter(EngFormatter(sep=" "))
+    if facts.flops is None:
+        right.set_yticks([])
+        right.text(0.5, 0.5, "not counted", transform=right.transAxes, ha="center")
+    for axes in (left, right):
+        axes.set_xlabel("epoch")
+        axes.set_xlim(0.4, len(epochs) + 0.6)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
+    return figure
+
+
+def spoken_flops(value: float | None) -> str:
+    """A large number with its unit: 1.2 G."""
+    if value is None:
+        return "not counted"
+    thousands = min(int(math.log10(max(value, 1.0)) // 3), 6)
+    return f"{value / 1000**thousands:.3g} {'kMGTPE'[thousands - 1] if thousands else ''}".strip()

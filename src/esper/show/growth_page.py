@@ -1,0 +1,149 @@
+"""The page of a run of `grow`: what it says in sentences, its figures, tables and pictures."""
+
+import tomllib
+from collections.abc import Sequence
+from functools import partial
+
+from esper.show.growth_charts import costs, growth, parameters, spoken_flops
+from esper.show.growth_facts import GrowthFacts
+from esper.show.model_drawing import drawing
+from esper.show.page import (
+    NOTHING,
+    Markup,
+    Picture,
+    Section,
+    assembled,
+    drawn,
+    fill,
+    fill_each,
+    pictured,
+    template,
+)
+from esper.show.run_facts import signed
+from esper.show.terminal import duration
+
+CHARTS = {"growth": growth, "parameters": parameters, "costs": costs}  # by name of their pictures
+EMPTY = {"drawing": "The parts of this model were not recorded.", "seeds": "Nothing was planted."}
+EMPTY["decisions"] = "Nothing was decided but to wait."
+
+
+def contents(facts: GrowthFacts) -> list[Section]:
+    """All sections, their pictures not drawn yet."""
+    more = {"drawing": drawing(facts), "seeds": _seeds(facts), "decisions": _decisions(facts)}
+    found = []
+    for name, said in tomllib.loads(template("growth.toml")).items():
+        pictures = [
+            Picture(chart, words, partial(CHARTS[chart], facts))
+            for chart, words in said.get("pictures", {}).items()
+        ]
+        absent = [EMPTY[name]] if name in more and not more[name] else []
+        parts = (pictures, absent, more.get(name, NOTHING))
+        found.append(Section(said["title"], said["reading"], *parts))
+    return found
+
+
+def page(facts: GrowthFacts, sections: Sequence[Section]) -> str:
+    """The whole page as HTML."""
+    tables = {"run": facts.settings} | ({"versions": facts.versions} if facts.versions else {})
+    said = (facts.name, headline(facts), tiles(facts), sections)
+    return assembled(*said, cautions=cautions(facts), settings=tables)
+
+
+def head(facts: GrowthFacts) -> str:
+    """What a notebook shows of a run: the page's beginning and its first picture."""
+    first = drawn(contents(facts)[0])
+    picture = Markup("".join(map(pictured, first.pictures)))
+    figures = fill_each("tile", tiles(facts))
+    return fill("inline", headline=headline(facts), tiles=figures, picture=picture)
+
+
+def tiles(facts: GrowthFacts) -> list[dict[str, str]]:
+    """The few numbers that people look for first."""
+    score, before = facts.latest_score, facts.before.get("score")
+    found = []
+    if score is not None:
+        untrained = "" if before is None else f"before training {before:.2f} %"
+        found.append({"what": facts.score_name, "value": f"{score:.2f} %", "more": untrained})
+    if "test_score" in facts.after:
+        test = f"{facts.after['test_score']:.2f} %"
+        found.append({"what": "on test data", "value": test, "more": "which nothing looked at"})
+    limit = "no limit" if facts.room is None else f"allowed {facts.room:,}"
+    added = f"{facts.host_params:,} + {facts.added:,}"
+    share = 100.0 * facts.added / max(facts.host_params, 1)
+    found.append({"what": "parameters", "value": added, "more": f"{share:+.1f} %, {limit}"})
+    lives, kept = facts.lives, [life for life in facts.lives if life.kept is not None]
+    planted = f"of {len(lives)} planted" if lives else "none was planted"
+    found.append({"what": "seeds kept", "value": str(len(kept)), "more": planted})
+    spent = duration(sum(facts.seconds.values())) if facts.seconds else "not recorded"
+    found.append({"what": "time", "value": spent, "more": facts.where})
+    counted = spoken_flops(facts.flops)
+    return [*found, {"what": "FLOPs of training", "value": counted, "more": "matrix products"}]
+
+
+def headline(facts: GrowthFacts) -> str:
+    """What grew, and what the network came to."""
+    kept = [life.name for life in facts.lives if life.kept is not None]
+    done = len(facts.epochs)
+    epochs = f"{done} epochs" if done == facts.planned else f"{done} of {facts.planned} epochs"
+    if not done:
+        return "Nothing has been trained yet."
+    grew = f"{_listed(kept)} grew into the network" if kept else "nothing grew for good"
+    share = 100.0 * facts.added / max(facts.host_params, 1)
+    cost = f" ({facts.added:,} parameters, {share:+.1f} %)" if kept else ""
+    network = "The exported network" if facts.after else "So far the network"
+    before = f" ({facts.before['score']:.2f} % before training)" if facts.before else ""
+    score = f"{facts.latest_score:.2f} %{before}"
+    return f"In {epochs} {grew}{cost}. {network} has {facts.score_name} {score}."
+
+
+def cautions(facts: GrowthFacts) -> list[str]:
+    """What a reader should know before believing the figures, and what is missing."""
+    found = []
+    if len(facts.epochs) < facts.planned:
+        done = f"{len(facts.epochs)} of {facts.planned}"
+        found.append(f"The run is not finished: {done} epochs so far.")
+    if facts.epochs and "test_score" not in facts.after:
+        found.append(
+            "Decisions look at the validation data, which flatters their score a little; a test "
+            "set (test=) is looked at by nothing but the report."
+        )
+    if any(life.kept is not None for life in facts.lives):
+        found.append(
+            "A contribution says how much the score falls if a seed is left out of this network, "
+            'not what growing has won: for that, train the same model with controller="never".'
+        )
+    return found
+
+
+def _seeds(facts: GrowthFacts) -> Markup:
+    """Every seed that ever lived."""
+    rows = fill_each(
+        "planted",
+        (
+            {
+                "seed": life.last.blueprint,
+                "slot": life.slot,
+                "params": f"{max(state.params for state in life.states.values()):,}",
+                "planted": life.planted,
+                "fate": life.fate,
+                "worth": "—" if life.contribution is None else signed(life.contribution),
+            }
+            for life in facts.lives
+        ),
+    )
+    return fill("seeds", rows=rows) if rows else NOTHING
+
+
+def _decisions(facts: GrowthFacts) -> Markup:
+    """What was decided after which epoch, what passed with time, and why that was possible."""
+    rows = []
+    for epoch in facts.epochs:
+        reasons = {change.reason: None for change in epoch.changes if change.reason}
+        if epoch.news:
+            said = {"epoch": epoch.number, "what": "; ".join(epoch.news)}
+            rows.append({**said, "why": "; ".join(reasons) or "—"})
+    return fill("decisions", rows=fill_each("decided", rows)) if rows else NOTHING
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,122 @@
+"""How a run of `grow` goes while it goes, from Python and on the command line.
+
+A terminal has a display that renews itself, a notebook the latest lines, and whatever else a plain
+line for every epoch. Imports neither torch nor matplotlib.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib import import_module
+from typing import Any, Self, TextIO
+
+from rich.console import Console, Group
+from rich.errors import LiveError
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from esper.show.growth_facts import ShownEpoch
+from esper.show.palette import STAGE_COLOURS
+from esper.show.terminal import duration
+
+LINES = 15  # of a notebook's cell
+
+
+class GrowthProgress:
+    """Shows the epochs of one run::
+
+    with GrowthProgress(sys.stderr, epochs=20, params=1234) as tell:
+        tell(epoch)
+    """
+
+    def __init__(self, stream: TextIO | None, *, epochs: int, params: int) -> None:
+        self.stream, self.epochs, self.params = stream, epochs, params
+        self.seen = 0  # epochs, since it was entered
+        self._show: Callable[[ShownEpoch], None] = self._print
+        self._closing = ExitStack()
+        self._lines: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        console = None if self.stream is None else Console(file=self.stream)
+        if self.stream is None:  # programs without a console have none
+            self._show = lambda epoch: None
+        elif (display := _notebook()) is not None:
+            handle = display({"text/plain": "training …"}, raw=True, display_id=True)
+            self._show = lambda epoch: self._renew(handle, epoch)
+        elif console is not None and console.is_terminal and not console.is_dumb_terminal:
+            self._show = self._live(console)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.close()
+
+    def __call__(self, epoch: ShownEpoch) -> None:
+        self.seen += 1
+        self._show(epoch)
+
+    def line(self, epoch: ShownEpoch) -> str:
+        """An epoch in one line: figures, what was decided or passed with time, and time left."""
+        facts = [
+            f"epoch {epoch.number}/{self.epochs}",
+            f"loss {epoch.train_loss:.4f}, validation {epoch.val_loss:.4f}",
+            f"score {epoch.score:.2f}",
+            f"{epoch.added:,} parameters in seeds",
+            *epoch.news,
+        ]
+        left = self.epochs - epoch.number
+        if left and self.seen:
+            spent = (time.monotonic() - self._began) / self.seen
+            facts.append(f"{duration(left * spent)} left")
+        return " · ".join(facts)
+
+    def _print(self, epoch: ShownEpoch) -> None:
+        print(self.line(epoch), file=self.stream, flush=True)
+
+    def _renew(self, handle: Any, epoch: ShownEpoch) -> None:
+        self._lines = [*self._lines[1 - LINES :], self.line(epoch)]
+        handle.update({"text/plain": "\n".join(self._lines)}, raw=True)
+
+    def _live(self, console: Console) -> Callable[[ShownEpoch], None]:
+        """A bar, the figures and the seeds, renewed; what was decided stays above."""
+        counted = TextColumn("epoch {task.completed}/{task.total}")
+        bar = Progress(counted, BarColumn(), TimeRemainingColumn(), console=console)
+        task = bar.add_task("", total=self.epochs)
+        live = Live(bar, console=console)
+        try:
+            self._closing.enter_context(live)
+        except LiveError:  # one of the caller's own is there
+            return self._print
+
+        def show(epoch: ShownEpoch) -> None:
+            bar.update(task, completed=epoch.number)
+            for news in epoch.news:
+                console.print(f"after epoch {epoch.number}: {news}", markup=False, highlight=False)
+            live.update(Group(bar, *self._details(epoch)), refresh=True)
+
+        return show
+
+    def _details(self, epoch: ShownEpoch) -> list[Text]:
+        """The figures of an epoch, and a line for each seed in the colour of its stage."""
+        figures = (
+            f"loss {epoch.train_loss:.4f} · validation {epoch.val_loss:.4f} · "
+            f"score {epoch.score:.2f} · {self.params:,} + {epoch.added:,} parameters"
+        )
+        seeds = [
+            Text(f"  ● {state} ", style=STAGE_COLOURS[state.stage])
+            for state in epoch.slots
+            if state.blueprint
+        ]
+        return [Text(figures), *seeds]
+
+
+def _notebook() -> Callable[..., Any] | None:
+    """The function that displays something in a notebook, if this runs in one."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if not hasattr(shell, "kernel"):  # a terminal's IPython is a terminal
+        return None
+    display: Callable[..., Any] = import_module("IPython.display").display
+    return display
