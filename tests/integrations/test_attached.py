@@ -78,6 +78,31 @@ def test_an_optimiser_saves_the_models_own_and_the_model_the_rest() -> None:
         assert all(torch.equal(moments[key], back[key]) for key in moments)
 
 
+def test_a_gradient_scaler_takes_seeds_and_their_gates_along() -> None:
+    """Scaled by a power of two, training is the same to the bit; what overflows skips the step."""
+    ends = []
+    for scale in (None, 1024.0):
+        model = net()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        host = AttachedHost(model, model, X, slots=["1"])
+        host.join(optimizer, [])
+        host.germinate("1", "norm")
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(X).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+        ends.append([parameter.clone() for parameter in model.parameters()])
+        if scale is not None:
+            next(host.slots.parameters()).grad = torch.full((5,), torch.inf)
+            scaler.step(optimizer)
+            assert all(map(torch.equal, ends[-1], model.parameters()))
+    assert all(map(torch.equal, *ends))
+
+
 def test_what_waits_to_be_put_back_is_not_lost_by_saving() -> None:
     model = net()
     host = AttachedHost(model, model, X, slots=["1"])

@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from esper.integrations.attached import grown
+import esper
+from esper.integrations import grown
 from esper.integrations.lightning import EsperCallback, validated_again
 from esper.kasmina.gates import GateRules
 from esper.leyline.errors import EsperError
@@ -139,7 +140,7 @@ def test_a_seed_has_what_the_modules_own_parts_have(tmp_path: Path) -> None:
 
 
 def _newborn() -> list[Tensor]:
-    host = __import__("esper").wrap(Lit().net, X[:4], slots=["1"])
+    host = esper.wrap(Lit().net, X[:4], slots=["1"])
     host.germinate("1", "norm")
     return list(host.slots.parameters())
 
@@ -175,6 +176,26 @@ def test_a_checkpoint_shows_what_grew_where_it_would_be_lost(tmp_path: Path) -> 
     other = scripted(slots=["net.3"], controller="never")
     with pytest.raises(EsperError, match=r"cannot be put back.*slots"):
         fit(tmp_path, other, 10, path=tmp_path / "it.ckpt")
+
+
+def test_an_average_grows_along(tmp_path: Path) -> None:
+    callback = scripted()
+
+    class Average(Callback):
+        def on_train_start(self, trainer: Trainer, pl_module: Lit) -> None:
+            self.average = esper.ema(callback.host, decay=0.5)
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.average.update()
+
+    averaging = Average()
+    module = fit(tmp_path, callback, 9, averaging)
+    found = averaging.average.export().state_dict()
+    own = callback.host.export().state_dict()
+    assert found.keys() == own.keys()
+    assert any(".seed." in name for name in found)
+    assert not any(torch.equal(found[name], own[name]) for name in found if "weight" in name)
+    assert torch.equal(callback.host.export()(X), module(X)), "which has its own weights"
 
 
 def test_metrics_are_as_if_nothing_had_been_validated_again(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from esper.integrations.attached import grown
+from esper.integrations import grown
 from esper.kasmina.gates import GateRules
 from esper.leyline.errors import EsperError
 from tests.api.tables import Script
@@ -112,15 +112,15 @@ def test_a_language_model_grows_and_is_saved_with_what_grew(tmp_path: Path) -> N
         assert torch.equal(plain(TOKENS).logits, made.model.eval()(TOKENS).logits)
 
 
-@pytest.mark.parametrize("precision", [{}, {"bf16": True}])
-def test_a_run_that_is_killed_goes_on_to_the_same_end(
-    tmp_path: Path, precision: dict[str, bool]
-) -> None:
-    how = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "save_strategy": "epoch"}
-    how |= {"warmup_steps": 3} | precision
+WITHIN_EPOCHS = {"save_strategy": "steps", "save_steps": 3, "bf16": True}
+
+
+@pytest.mark.parametrize("saved", [{"save_strategy": "epoch"}, WITHIN_EPOCHS])
+def test_a_run_that_is_killed_goes_on_to_the_same_end(tmp_path: Path, saved: Any) -> None:
+    how = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "warmup_steps": 3} | saved
 
     def killed() -> None:
-        trainer(tmp_path / "it", 8, scripted(), KilledAt(9), **how).train()
+        trainer(tmp_path / "it", 8, scripted(), KilledAt(10), **how).train()
 
     assert in_processes(killed) == [-signal.SIGKILL]
     callback, whole = scripted(), scripted()

@@ -423,9 +423,11 @@ def first_batch(loader: Any) -> Any:
         finally:
             for generator, state in zip(own, states, strict=True):
                 generator.set_state(state)
-    if batch is None:
+    if batch is None or isinstance(loader, (Mapping, list, tuple)):
         raise IntegrationError(
-            "The training data has no batch to look at", fix="pass sample=, what the model is given"
+            "The training data has no first batch to look at",
+            given=type(loader).__name__,
+            fix="pass sample=, what the model is given",
         )
     return batch
 

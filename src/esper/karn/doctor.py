@@ -28,6 +28,8 @@ EXTRAS = {
     "wandb": "wandb",
     "mlflow-skinny": "mlflow",
     "onnx": "export",
+    "lightning": "lightning",
+    "transformers": "transformers",
 }
 
 
