@@ -334,7 +334,7 @@ def test_a_grown_gpt2_generates_the_same_with_and_without_its_cache(gpt2: Any, n
 
 def test_what_would_break_cached_decoding_is_refused_with_advice(gpt2: Any) -> None:
     host = SlottedModel(gpt2, GPT2_PLACES, {"input_ids": TOKENS}, rules=RULES)
-    with pytest.raises(GateRefusedError, match=r"decodes with a cache.*switch that off before"):
+    with pytest.raises(GateRefusedError, match=r"decodes with a cache.*switch it off first"):
         host.germinate("transformer.h.0", "attention")
     [place] = probe(gpt2, GPT2_PLACES[1:2], {"input_ids": TOKENS, "use_cache": False})
     assert place.spec.reach is PAST

@@ -113,8 +113,7 @@ def cost(plan: Blueprint | None, spec: SlotSpec) -> int:
     shape = list(spec.canonical_shape(batch=2))
     try:
         # A model has many slots that are alike but for their names.
-        returned, params = _tried(plan, replace(spec, name=""))
-        beyond = returned == shape and _looks_beyond(plan, replace(spec, name=""))
+        returned, params, beyond = _tried(plan, replace(spec, name=""))
     except (RuntimeError, ValueError, TypeError) as error:
         raise BlueprintError(
             f"Blueprint {plan.name!r} cannot be built for slot {spec.name!r}",
@@ -133,33 +132,27 @@ def cost(plan: Blueprint | None, spec: SlotSpec) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _tried(plan: Blueprint, spec: SlotSpec) -> tuple[list[int] | str, int]:
-    """The shape or type that such a seed returns, and its parameters; allocates nothing."""
-    with torch.device("meta"):
-        seed = plan.build(spec)
-        output = seed(torch.empty(spec.canonical_shape(batch=2)))
-    is_tensor = isinstance(output, torch.Tensor)
-    returned = list(output.shape) if is_tensor else type(output).__name__
-    return returned, sum(parameter.numel() for parameter in seed.parameters())
-
-
-@lru_cache(maxsize=4096)
-def _looks_beyond(plan: Blueprint, spec: SlotSpec) -> bool:
-    """Does such a seed see positions that its slot forbids? Tried out, with weights that act."""
-    with torch.device("cpu"), randomness_kept(stream=0), torch.no_grad():
+def _tried(plan: Blueprint, spec: SlotSpec) -> tuple[list[int] | str, int, bool]:
+    """The shape or type that such a seed returns, its parameters, and does it see positions that
+    its slot forbids? The last is tried with weights that act; all else allocates nothing."""
+    free = spec.reach is Reach.ALL
+    with torch.device("meta" if free else "cpu"), randomness_kept(stream=0), torch.no_grad():
+        seed = plan.build(spec).eval()
         h, other = torch.randn(2, *spec.canonical_shape(batch=2))
+        for weights in () if free else seed.parameters():
+            weights.add_(torch.randn_like(weights) / weights.shape[-1:].numel() ** 0.5)
+        output = seed(h)
+        is_tensor = isinstance(output, torch.Tensor)
+        returned = list(output.shape) if is_tensor else type(output).__name__
+        params = sum(parameter.numel() for parameter in seed.parameters())
+        if free or returned != list(h.shape):
+            return returned, params, False
         one = h[0].select(spec.channel_axis - 1, 0)
         places = torch.arange(one.numel()).view(one.shape).unsqueeze(spec.channel_axis - 1)
-        if spec.reach is Reach.ALL or one.numel() == 1:
-            return False
-        seed = plan.build(spec).eval()
-        for weights in seed.parameters():
-            weights.add_(torch.randn_like(weights) / weights.shape[-1:].numel() ** 0.5)
-        for place in {1, one.numel() // 2, one.numel() - 1}:
-            hidden = places >= place if spec.reach is Reach.PAST else places == place
-            if bool(((seed(torch.where(hidden, other, h)) != seed(h)) & ~hidden).any()):
-                return True
-    return False
+        cuts = {1, one.numel() // 2, one.numel() - 1}
+        hidden = [places >= cut if spec.reach is Reach.PAST else places == cut for cut in cuts]
+        differ = [(seed(torch.where(each, other, h)) != output) & ~each for each in hidden]
+    return returned, params, any(bool(each.any()) for each in differ)
 
 
 def build_catalogue(

@@ -7,12 +7,12 @@ inputs arrive, seen by what changes, to where early outputs come from, seen by g
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina.layout_inference import is_batch_first
 from esper.kasmina.watching import Run, Sample, Watched, arguments_of, watch
@@ -30,29 +30,28 @@ class _Input:
     """One tensor of a sample, and an axis that may be its positions."""
 
     sample: Sample
-    leaf: int
-    axis: int
     values: Tensor
+    axis: int
 
     def changed(self, start: int, end: int | None) -> Sample:
         """The sample with other values at some positions, of the range that it has."""
-        leaves, form = tree_flatten(self.sample)
-        low, high = self.values.aminmax()
+        values = self.values.detach().clone()
+        low, high = values.aminmax()
         spare = high if low < high else low - 1 if low else low + 1
-        mirrored = low + high - self.values
+        mirrored = low + high - values
         part = (slice(None),) * self.axis + (slice(start, end),)
-        leaves[self.leaf] = self.values.clone()
-        leaves[self.leaf][part] = torch.where(mirrored == self.values, spare, mirrored)[part]
-        sample: Sample = tree_unflatten(leaves, form)
-        return sample
+        values[part] = torch.where(mirrored == values, spare, mirrored)[part]
+        changed: Sample = tree_map_only(
+            Tensor, lambda x: values if x is self.values else x, self.sample
+        )
+        return changed
 
     def outputs(self, run: Run | None) -> list[Tensor]:
         """What the model returned, also with positions apart that it has as rows of a batch."""
-        returned = [each for each in (run.returned if run else ()) if each.numel()]
-        floats = [each for each in returned if each.is_floating_point()]
-        sizes = self.values.shape[:2]
-        rows = [each for each in floats if each.dim() == 2 and len(each) == sizes.numel()]
-        return floats + [each.unflatten(0, sizes) for each in rows]
+        every, sizes = run.returned if run else [], self.values.shape[:2]
+        floats = [x for x in every if x.is_floating_point() and x.numel()]
+        rows = [x for x in floats if x.dim() == 2 and len(x) == sizes.numel()]
+        return floats + [x.unflatten(0, sizes) for x in rows]
 
     def early(self, run: Run, cut: int) -> Iterator[tuple[int, int, int]]:
         """Outputs and axes that could be the positions, with how many of them are early."""
@@ -83,7 +82,7 @@ class Causality:
             for given in _inputs(sample, 0 if time_first else 1):
                 length = given.values.shape[given.axis]
                 # A model that works in blocks may be causal only from one to the next.
-                tried = (length // 2, 2 ** ((length - 1).bit_length() - 1), length - 1)
+                tried = (length // 2, 1 << (length - 1).bit_length() >> 1, length - 1)
                 cuts = [cut for cut in dict.fromkeys(tried) if any(given.early(run, cut))]
                 base = base or (self._run(sample) if cuts else None)
                 found = (self._respected(given, cut, base) for cut in cuts if base)
@@ -100,10 +99,9 @@ class Causality:
         return Reach.OWN if found is Reach.PAST and self._goes_on else found
 
     def _run(self, sample: Sample) -> Run | None:
-        try:
+        with suppress(Exception):  # the user's code; then this sample says nothing
             return watch(self._model, self._watched, sample, training=self._training)
-        except Exception:  # the user's code; then this sample says nothing
-            return None
+        return None
 
     def _respected(self, given: _Input, at: int, base: Run) -> _Cut | None:
         outputs, other = given.outputs(base), self._run(given.changed(at, None))
@@ -123,10 +121,8 @@ class Causality:
         seen = {}
         for index, each in watched.items():
             changes = _differences(each, [call.output for call in other.calls[index]])
-            reads = (
-                [~x for x in changes] if slopes is None else [_large(next(slopes)) for _ in each]
-            )
-            seen[index] = list(zip(changes, reads, strict=False))
+            reads = (_large(next(slopes)) for _ in each) if slopes else (~x for x in changes)
+            seen[index] = list(zip(changes, list(reads), strict=False))
         return mixes, seen
 
 
@@ -155,11 +151,10 @@ def _slopes(parts: Sequence[Tensor], tensors: Sequence[Tensor]) -> Iterator[Tens
     """How parts of outputs depend on tensors; None if nobody knows, as of cuDNN in evaluation."""
     own = [each if each.requires_grad else each.detach().requires_grad_() for each in tensors]
     weights = [part.detach().cos() for part in parts]
-    try:
+    with suppress(RuntimeError):
         found = torch.autograd.grad(parts, own, weights, retain_graph=True, allow_unused=True)
-    except RuntimeError:
-        return None
-    return (torch.zeros_like(x) if g is None else g for x, g in zip(own, found, strict=True))
+        return (torch.zeros_like(x) if g is None else g for x, g in zip(own, found, strict=True))
+    return None
 
 
 def _differences(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
@@ -179,16 +174,15 @@ def _inputs(sample: Sample, first_axis: int) -> Iterator[_Input]:
     """Tensors in a sample, by axis; of whole numbers those that have values to exchange."""
     plain = dict(sample) if isinstance(sample, Mapping) else sample
     for leaf, values in enumerate(tree_leaves(plain)):
-        if not isinstance(values, Tensor) or values.dtype is torch.bool or not values.numel():
+        dense = isinstance(values, Tensor) and values.layout == torch.strided
+        if not dense or values.is_nested or values.is_complex() or not values.numel():
             continue
         low, high = values.detach().aminmax()
         # The next number is tried where nothing else can be, and where that could not be fatal.
         other = low < high or (leaf == 0 and values.device.type == "cpu")
-        if values.is_floating_point() or (low >= 0 and other):
-            axes = range(first_axis, values.dim() if values.dim() > 1 else 0)
-            yield from (
-                _Input(plain, leaf, a, values.detach()) for a in axes if values.shape[a] > 1
-            )
+        if values.is_floating_point() or (low >= 0 and other and values.dtype is not torch.bool):
+            for axis in range(first_axis, values.dim()):
+                yield _Input(plain, values, axis)
 
 
 def _goes_on(model: nn.Module, sample: Sample, output: object) -> bool:
@@ -209,8 +203,7 @@ def _awake(model: nn.Module) -> Iterator[None]:
     alike = [(w, w.clone()) for w in learning if bool((w == w.flatten()[0]).all())]
     try:
         for weights, _ in alike:
-            steps = torch.arange(weights.numel(), device=weights.device).view(weights.shape)
-            weights += _AWAKE * steps.cos().to(weights.dtype)
+            weights += _AWAKE * torch.arange(weights.numel()).cos().view(weights.shape).to(weights)
         yield
     finally:
         for weights, before in alike:

@@ -4,6 +4,7 @@ Shapes: `B` batch, `C` channels, `L` positions, `H` height, `W` width, `T` token
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import gcd
 
 import torch
@@ -28,8 +29,6 @@ class SegmentedHost(nn.Module):
     The segments are what a fused population stacks; the slots between them are what it gathers.
     """
 
-    reach = Reach.ALL
-
     def __init__(self, segments: Sequence[nn.Module], shapes: Sequence[SlotShape]) -> None:
         super().__init__()
         if len(segments) != len(shapes) + 1:
@@ -40,7 +39,7 @@ class SegmentedHost(nn.Module):
         self.segments = nn.ModuleList(segments)
         names = SlotConfig.of_size(len(shapes)).names
         self._specs = tuple(
-            SlotSpec(name=name, layout=layout, channels=channels, extent=extent, reach=self.reach)
+            SlotSpec(name=name, layout=layout, channels=channels, extent=extent)
             for name, (layout, channels, extent) in zip(names, shapes, strict=True)
         )
 
@@ -167,8 +166,6 @@ class Block(nn.Module):
 class GptHost(SegmentedHost):
     """Tokens [B, T <= context] to logits [B, T, V]; a slot after each block."""
 
-    reach = Reach.PAST
-
     def __init__(
         self,
         *,
@@ -188,6 +185,7 @@ class GptHost(SegmentedHost):
         bodies[:1] = [nn.Sequential(Embedding(vocabulary, width, context), *bodies[:1])]
         head = nn.Sequential(ChannelNorm(width), nn.Linear(width, vocabulary, bias=False))
         super().__init__([*bodies, head], [(Layout.TOKENS, width, (None,))] * blocks)
+        self._specs = tuple(replace(spec, reach=Reach.PAST) for spec in self._specs)
 
 
 HOSTS: dict[str, Callable[..., SegmentedHost]] = {

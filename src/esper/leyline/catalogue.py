@@ -16,7 +16,7 @@ NOT_APPLICABLE = -1
 LOOKS_BEYOND = -2  # it would see positions that a seed in this slot must not see
 _BEYOND = (
     ", where it would see positions that are out of sight: a causal model stays causal, and one "
-    "that decodes with a cache sees only what is new (if yours never does, switch that off before)"
+    "that decodes with a cache sees only what is new (if yours never does, switch it off first)"
 )
 
 
