@@ -60,6 +60,13 @@ def test_training_and_scoring_run_in_it_and_weights_do_not() -> None:
     assert {record["precision"] for record in grown.history} == {"bf16"}
 
 
+def test_metrics_get_what_they_know() -> None:
+    def by_numpy(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return float(100.0 * (outputs.numpy().argmax(1) == targets.numpy()).mean())
+
+    assert run({}, 2, metric=by_numpy).history[-1]["score"] == run({}, 2).history[-1]["score"]
+
+
 def test_what_isolated_seeds_do_leaves_no_trace_in_the_host() -> None:
     isolated = {1: LIVES[1], 2: LIVES[2], 4: ("prune", "2"), 5: ("prune", "5")}
     grown, never = run(isolated), run({})

@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torchmetrics.metric import CompositionalMetric
 
 import esper
 from esper.api.scoring import LOSSES, CrossEntropy, Scores, Scoring, class_axes
-from esper.leyline.errors import DataError
+from esper.leyline.errors import DataError, EsperError
 from tests.api.tables import CLASSES, TRAIN, VAL, mlp
 
 SIZES = st.integers(1, 5)
@@ -214,6 +216,21 @@ def test_a_run_with_an_object_for_a_metric_says_what_its_scores_are() -> None:
     assert f"a score is {said}" in str(run.report())
     assert run.settings.score == said
     assert run.settings.metric is None
+
+
+def test_a_run_with_an_object_for_a_metric_goes_on_with_it(tmp_path: Path) -> None:
+    def copy(record: dict[str, object]) -> None:
+        if record["epoch"] == 1:
+            shutil.copytree(tmp_path / "run", tmp_path / "copy")
+
+    run = esper.grow(mlp(), TRAIN, VAL, loss=nn.CrossEntropyLoss, metric=MulticlassF1Score(CLASSES),
+                     budget=esper.Budget("+100%", 3), controller="never", out=tmp_path / "run",
+                     on_epoch=copy)  # fmt: skip
+    rest = tmp_path / "copy", mlp(2), TRAIN, VAL
+    with pytest.raises(EsperError, match=r"metric was a function or an object.*metric=\.\.\."):
+        esper.resume(*rest, loss=nn.CrossEntropyLoss)
+    again = esper.resume(*rest, loss=nn.CrossEntropyLoss(), metric=MulticlassF1Score(CLASSES))
+    assert again.history == run.history
 
 
 class Halves:

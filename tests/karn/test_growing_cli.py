@@ -325,3 +325,19 @@ def test_a_run_knows_where_it_came_from(run: Path, folder: Path) -> None:
     origin = manifest["body"]["notes"]["settings"]["origin"]
     assert origin["model"] == f"{folder / 'net.py'}:Slow"
     assert origin["data"] == str(folder / "table.npz")
+
+
+def test_device_precision_and_decay_are_options_that_a_run_keeps(folder: Path) -> None:
+    out = folder / "half"
+    told = esper_here(
+        "grow", f"{folder}/net.py:Slow", "--data", folder / "table.npz", "--out", out,
+        "--budget.epochs", "2", "--controller", "never", "--budget.params", "none",
+        "--device", "auto", "--precision", "bf16", "--weight-decay", "0.2",
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    there = "cuda:0" if torch.cuda.is_available() else "cpu"
+    assert f", on {there}" in told.stdout.splitlines()[0]
+    assert " in bf16 precision" in told.stdout
+    settings = grow_commands.GrowthOrigin(out).load_run().settings
+    assert (settings.precision, settings.weight_decay) == ("bf16", 0.2)
+    assert settings.device.startswith(there)

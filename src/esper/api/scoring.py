@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.functional import cross_entropy, l1_loss, mse_loss
+from torch.utils._pytree import tree_map_only
 
 from esper.api.batches import Pair
 from esper.api.ticking import percent
@@ -329,6 +330,8 @@ class Scoring:
             judge.reset()
         for inputs, targets in batches:
             outputs, loss = self.run(model, (inputs, targets))
+            if self.autocast is not None:  # metrics, and numpy in them, know no bf16
+                outputs = tree_map_only(Tensor, _without_bf16, outputs)
             losses.append(loss.detach())
             if self.ignored is None:
                 size = len(targets) if isinstance(targets, Tensor) and targets.dim() else 1
@@ -380,6 +383,10 @@ def _require_loss(value: object, part: str) -> None:
         given = f"{float(value)} on the {part} data"
         fix = "look for NaN in inputs and targets, then for a division by zero in model and loss"
         raise DataError("The loss before training is not finite", given=given, fix=fix)
+
+
+def _without_bf16(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype is torch.bfloat16 else tensor
 
 
 def _one_number(value: object) -> Tensor:
