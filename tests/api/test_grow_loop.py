@@ -345,9 +345,11 @@ def test_weight_decay_is_the_optimisers_own_unless_it_is_given(tmp_path: Path) -
     assert load_run(tmp_path / "run", mlp()).settings == strong.settings
 
 
-def test_a_run_says_where_it_runs() -> None:
+def test_a_run_says_where_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[Any] = []
-    run = grown(controller="never", device="auto", on_epoch=seen.append)
+    run = grown(controller="never", device="auto", on_epoch=seen.append, metric="loss")
+    said = f"on {run.settings.device} in full precision; a score is 100 · exp(−loss / "
+    assert capsys.readouterr().err.startswith(said)
     there = "cuda:0" if torch.cuda.is_available() else "cpu"
     assert str(next(run.host.parameters()).device) == there
     assert run.settings.device.startswith(there)

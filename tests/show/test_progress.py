@@ -18,8 +18,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(stream: io.StringIO | None) -> str:
-    with GrowthProgress(stream, epochs=len(EPOCHS), params=642) as tell:
+def shown(stream: io.StringIO | None, **more: str) -> str:
+    with GrowthProgress(stream, epochs=len(EPOCHS), params=642, **more) as tell:
         for epoch in EPOCHS:
             tell(epoch)
     return "" if stream is None else stream.getvalue()
@@ -48,6 +48,16 @@ def test_a_terminal_shows_figures_seeds_and_time_and_keeps_what_was_decided(
     assert "● norm at body.act: fossilized, alpha 1.00, +3.25 points" in text
     assert "epoch 7/7" in text
     assert "\x1b[?25h" in text, "the cursor is there again"
+
+
+def test_where_it_runs_and_what_a_score_is_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = "on cpu in full precision; a score is the share of labels that are right, in percent"
+    lines = shown(io.StringIO(), about=about).splitlines()
+    assert lines[0] == about
+    assert len(lines) == len(EPOCHS) + 1
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    assert about in shown(Terminal(), about=about)
 
 
 def test_a_terminal_that_can_do_nothing_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,8 +65,13 @@ class Shown(Observer):
     """The progress that people watch."""
 
     def begin(self, run: "GrownRun") -> None:
-        params = run.host.catalogue.host_params
-        self.progress = GrowthProgress(sys.stderr, epochs=run.settings.epochs, params=params)
+        params, settings = run.host.catalogue.host_params, run.settings
+        about = (
+            f"on {settings.device} in {settings.precision} precision; a score is {settings.score}"
+        )
+        self.progress = GrowthProgress(
+            sys.stderr, epochs=settings.epochs, params=params, about=about
+        )
         self.progress.__enter__()
 
     def kept(self, news: EpochNews) -> None:

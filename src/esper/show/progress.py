@@ -31,12 +31,13 @@ class GrowthProgress:
         tell(epoch)
     """
 
-    def __init__(self, stream: TextIO | None, *, epochs: int, params: int) -> None:
-        self.stream, self.epochs, self.params = stream, epochs, params
+    def __init__(self, stream: TextIO | None, *, epochs: int, params: int, about: str = "") -> None:
+        """`about`: a line that is said once, of where it runs and what a score is."""
+        self.stream, self.epochs, self.params, self.about = stream, epochs, params, about
         self.seen = 0  # epochs, since it was entered
         self._show: Callable[[ShownEpoch], None] = self._print
         self._closing = ExitStack()
-        self._lines: list[str] = []
+        self._lines: list[str] = []  # the latest
 
     def __enter__(self) -> Self:
         self._began = time.monotonic()
@@ -73,11 +74,12 @@ class GrowthProgress:
         return " · ".join(facts)
 
     def _print(self, epoch: ShownEpoch) -> None:
-        print(self.line(epoch), file=self.stream, flush=True)
+        said = [self.about] if self.about and self.seen == 1 else []
+        print(*said, self.line(epoch), sep="\n", file=self.stream, flush=True)
 
     def _renew(self, handle: Any, epoch: ShownEpoch) -> None:
         self._lines = [*self._lines[1 - LINES :], self.line(epoch)]
-        handle.update({"text/plain": "\n".join(self._lines)}, raw=True)
+        handle.update({"text/plain": "\n".join([self.about, *self._lines]).strip()}, raw=True)
 
     def _live(self, console: Console) -> Callable[[ShownEpoch], None]:
         """A bar, the figures and the seeds, renewed; what was decided stays above."""
@@ -109,7 +111,7 @@ class GrowthProgress:
             for state in epoch.slots
             if state.blueprint
         ]
-        return [Text(figures), *seeds]
+        return [Text(figures), *seeds, *([Text(self.about)] if self.about else [])]
 
 
 def _notebook() -> Callable[..., Any] | None:
