@@ -19,23 +19,7 @@ from esper.api.ticking import GrowthDecision, NotFiniteError, StageChange
 from esper.leyline import Actions, Blend, Cause, LifecycleOp, SeedStage
 from esper.leyline.errors import EsperError, first_line
 from esper.leyline.ops import cause_name
-from esper.nissa import (
-    AnomalyFound,
-    Contributed,
-    Decisions,
-    EpochEnded,
-    GrowthEnded,
-    Hub,
-    LifecycleChanged,
-    Noted,
-    RunLayout,
-    RunStarted,
-    RunStore,
-    Sampled,
-    Sink,
-    open_sinks,
-    require_sinks,
-)
+from esper.nissa import Hub, RunLayout, RunStore, Sink, events, open_sinks, require_sinks
 from esper.nissa.hub import tell
 from esper.tamiyo.controllers.protocol import Explaining
 from esper.tamiyo.features import FeatureTable
@@ -47,8 +31,8 @@ class GrowthTelemetry(Observer):
     """Tells sinks, and the store of a run that has a folder, what every epoch came to."""
 
     def __init__(self, sinks: Sequence[Sink | str] = ()) -> None:
-        require_sinks(sinks)
-        self._asked, self.failed = sinks, False
+        self._asked, self.failed = [sinks] if isinstance(sinks, str) else sinks, False
+        require_sinks(self._asked)
         self._commit: Callable[[], object] = lambda: None  # waits until an epoch is on the disk
         self._planted: dict[str, str] = {}  # blueprints, by slot
 
@@ -69,19 +53,13 @@ class GrowthTelemetry(Observer):
     def _open(self, known: int | None) -> None:
         """Tell what starts here, and of the epochs before what the store does not know."""
         run, device = self.run, next(self.run.host.parameters()).device
-        self.hub.emit(
-            RunStarted(
-                round=len(run.history),
-                config={**asdict(run.settings), "device": str(device)},
-                versions=versions(),
-                seeds={"run": run.settings.seed},
-                data=run.settings.data,
-                layout=self.layout,
-            )
-        )
+        facts: dict[str, Any] = {"versions": versions(), "seeds": {"run": run.settings.seed}}
+        facts["config"] = {**asdict(run.settings), "device": str(device)}
+        facts["data"] = run.settings.data
+        self.hub.emit(events.RunStarted(round=len(run.history), layout=self.layout, **facts))
         if known is None:
-            before = run.before
-            self.hub.emit(EpochEnded(round=0, val_loss=before["loss"], score=before["score"]))
+            loss, score = run.before["loss"], run.before["score"]
+            self.hub.emit(events.EpochEnded(round=0, val_loss=loss, score=score))
         for record in run.history:  # all, to know what stands in which slot by now
             self._tell(record, known=known or 0)
         self.hub.commit(len(run.history))
@@ -107,11 +85,11 @@ class GrowthTelemetry(Observer):
             self._tell(news.record)
             self._decided(news.record)
             seconds = {f"seconds_{phase}": spent for phase, spent in news.seconds.items()}
-            self.hub.emit(Sampled(round=epoch, values=seconds))
+            self.hub.emit(events.Sampled(round=epoch, values=seconds))
             if after := self.run.after:
                 names = ("loss", "score", "test_loss", "test_score")
                 scores: dict[str, Any] = {name: after.get(name) for name in names}
-                self.hub.emit(GrowthEnded(round=epoch, added=self.run.host.added, **scores))
+                self.hub.emit(events.GrowthEnded(round=epoch, added=self.run.host.added, **scores))
             self._commit = self.hub.request(epoch)
 
     def keeping(self) -> None:
@@ -132,21 +110,13 @@ class GrowthTelemetry(Observer):
     def close(self, failure: BaseException | None) -> None:
         epoch, why = len(self.run.history), failure
         if isinstance(why, NotFiniteError):
-            anomaly = AnomalyFound(
-                round=epoch + 1,  # the one that failed: gone on with, it is another one's
-                name="not_a_number",
-                head="",
-                raised=True,
-                seen=math.nan,
-                threshold=0.0,
-                updates=1,
-                message=why.what,
-                advice=why.fix or "",
-            )
-            self.hub.emit(anomaly)
+            said: dict[str, Any] = {"message": why.what, "advice": why.fix or "", "head": ""}
+            said |= {"name": "not_a_number", "seen": math.nan, "threshold": 0.0, "updates": 1}
+            # Of the epoch that failed: where the run goes on, it is another one.
+            self.hub.emit(events.AnomalyFound(round=epoch + 1, raised=True, **said))
         if why is not None:
             given = f"{type(why).__name__} {first_line(why)}".strip()
-            self.hub.emit(Noted(round=epoch, text=f"Stopped after epoch {epoch}: {given}"))
+            self.hub.emit(events.Noted(round=epoch, text=f"Stopped after epoch {epoch}: {given}"))
         self.hub.close()
 
     # --- from a record to events ---------------------------------------------------------
@@ -162,23 +132,21 @@ class GrowthTelemetry(Observer):
         if epoch <= known:
             return
         names = ("train_loss", "val_loss", "score", "committed", "added", "most_added")
-        emit(EpochEnded(round=epoch, **{name: record[name] for name in names}))
+        emit(events.EpochEnded(round=epoch, **{name: record[name] for name in names}))
         if worth:
-            points = list(worth.values())
-            emit(Contributed(round=epoch, slot=[*worth], blueprint=seeds, contribution=points))
+            columns = {"slot": list(worth), "blueprint": seeds, "contribution": [*worth.values()]}
+            emit(events.Contributed(round=epoch, **columns))
         if changes:
-            event = LifecycleChanged(
-                round=epoch,
-                step=0,
-                env=[0] * len(changes),
-                slot=[self.layout.slots.index(change.slot) for change in changes],
-                before=[SeedStage[change.before] for change in changes],
-                after=[SeedStage[change.after] for change in changes],
-                cause=[_CAUSES[change.cause] for change in changes],
-                blueprint=[self.layout.blueprints.index(name) for name in blueprints],
-                reason=[change.reason for change in changes],
-            )
-            emit(event)
+            rows = {
+                "env": [0] * len(changes),
+                "slot": [self.layout.slots.index(change.slot) for change in changes],
+                "before": [SeedStage[change.before] for change in changes],
+                "after": [SeedStage[change.after] for change in changes],
+                "cause": [_CAUSES[change.cause] for change in changes],
+                "blueprint": [self.layout.blueprints.index(name) for name in blueprints],
+            }
+            reasons = [change.reason for change in changes]
+            emit(events.LifecycleChanged(round=epoch, step=0, reason=reasons, **rows))
 
     def _passed(self, change: StageChange, decision: GrowthDecision) -> str:
         """The blueprint that went through this change."""
@@ -204,4 +172,5 @@ class GrowthTelemetry(Observer):
             why["masks"] = memory.legality.resolved(actions.values)
         if isinstance(memory.controller, Explaining):
             why = memory.controller.thoughts()._asdict()
-        self.hub.emit(Decisions(round=int(record["epoch"]), step=0, actions=actions.values, **why))
+        why |= {"round": int(record["epoch"]), "actions": actions.values}
+        self.hub.emit(events.Decisions(step=0, **why))

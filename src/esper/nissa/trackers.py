@@ -21,20 +21,7 @@ from esper.archive.files import write_whole
 from esper.leyline.errors import EsperError, UnknownNameError, first_line
 from esper.leyline.ops import cause_name
 from esper.leyline.stages import SeedStage
-from esper.nissa.events import (
-    AnomalyFound,
-    Contributed,
-    EpisodeEnded,
-    EpochEnded,
-    Evaluated,
-    Event,
-    GrowthEnded,
-    LifecycleChanged,
-    Noted,
-    RunStarted,
-    Sampled,
-    UpdateMetrics,
-)
+from esper.nissa import events as told
 from esper.nissa.hub import Sink
 from esper.nissa.schema import RunLayout
 
@@ -43,41 +30,37 @@ REMEMBERED = "trackers.json"  # under which name each knows the run, so that a c
 Numbers = Mapping[str, float]
 
 
-class TrackerError(EsperError):
-    """A sink that there is not, or that does not begin."""
-
-
 # --- what is told ------------------------------------------------------------------------------
 
 
-def curves(event: Event) -> dict[str, float]:
+def curves(event: told.Event) -> dict[str, float]:
     """The numbers of an event that are interesting as curves over rounds, or epochs."""
-    if isinstance(event, UpdateMetrics):
+    if isinstance(event, told.UpdateMetrics):
         return {f"update/{name.replace('.', '/')}": v for name, v in event.metrics.items()}
-    if isinstance(event, EpisodeEnded) and len(event.env):
+    if isinstance(event, told.EpisodeEnded) and len(event.env):
         names = ("returns", "net_gain", "validation", "added", "interventions", "rolled_back")
         return {f"episode/{name}": float(np.mean(getattr(event, name))) for name in names}
-    if isinstance(event, Evaluated):
+    if isinstance(event, told.Evaluated):
         pairs = zip(event.context, event.score.tolist(), strict=True)
         return {f"evaluation/{event.controller}/{context}": score for context, score in pairs}
-    if isinstance(event, Sampled):
+    if isinstance(event, told.Sampled):
         return {f"sample/{name}": value for name, value in event.values.items()}
-    if isinstance(event, Contributed):
+    if isinstance(event, told.Contributed):
         pairs = zip(event.slot, event.contribution.tolist(), strict=True)
         return {f"contribution/{slot}": points for slot, points in pairs}
-    if isinstance(event, EpochEnded | GrowthEnded):
+    if isinstance(event, told.EpochEnded | told.GrowthEnded):
         values = ((name, getattr(event, name)) for name in event.declared)
         return {f"{event.kind}/{name}": float(v) for name, v in values if v is not None}
     return {}
 
 
-def texts(event: Event, layout: RunLayout | None) -> Iterator[tuple[str, str]]:
+def texts(event: told.Event, layout: RunLayout | None) -> Iterator[tuple[str, str]]:
     """(title, text); stages of slots only where the run is one network, whose names are known."""
-    if isinstance(event, AnomalyFound):
+    if isinstance(event, told.AnomalyFound):
         yield "anomalies", str(event)
-    elif isinstance(event, Noted):
+    elif isinstance(event, told.Noted):
         yield "notes", event.text
-    elif isinstance(event, LifecycleChanged) and layout is not None:
+    elif isinstance(event, told.LifecycleChanged) and layout is not None:
         stages = zip(event.slot, event.before, event.after, event.cause, strict=True)
         yield (
             "lifecycle",
@@ -96,25 +79,21 @@ class Tracker:
     """What trackers have in common; each says what it does with settings, numbers and texts."""
 
     name: ClassVar[str]
-    package: ClassVar[str]  # what must be installed
-    extra: ClassVar[str]
+    package: ClassVar[str]  # what must be installed, and the extra that does it
     _layout: RunLayout | None = None
 
-    @classmethod
-    def of_run(cls, path: Path | None) -> Sink:
-        """For the run in this folder, or for one that has none."""
-        raise NotImplementedError
+    def __init__(self, path: Path | None) -> None:
+        """Of the run in this folder, or of one that has none."""
 
     @classmethod
     def require_installed(cls) -> None:
         if find_spec(cls.package) is None:
-            raise TrackerError(
-                f"{cls.name} is not installed", fix=f"pip install 'esper-ml[{cls.extra}]'"
-            )
+            fix = f"pip install 'esper-ml[{cls.package}]'"
+            raise EsperError(f"{cls.name} is not installed", fix=fix)
 
-    def write(self, batch: Sequence[Event]) -> None:
+    def write(self, batch: Sequence[told.Event]) -> None:
         for event in batch:
-            if isinstance(event, RunStarted):
+            if isinstance(event, told.RunStarted):
                 self._layout = event.layout
                 about = {"versions": event.versions, "seeds": event.seeds, "data": event.data}
                 self.configure({**event.config, "esper": about})
@@ -130,29 +109,23 @@ class Tracker:
     def log(self, numbers: Numbers, round: int) -> None: ...
     def say(self, title: str, text: str, round: int) -> None: ...
     def flush(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class TensorBoardSink(Tracker):
     """A folder of TensorBoard's."""
 
-    name, package, extra = "TensorBoard", "tensorboard", "tensorboard"
+    name, package = "TensorBoard", "tensorboard"
 
-    def __init__(self, path: str | Path, writer: Any = None) -> None:
+    def __init__(self, path: str | Path | None, writer: Any = None) -> None:
         """`writer`: something like `torch.utils.tensorboard.SummaryWriter`, in place of one."""
+        if path is None:
+            fix = "pass out= to the run, or esper.nissa.TensorBoardSink(folder) as the sink"
+            raise EsperError("TensorBoard needs a folder", given="a run without one", fix=fix)
         if writer is None:
             self.require_installed()
             writer = import_module("torch.utils.tensorboard").SummaryWriter(path)
         self._writer = writer
-
-    @classmethod
-    def of_run(cls, path: Path | None) -> Sink:
-        if path is None:
-            raise TrackerError(
-                "TensorBoard needs a folder",
-                given="a run without one",
-                fix="pass out= to the run, or esper.nissa.TensorBoardSink(folder) as the sink",
-            )
-        return cls(path / "tensorboard")
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         self._writer.add_text("settings", f"```\n{json.dumps(settings, indent=1)}\n```", 0)
@@ -174,7 +147,7 @@ class TensorBoardSink(Tracker):
 class WandbSink(Tracker):
     """A run of Weights & Biases; what the environment says (WANDB_MODE, ...) holds."""
 
-    name, package, extra = "Weights & Biases", "wandb", "wandb"
+    name, package = "Weights & Biases", "wandb"
 
     def __init__(self, path: Path | None = None, **settings: Any) -> None:
         """`path`: the run's folder; `settings` go to `wandb.init`."""
@@ -190,17 +163,13 @@ class WandbSink(Tracker):
         try:
             self._run = wandb.init(**usual | settings)
         except Exception as error:
-            raise TrackerError(
+            raise EsperError(
                 f"{self.name} does not begin",
                 given=first_line(error),
                 fix="wandb login, or set the environment variable WANDB_MODE=offline",
             ) from error
         if path is not None:
             _remember(path, wandb=self._run.id)
-
-    @classmethod
-    def of_run(cls, path: Path | None) -> Sink:
-        return cls(path)
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         self._run.config.update(dict(settings), allow_val_change=True)
@@ -218,7 +187,7 @@ class WandbSink(Tracker):
 class MlflowSink(Tracker):
     """A run of MLflow; where to, the environment says (MLFLOW_TRACKING_URI, ...)."""
 
-    name, package, extra = "MLflow", "mlflow", "mlflow"
+    name, package = "MLflow", "mlflow"
 
     def __init__(
         self, path: Path | None = None, *, uri: str | None = None, experiment: str | None = None
@@ -234,7 +203,7 @@ class MlflowSink(Tracker):
                 self._client.update_run(known, status="RUNNING")
             self._id = known or self._created(path, experiment)
         except Exception as error:
-            raise TrackerError(
+            raise EsperError(
                 f"{self.name} does not begin",
                 given=f"{type(error).__name__}: {first_line(error)}",
                 fix="set MLFLOW_TRACKING_URI to a server; or for a file of your own pip install "
@@ -250,27 +219,18 @@ class MlflowSink(Tracker):
         title = None if path is None else path.resolve().name
         return str(self._client.create_run(place, run_name=title).info.run_id)
 
-    @classmethod
-    def of_run(cls, path: Path | None) -> Sink:
-        return cls(path)
-
     def configure(self, settings: Mapping[str, Any]) -> None:
         if self._goes_on:  # parameters cannot be set twice
             return
-        params = [
-            self._entities.Param(_key(name), str(value)[:_LONGEST])
-            for name, value in _flat(settings).items()
-        ]
-        for first in range(0, len(params), _AT_ONCE):
-            self._client.log_batch(self._id, params=params[first : first + _AT_ONCE])
+        kind = self._entities.Param
+        params = [kind(name, str(value)[:_LONGEST]) for name, value in settings.items()]
+        self._client.log_batch(self._id, params=params)
 
     def log(self, numbers: Numbers, round: int) -> None:
-        now = int(1000 * time.time())
-        metrics = [
-            self._entities.Metric(_key(name), value, now, round) for name, value in numbers.items()
-        ]
-        for first in range(0, len(metrics), _AT_ONCE):
-            self._client.log_batch(self._id, metrics=metrics[first : first + _AT_ONCE])
+        now, kind = int(1000 * time.time()), self._entities.Metric
+        names = (re.sub(r"[^\w\-. :/]", "_", name) for name in numbers)  # as MLflow takes them
+        rows = zip(names, numbers.values(), strict=True)
+        self._client.log_batch(self._id, metrics=[kind(*row, now, round) for row in rows])
 
     def say(self, title: str, text: str, round: int) -> None:
         self._client.set_tag(self._id, f"{title}.{round:04d}", text[:_LONGEST])
@@ -280,21 +240,6 @@ class MlflowSink(Tracker):
 
 
 _LONGEST = 500  # characters of a text: every version and store of MLflow takes them
-_AT_ONCE = 100  # parameters or metrics
-
-
-def _key(name: str) -> str:
-    """A name as MLflow takes them."""
-    return re.sub(r"[^\w\-. :/]", "_", name)
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        inner = isinstance(value, Mapping)
-        found |= _flat(value, f"{before}{name}.") if inner else {f"{before}{name}": value}
-    return found
 
 
 def _remembered(path: Path) -> dict[str, str]:
@@ -318,7 +263,7 @@ TRACKERS: Mapping[str, type[Tracker]] = {
 
 def require_sinks(asked: Sequence[Sink | str]) -> None:
     """Refuse a name that there is not, a tracker that is not installed, and what is no sink."""
-    for sink in (asked,) if isinstance(asked, str) else asked:
+    for sink in asked:
         if isinstance(sink, str):
             if sink not in TRACKERS:
                 raise UnknownNameError.of("sink", sink, TRACKERS)
@@ -326,7 +271,7 @@ def require_sinks(asked: Sequence[Sink | str]) -> None:
         elif not isinstance(getattr(sink, "name", None), str) or not all(
             callable(getattr(sink, method, None)) for method in ("write", "close")
         ):
-            raise TrackerError(
+            raise EsperError(
                 "This is no sink",
                 given=type(sink).__name__,
                 valid=f"an object with name, write(batch) and close(), or {', '.join(TRACKERS)}",
@@ -336,5 +281,5 @@ def require_sinks(asked: Sequence[Sink | str]) -> None:
 def open_sinks(asked: Sequence[Sink | str], path: Path | None) -> list[Sink]:
     """The sinks that were asked for, of the run in this folder if it has one."""
     require_sinks(asked)
-    listed = (asked,) if isinstance(asked, str) else asked
-    return [TRACKERS[sink].of_run(path) if isinstance(sink, str) else sink for sink in listed]
+    places = {name: path and path / name if name == "tensorboard" else path for name in TRACKERS}
+    return [TRACKERS[sink](places[sink]) if isinstance(sink, str) else sink for sink in asked]
