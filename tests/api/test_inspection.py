@@ -1,6 +1,7 @@
 """What inspect shows, and which places `slots="auto"` takes."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -157,6 +158,16 @@ def test_inspection_leaves_the_model_and_the_random_numbers_alone() -> None:
     assert torch.equal(state, torch.get_rng_state())
     assert model.training
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_a_model_is_inspected_with_gradients_wherever_that_is_asked(
+    off: Callable[[], AbstractContextManager[None]],
+) -> None:
+    model = mlp()
+    with off():
+        inside = esper.inspect(model, INPUTS[:4].clone())
+    assert inside.chosen == esper.inspect(model, INPUTS[:4]).chosen != ()
 
 
 class Recording(nn.Sequential):

@@ -242,7 +242,7 @@ def _told_axis(event: ModuleCall) -> int | None:
 
 def is_batch_first(module: nn.Module) -> bool | None:
     """The module's own convention, when it has one."""
-    attention = getattr(module, "self_attn", module)
+    attention = module._modules.get("self_attn", module)  # asked of every module at every place
     if isinstance(attention, (nn.RNNBase, nn.MultiheadAttention)):
         return bool(attention.batch_first)
     return None

@@ -107,17 +107,19 @@ def watch(
         events.append(ModuleCall(module, args, output, kwargs))
         return output
 
-    args, kwargs = tree_map_only(
-        Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), arguments_of(sample)
-    )
+    def own(tensor: Tensor) -> Tensor:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
     compiles = "torch._dynamo" in sys.modules
     with (
         state_kept(model),
         randomness_kept(model),
         # Compiled parts of the model run as they were written, so that hooks see all.
         torch.compiler.set_stance("force_eager") if compiles else nullcontext(),
+        torch.inference_mode(False),
         torch.enable_grad(),
     ):
+        args, kwargs = tree_map_only(Tensor, own, arguments_of(sample))
         hookable = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
         handles = [module.register_forward_hook(note, with_kwargs=True) for module in hookable]
         try:
