@@ -66,7 +66,9 @@ class ShownEpoch:
     def news(self) -> list[str]:
         """What was decided, and which stages passed with time."""
         last = {change.slot: change.stage for change in self.changes}
-        passed = [f"{name}: {stage.lower()}" for name, stage in last.items() if name != self.slot]
+        passed = [
+            f"slot {name}: {stage.lower()}" for name, stage in last.items() if name != self.slot
+        ]
         return [self.decision, *passed] if self.decision else passed
 
 
