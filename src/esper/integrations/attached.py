@@ -34,6 +34,7 @@ from esper.tamiyo.controllers import Controller
 
 NAME = "esper"  # of the submodule
 _NOTES, _KEPT = "notes", "optimizer."
+_WRAPS = ("slots", "blueprints", "rules", "classes", "seed")  # settings of `esper.wrap`
 _LOSSES = ("loss", "error", "perplexity", "mse", "mae", "rmse")  # lower is better
 # What schedulers keep for every group: learning rates, and what is the same for gates.
 _RATES = ("base_lrs", "_last_lr", "max_lrs", "min_lrs")
@@ -307,18 +308,9 @@ class Grower:
         if growth.host is None:
             limits = Budget.of(asked.budget)
             limits = replace(limits, epochs=limits.epochs or epochs)
+            same = {name: getattr(asked, name) for name in _WRAPS}
             with torch.inference_mode(False):
-                AttachedHost(
-                    whole,
-                    part,
-                    on_device(sample, whole),
-                    slots=asked.slots,
-                    budget=limits,
-                    blueprints=asked.blueprints,
-                    rules=asked.rules,
-                    classes=asked.classes,
-                    seed=asked.seed,
-                )
+                AttachedHost(whole, part, on_device(sample, whole), budget=limits, **same)
 
     def train(self, optimizer: Optimizer, schedulers: Iterable[Any], *, measured: bool) -> None:
         """Seeds learn with this optimiser from now on."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,12 +96,8 @@ class EsperCallback(Callback):  # type: ignore[misc]
                 valid=", ".join(trainer.callback_metrics) or "nothing was logged",
                 fix=f"call self.log({monitor!r}, ...) in validation_step, or monitor another",
             )
-        loader = trainer.val_dataloaders
-
-        def again() -> float:
-            return validated_again(trainer, pl_module, loader, monitor)
-
-        value = float(trainer.callback_metrics[monitor])
+        loader, value = trainer.val_dataloaders, float(trainer.callback_metrics[monitor])
+        again = partial(validated_again, trainer, pl_module, loader, monitor)
         self._grower.tick(value, again if isinstance(loader, DataLoader) else None)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from esper.integrations.attached import (
 from esper.kasmina.watching import call
 
 try:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerCallback, TrainerState, TrainingArguments
 except ImportError as error:
     raise IntegrationError(
         "transformers is not installed", fix="pip install 'esper-ml[transformers]'"
@@ -56,17 +57,13 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
 
     # --- the trainer's events, in the order in which they come -----------------------------
 
-    def on_init_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_init_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Before a checkpoint is loaded."""
         self._model = given["model"]
         if self._model is not None:
             self._grower.attach(self._model)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """The optimiser is there and loaded."""
         model: nn.Module = given["model"]
         _require_possible(args, resumed=state.global_step > 0 and model is not self._model)
@@ -93,9 +90,7 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
         if model.training and torch.is_grad_enabled():
             self._grower.saw_loss(_loss(output))
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Before a checkpoint is written."""
         metrics, monitor = given["metrics"], self._grower.settings.monitor
         if not self._trains:
@@ -107,14 +102,10 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
                 valid=", ".join(metrics),
             )
 
-        def again() -> float:
-            return evaluation_loss(given["model"], given["eval_dataloader"])
-
+        again = partial(evaluation_loss, given["model"], given["eval_dataloader"])
         self._grower.tick(float(metrics[monitor]), again if monitor == LOSS else None)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if not args.load_best_model_at_end:  # which is kept as it was evaluated
             self._grower.end()
         self._trains = False
