@@ -91,6 +91,16 @@ def test_a_tagger_learns_the_class_of_each_position() -> None:
     assert run.host.memory.classes == 4
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", cross_entropy, lambda o, t: cross_entropy(o, t)])
+def test_validation_data_may_be_as_long_as_there_are_classes(loss: object) -> None:
+    train, val = ((torch.randn(4, 1, long), torch.randint(4, (4, long))) for long in (9, 4))
+    run = esper.grow(Tagger(4), train, val, loss=loss, metric="accuracy", slots=["act"],  # type: ignore[arg-type]
+                     budget=esper.Budget("+100%", 1), controller="never")  # fmt: skip
+    with torch.no_grad():
+        right = float((run.export()(val[0]).argmax(1) == val[1]).double().mean())
+    assert run.after["score"] == pytest.approx(100.0 * right)
+
+
 def test_accuracy_refuses_to_guess_the_axis_and_knows_that_of_torchs_losses() -> None:
     scoring = Scoring.of(lambda outputs, targets: cross_entropy(outputs, targets), "accuracy")
     model = nn.Conv1d(1, 5, 3, padding=1)

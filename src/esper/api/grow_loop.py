@@ -360,11 +360,8 @@ class Growth:
             except ValueError as error:
                 if _ONE_VALUE not in str(error):
                     raise
-                raise GrowError(
-                    "Batch normalisation cannot train on a batch of one",
-                    given=first_line(error),
-                    fix="make batch_size larger, or the loader with drop_last=True",
-                ) from error
+                fix = "make batch_size larger, or the loader with drop_last=True"
+                raise GrowError("Batches of one cannot be normalised", fix=fix) from error
             if value.requires_grad:
                 value.backward()
             elif any(p.requires_grad for p in host.model.parameters()):
@@ -431,11 +428,9 @@ def _placed(model: nn.Module, device: torch.device | str | None) -> torch.device
     """Where it is, after it was moved to this device, if one is asked for."""
     require_module(model)
     if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
-        raise GrowError(
-            "The model is compiled, and compiled code does not grow",
-            fix="pass the model as it is without torch.compile, and compile what comes of it: "
-            "torch.compile(run.export())",
-        )
+        fix = "pass it without torch.compile, and compile what comes of it: "
+        fix += "torch.compile(run.export())"
+        raise GrowError("The model is compiled, and compiled code does not grow", fix=fix)
     if device is not None:
         model.to(find_device(device))
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -448,11 +443,9 @@ def _require_ordinary() -> None:
     """Refuse a caller's mode in which training would fail or, with old weights, go wrong."""
     half = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
     if half or torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-        raise GrowError(
-            "A run cannot be trained in here",
-            given=f"a call inside of {'torch.autocast' if half else 'torch.no_grad() or the like'}",
-            fix="call it outside; for mixed precision pass precision='bf16'",
-        )
+        given = f"a call inside of {'torch.autocast' if half else 'torch.no_grad() or the like'}"
+        fix = "call it outside; for mixed precision pass precision='bf16'"
+        raise GrowError("A run cannot be trained in here", given=given, fix=fix)
 
 
 def _optimizer(kind: str | MakeOptimizer, host: GrowingModel, settings: GrowSettings) -> Optimizer:
@@ -466,11 +459,8 @@ def _optimizer(kind: str | MakeOptimizer, host: GrowingModel, settings: GrowSett
     if settings.weight_decay is not None:
         asked["weight_decay"] = settings.weight_decay
     if isinstance(kind, Optimizer):
-        raise GrowError(
-            "The optimiser is made already, with the parameters of before",
-            given=type(kind).__name__,
-            fix=f"pass its class: optimizer=torch.optim.{type(kind).__name__}, lr=...",
-        )
+        fix = f"pass its class: optimizer=torch.optim.{type(kind).__name__}, lr=..."
+        raise GrowError("The optimiser is made already, and knows no seeds", fix=fix)
     return host.optimizer(kind, **asked)
 
 

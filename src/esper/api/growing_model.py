@@ -338,11 +338,9 @@ class GrowingModel(SlottedModel):
         starts = torch.tensor([self.memory.hand_over(controller, legality)])
         chosen = controller.act(signals, legality, starts)
         if not isinstance(chosen, Actions):
-            raise TickError(
-                f"Controller {controller.name!r} must return actions",
-                given=type(chosen).__name__,
-                fix="return Actions.of(legality.space, op=LifecycleOp.WAIT) to do nothing",
-            )
+            what, given = f"Controller {controller.name!r} must return actions", repr(chosen)
+            fix = "return Actions.of(legality.space, op=LifecycleOp.WAIT) to do nothing"
+            raise TickError(what, given=given, fix=fix)
         return chosen
 
     def _plant(self, index: int, slot: Slot, blueprint: int, blend: Blend) -> None:

@@ -297,11 +297,15 @@ class Scoring:
         with _failing(f"The model fails on the {part} data", fix, inputs):
             outputs: Any = call(model, inputs)
         loss, metric, ignored = self.loss, self.metric, getattr(self.loss, "ignore_index", IGNORED)
+        axes, known = class_axes(outputs, targets), self.axis
         if isinstance(loss, CrossEntropy):
-            loss = loss.settled(outputs, targets)
-        axes = class_axes(outputs, targets)
-        if axes and _is_one_of(loss, _OF_CLASSES):
-            axes = (1,)
+            if loss.axis is None or not axes:
+                loss = loss.settled(outputs, targets)
+            known = loss.axis
+        elif _is_one_of(loss, _OF_CLASSES):
+            known = 1
+        if axes and known is not None:  # another batch may happen to fit both ways
+            axes = (known,)
         if axes and _is_one_of(loss, (CrossEntropy, *_OF_CLASSES)):
             _require_labels(outputs.shape[axes[0]], targets[targets != ignored])
         _require_loss(self.run(model, batch)[1], part)
