@@ -70,6 +70,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def copy(record: dict[str, Any]) -> None:
         shutil.copytree(home / "run", home / str(record["epoch"]))
+        with RunReader(home / "run") as reader:  # while it is written
+            assert reader.last_commit() == record["epoch"]
+            assert list(reader.epochs())[-1]["score"] == record["score"]
 
     return grown(out=home / "run", on_epoch=copy, test=VAL)
 
