@@ -25,6 +25,7 @@ SLOW_MODULES = {
         "karn": ("growing_cli",),
         "kasmina": (
             "blueprints",
+            "causality",
             "plain_module",
             "program_export",
             "python_export",

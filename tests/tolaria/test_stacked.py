@@ -1,6 +1,7 @@
 """Every stacked form against its module, one copy after the other, in double precision."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from esper.kasmina import blueprint, blueprint_names, unregister_blueprint, zeroed
 from esper.kasmina.blueprints import find_blueprint
 from esper.kasmina.hosts import HOSTS, build_host
-from esper.leyline import Actions, Blend, BlueprintError, Family, Layout, SlotSpec
+from esper.leyline import Actions, Blend, BlueprintError, Family, Layout, Reach, SlotSpec
 from esper.tolaria.stacked import library_norm, stack, stacked_convolution, written_norm
 from tests.tolaria.twins import Twins, make_population
 
@@ -57,6 +58,13 @@ def test_a_blueprints_stacked_form_equals_its_copies(family: Family, name: str) 
     spec = SPECS[family]
     x = torch.randn(COPIES, *spec.canonical_shape(batch=4))
     compare(find_blueprint(name, family).build(spec), x)
+
+
+@pytest.mark.parametrize("name", ["norm", "depthwise", "conv", "token_mix", "attention"])
+def test_so_does_that_of_a_causal_one(name: str) -> None:
+    spec = replace(SPECS[Family.CONV1D], reach=Reach.PAST)
+    x = torch.randn(COPIES, *spec.canonical_shape(batch=4))
+    compare(find_blueprint(name, Family.CONV1D).build(spec), x)
 
 
 @pytest.mark.parametrize("name", list(HOSTS))

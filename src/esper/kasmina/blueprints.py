@@ -368,9 +368,7 @@ def token_mix(spec: SlotSpec) -> nn.Module:
     (length,) = spec.extent
     if length is None:
         raise BlueprintError(
-            f"token_mix needs the length of slot {spec.name!r}",
-            given="a length that varies",
-            valid="a fixed length",
+            f"token_mix needs the length of slot {spec.name!r}, which varies",
             fix="use conv or attention where lengths vary",
         )
     if spec.causal:

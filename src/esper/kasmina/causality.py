@@ -35,15 +35,13 @@ class _Input:
 
     def changed(self, start: int, end: int | None) -> Sample:
         """The sample with other values at some positions, of the range that it has."""
-        values = self.values.detach().clone()
-        low, high = values.aminmax()
+        old, new = self.values, self.values.detach().clone()
+        low, high = new.aminmax()
         spare = high if low < high else low - 1 if low else low + 1
-        mirrored = low + high - values
+        mirrored = low + high - new
         part = (slice(None),) * self.axis + (slice(start, end),)
-        values[part] = torch.where(mirrored == values, spare, mirrored)[part]
-        changed: Sample = tree_map_only(
-            Tensor, lambda x: values if x is self.values else x, self.sample
-        )
+        new[part] = torch.where(mirrored == new, spare, mirrored)[part]
+        changed: Sample = tree_map_only(Tensor, lambda x: new if x is old else x, self.sample)
         return changed
 
     def outputs(self, run: Run | None) -> list[Tensor]:
@@ -141,10 +139,8 @@ def _left(where: str, mixes: bool, spec: SlotSpec, changes: Tensor, reads: Tenso
         )
     if bool((late & early).any()) or spec.family is Family.CONV2D:
         return Reach.OWN if mixes else Reach.ALL
-    places = torch.arange(late.shape[1], device=late.device)
-    first_late = torch.where(late, places, late.shape[1]).amin(1)
-    last_early = torch.where(early, places, -1).amax(1)
-    return Reach.PAST if bool((last_early < first_late).all()) else Reach.OWN
+    not_before = late.int().cummax(1).values > 0  # the first late one
+    return Reach.OWN if bool((not_before & early).any()) else Reach.PAST
 
 
 def _slopes(parts: Sequence[Tensor], tensors: Sequence[Tensor]) -> Iterator[Tensor] | None:
