@@ -73,3 +73,23 @@ def test_the_order_follows_from_the_stream_and_not_from_what_was_drawn_before(ki
     order(3)
     assert batches.fingerprint(0) == seen
     assert Batches.of("train", LOADERS[kind](), 8, shuffle=True).fingerprint(0) == seen
+
+
+@pytest.mark.parametrize("size", [1, 5, 23, 24, 50])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_tensors_come_batch_by_batch_in_the_order_of_a_loader(size: int, shuffle: bool) -> None:
+    class Slow(Dataset[Any]):  # taken row by row, as of any data set that is not of tensors
+        def __len__(self) -> int:
+            return len(ROWS)
+
+        def __getitem__(self, row: int) -> Any:
+            return ROWS[row]
+
+    kinds = [Batches.of("train", each, size, shuffle=shuffle) for each in (ROWS, Slow())]
+    quick, slow = ([y.tolist() for _, y in each(11, CPU)] for each in kinds)
+    assert quick == slow
+    assert len(kinds[0].loader) == len(quick)
+    assert kinds[0].fingerprint(3) == kinds[1].fingerprint(3)
+    x, _ = next(kinds[0](11, CPU))
+    x.zero_()  # a model may do that; the data stay
+    assert ROWS.tensors[0].sum() == 276

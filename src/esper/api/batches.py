@@ -55,15 +55,15 @@ class Batches:
         samples = len(source)
         if samples == 0:
             raise DataError(f"The {name} data is empty", fix="give at least one sample")
-        loader = DataLoader(
-            source,
-            min(batch_size, samples),
-            shuffle=shuffle,
-            generator=torch.Generator(),
-            # Batch normalisation cannot train on a last batch of one.
-            drop_last=shuffle and samples > batch_size and samples % batch_size == 1,
+        size, order = min(batch_size, samples), torch.Generator()
+        # Batch normalisation cannot train on a last batch of one.
+        drop_last = shuffle and samples > batch_size and samples % batch_size == 1
+        if type(source) is TensorDataset:
+            rows = Rows(samples, size, order if shuffle else None, drop_last=drop_last)
+            return cls(name, DataLoader(source, None, sampler=rows, generator=order))
+        return cls(
+            name, DataLoader(source, size, shuffle=shuffle, generator=order, drop_last=drop_last)
         )
-        return cls(name, loader)
 
     def __call__(self, stream: int, device: torch.device) -> Iterator[Pair]:
         """One pass in the order of `stream`; call it where random states may change."""
@@ -83,7 +83,7 @@ class Batches:
         empty = True
         for batch in self.loader:
             empty = False
-            yield tree_map_only(Tensor, lambda each: each.to(device), self._pair(batch))
+            yield _moved(self._pair(batch), device)
         if empty:
             raise DataError(
                 f"The {self.name} data is empty",
@@ -119,6 +119,35 @@ class Batches:
             )
         inputs, targets = batch
         return (tuple(inputs) if isinstance(inputs, list) else inputs), targets
+
+
+class Rows(Sampler[Tensor]):
+    """Row numbers of whole batches, so that tensors give a batch at once and not row by row.
+
+    They come in the order in which a loader that shuffles by the same generator would take them.
+    """
+
+    def __init__(
+        self, samples: int, size: int, generator: torch.Generator | None, *, drop_last: bool
+    ) -> None:
+        self.samples, self.size, self.generator = samples, size, generator  # None: as they lie
+        self.batches = samples // size if drop_last else -(-samples // size)
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[Tensor]:
+        rows = torch.arange(self.samples)
+        if self.generator is not None:
+            rows = torch.randperm(self.samples, generator=self.generator)
+        yield from rows.split(self.size)[: self.batches]
+
+
+def _moved(pair: Pair, device: torch.device) -> Pair:
+    if isinstance(pair[0], Tensor) and isinstance(pair[1], Tensor):  # nearly always; quicker
+        return pair[0].to(device), pair[1].to(device)
+    moved: Pair = tree_map_only(Tensor, lambda each: each.to(device), pair)
+    return moved
 
 
 class Data(dict[str, Batches]):

@@ -267,15 +267,17 @@ class Growth:
                 self.run.history.append(news.record)
                 self.run.seconds.append(dict(news.seconds))
                 if self.host.memory.ended:
-                    self.run.finish(self._final_scores())
+                    self.run.finish(self._final_scores(news.record))
                 for observer in self.observers:
                     observer.epoch(news)
                 self._keep(self._ready)
                 for observer in self.observers:
                     observer.kept(news)
 
-    def _final_scores(self) -> dict[str, float]:
-        after = asdict(self._scores(self.data["val"]))
+    def _final_scores(self, last: Mapping[str, Any]) -> dict[str, float]:
+        after = {"loss": last["val_loss"], "score": last["score"]}
+        if last["events"]:  # seeds went in the last tick: it is another network
+            after = asdict(self._scores(self.data["val"]))
         if "test" in self.data:
             test = asdict(self._scores(self.data["test"]))
             after |= {f"test_{name}": value for name, value in test.items()}

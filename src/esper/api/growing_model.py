@@ -111,7 +111,7 @@ class GrowingModel(SlottedModel):
         self.room = room  # parameters that seeds may have in all; None: no limit
         self.horizon = limits.epochs  # in all, if the budget says so
         self.memory = GrowthMemory(len(self.specs), classes)
-        self.watch = StepWatch(model, dict(zip(self.seed_slots, self.slots, strict=True)))
+        self.watch = StepWatch(model, dict(zip(self.seed_slots, self._slots, strict=True)))
         self._given_rules = self.rules
         self._made: dict[str, Controller] = {}  # by the word that asked for it
         costs = self.catalogue.total_costs()
@@ -424,7 +424,7 @@ def _require_fitting_state(optimizer: Optimizer, state: Mapping[str, Any]) -> No
 class StepWatch:
     """Goes with every step of the optimiser; costs next to nothing while no seed is there."""
 
-    def __init__(self, model: nn.Module, slots: Mapping[str, nn.Module]) -> None:
+    def __init__(self, model: nn.Module, slots: Mapping[str, Slot]) -> None:
         self._model, self._slots = model, slots
         self._set_aside: list[tuple[Optimizer, dict[str, Any]]] = []
         self.go_on(0, 0)
@@ -473,8 +473,11 @@ class StepWatch:
 
     def _look_at_gradients(self, optimizer: Optimizer) -> None:
         scale = getattr(optimizer, "grad_scale", None)  # fused optimisers undo it themselves
-        whole = [(_HOST, self._model)] if self.steps % HOST_EVERY == 1 else []
-        for name, module in (*self._slots.items(), *whole):
+        slots = self._slots.items()
+        watched: dict[str, nn.Module] = {n: slot.seed for n, slot in slots if slot.seed is not None}
+        if self.steps % HOST_EVERY == 1:
+            watched[_HOST] = self._model
+        for name, module in watched.items():
             gradients = [p.grad for p in module.parameters() if p.grad is not None]
             if gradients:
                 with torch.no_grad():

@@ -179,7 +179,7 @@ class AttachedHost(GrowingModel):
         super().__init__(part, sample, **settings)
         # The model's own parameters; those of seeds are among its parameters from now on.
         own = nn.ParameterList(part.parameters())
-        self.watch = _SilentWatch(own, dict(zip(self.seed_slots, self.slots, strict=True)))
+        self.watch = _SilentWatch(own, dict(zip(self.seed_slots, self._slots, strict=True)))
         self.whole = whole
         self._bond.carry()
         self.part = next(name for name, each in whole.named_modules() if each is part)
