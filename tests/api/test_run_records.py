@@ -39,7 +39,9 @@ def test_how_it_goes_is_said_on_standard_error_unless_it_shall_be_quiet(
 ) -> None:
     grown()
     told = capsys.readouterr()
-    assert [line.split(" · ")[0] for line in told.err.splitlines()] == [
+    about, *lines = told.err.splitlines()
+    assert about.startswith("on cpu in full precision; a score is ")
+    assert [line.split(" · ")[0] for line in lines] == [
         f"epoch {number}/{EPOCHS}" for number in range(1, EPOCHS + 1)
     ]
     assert told.out == ""

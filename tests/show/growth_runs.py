@@ -1,6 +1,6 @@
 """Runs of grow as facts, made by hand: one seed stays, one is pruned, one is left at the end."""
 
-from esper.show.growth_facts import Change, GrowthFacts, Part, ShownEpoch, SlotState
+from esper.show.growth_facts import GrowthFacts, Part, ShownEpoch, SlotState
 
 PARTS = (
     Part(path="stem", kind="Linear", params=336, depth=0),
@@ -32,7 +32,7 @@ def epoch(number: int, op: str, said: str, slot: str | None, **held: Held) -> Sh
         op=op,
         decision=said,
         slot=slot,
-        changes=[Change(slot=slot, stage=slots[0].stage, reason="it pays")] if slot else [],
+        changes=[(slot, slots[0].stage, "it pays")] if slot else [],
         slots=slots,
         seconds={"train": 2.0, "measure": 1.0, "decide": 0.5},
         flops=1e9,

@@ -69,6 +69,14 @@ def test_a_program_without_a_console_is_not_disturbed() -> None:
     assert shown(None) == ""
 
 
+def test_a_reader_that_leaves_does_not_end_the_run() -> None:
+    stream = io.StringIO()
+    with GrowthProgress(stream, epochs=len(EPOCHS), params=642) as tell:
+        tell(EPOCHS[0])
+        stream.close()
+        tell(EPOCHS[1])
+
+
 def test_a_display_of_the_callers_own_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     with Live("mine", console=Console(file=Terminal())):

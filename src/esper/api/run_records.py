@@ -16,7 +16,7 @@ from esper import __version__
 from esper.api.ticking import GrowthDecision, StageChange, measuring
 from esper.kasmina.watching import call
 from esper.leyline.stages import SeedStage
-from esper.show.growth_facts import Change, GrowthFacts, Part, ShownEpoch, SlotState
+from esper.show.growth_facts import GrowthFacts, Part, ShownEpoch, SlotState
 from esper.tolaria.flops import STEP, counted
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def epoch_of(record: Record, seconds: Mapping[str, float]) -> ShownEpoch:
         op=decision.op,
         decision=str(decision) if decision.changes_something else "",
         slot=decision.slot,
-        changes=[Change(slot=e.slot, stage=e.after, reason=e.reason) for e in changes],
+        changes=[(each.slot, each.after, each.reason) for each in changes],
         slots=[
             SlotState(slot=name, contribution=worth.get(name), **held)
             for name, held in record.get("slots", {}).items()

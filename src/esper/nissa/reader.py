@@ -81,11 +81,11 @@ class DecisionRecord:
     actions: Mapping[str, str]  # of the heads that mattered
     value: float | None  # None: of a rule, which has none
     log_prob: float | None
-    reward: float | None
-    observation: Mapping[str, float] | None
-    legal: Mapping[str, tuple[str, ...]] | None
-    probabilities: Mapping[str, Mapping[str, float]] | None
-    log_probs: Mapping[str, float] | None
+    reward: float | None = None
+    observation: Mapping[str, float] | None = None
+    legal: Mapping[str, tuple[str, ...]] | None = None
+    probabilities: Mapping[str, Mapping[str, float]] | None = None
+    log_probs: Mapping[str, float] | None = None
 
     def __str__(self) -> str:
         chosen = ", ".join(f"{head} {action}" for head, action in self.actions.items())

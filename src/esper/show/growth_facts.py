@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
@@ -30,18 +29,8 @@ class SlotState:
 
     def __str__(self) -> str:
         worth = "" if self.contribution is None else f", {signed(self.contribution)} points"
-        return (
-            f"{self.blueprint} at {self.slot}: {self.stage.lower()}, alpha {self.alpha:.2f}{worth}"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A slot that came to another stage, and why it could."""
-
-    slot: str
-    stage: str
-    reason: str = ""
+        held = f"{self.blueprint} at {self.slot}: {self.stage.lower()}"
+        return f"{held}, alpha {self.alpha:.2f}{worth}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +46,7 @@ class ShownEpoch:
     op: str
     decision: str = ""  # in words; empty where nothing was changed
     slot: str | None = None  # that the decision names
-    changes: Sequence[Change] = ()
+    changes: Sequence[tuple[str, str, str]] = ()  # slots, the stages they came to, and why
     slots: Sequence[SlotState] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase; empty: not recorded
     flops: float | None = None  # of training; None: not counted
@@ -65,10 +54,8 @@ class ShownEpoch:
     @property
     def news(self) -> list[str]:
         """What was decided, and which stages passed with time."""
-        last = {change.slot: change.stage for change in self.changes}
-        passed = [
-            f"slot {name}: {stage.lower()}" for name, stage in last.items() if name != self.slot
-        ]
+        last = {slot: stage for slot, stage, _ in self.changes if slot != self.slot}
+        passed = [f"slot {name}: {stage.lower()}" for name, stage in last.items()]
         return [self.decision, *passed] if self.decision else passed
 
 
@@ -127,11 +114,8 @@ class ShownSeed:
             return f"permanent after epoch {self.kept}"
         if self.left is None:
             return f"on probation: {self.last.stage.lower()}"
-        return (
-            "not permanent at the end: left out"
-            if self.ended
-            else f"pruned, gone after epoch {self.left}"
-        )
+        gone = f"pruned, gone after epoch {self.left}"
+        return "not permanent at the end: left out" if self.ended else gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,9 +196,6 @@ class GrowthFacts:
     def story(self) -> Story:
         """Slots and decisions over epochs, for the timeline."""
         steps = len(self.epochs)
-        nothing: dict[str, Any] = dict.fromkeys(
-            ("reward", "observation", "legal", "probabilities", "log_probs")
-        )
         return Story(
             kind="",
             episode={},
@@ -232,7 +213,6 @@ class GrowthFacts:
                     actions={"op": epoch.op, "slot": epoch.slot or ""},
                     value=math.nan,
                     log_prob=math.nan,
-                    **nothing,
                 )
                 for epoch in self.epochs
             ],

@@ -20,7 +20,7 @@ from esper.show.page import (
     template,
 )
 from esper.show.run_facts import signed
-from esper.show.terminal import duration
+from esper.show.terminal import duration, listed
 
 CHARTS = {"growth": growth, "parameters": parameters, "costs": costs}  # by name of their pictures
 EMPTY = {"drawing": "The parts of this model were not recorded.", "seeds": "Nothing was planted."}
@@ -87,7 +87,7 @@ def headline(facts: GrowthFacts) -> str:
     epochs = f"{done} epochs" if done == facts.planned else f"{done} of {facts.planned} epochs"
     if not done:
         return "Nothing has been trained yet."
-    grew = f"{_listed(kept)} grew into the network" if kept else "nothing grew for good"
+    grew = f"{listed(kept)} grew into the network" if kept else "nothing grew for good"
     share = 100.0 * facts.added / max(facts.host_params, 1)
     cost = f" ({facts.added:,} parameters, {share:+.1f} %)" if kept else ""
     network = "The exported network" if facts.after else "So far the network"
@@ -138,12 +138,8 @@ def _decisions(facts: GrowthFacts) -> Markup:
     """What was decided after which epoch, what passed with time, and why that was possible."""
     rows = []
     for epoch in facts.epochs:
-        reasons = {change.reason: None for change in epoch.changes if change.reason}
+        reasons = dict.fromkeys(reason for _, _, reason in epoch.changes if reason)
         if epoch.news:
             said = {"epoch": epoch.number, "what": "; ".join(epoch.news)}
             rows.append({**said, "why": "; ".join(reasons) or "—"})
     return fill("decisions", rows=fill_each("decided", rows)) if rows else NOTHING
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -7,7 +7,7 @@ line for every epoch. Imports neither torch nor matplotlib.
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from typing import Any, Self, TextIO
 
@@ -56,7 +56,8 @@ class GrowthProgress:
 
     def __call__(self, epoch: ShownEpoch) -> None:
         self.seen += 1
-        self._show(epoch)
+        with suppress(OSError, ValueError):  # whoever watched has left; training goes on
+            self._show(epoch)
 
     def line(self, epoch: ShownEpoch) -> str:
         """An epoch in one line: figures, what was decided or passed with time, and time left."""

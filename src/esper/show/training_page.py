@@ -5,7 +5,7 @@ from typing import Any
 
 from esper.show.page import NOTHING, Markup, Section, assembled, fill, fill_each
 from esper.show.run_facts import Facts, Row, Score, signed
-from esper.show.terminal import duration
+from esper.show.terminal import duration, listed
 
 
 def page(facts: Facts, sections: Sequence[Section]) -> str:
@@ -87,14 +87,14 @@ def headline(facts: Facts) -> str:
             said = "Nothing has been played yet."
         others = [f"{_article(name)} {score}" for name, score in facts.baselines.items()]
         if others:
-            said += f" To compare with: {_listed(others)}; never growing is 0."
+            said += f" To compare with: {listed(others)}; never growing is 0."
         return said
     compared = [
         f"{_relation(best, score)} {_article(name)} ({score})"
         for name, score in facts.baselines.items()
     ]
     compared.append(f"{_relation(best, Score(0, 0.0, (0.0, 0.0)))} never growing (0)")
-    return f"{done} Tamiyo scores {best} at its best, in round {best.round}: {_listed(compared)}."
+    return f"{done} Tamiyo scores {best} at its best, in round {best.round}: {listed(compared)}."
 
 
 def cautions(facts: Facts) -> list[str]:
@@ -150,7 +150,3 @@ def _relation(best: Score, other: Score) -> str:
 
 def _article(name: str) -> str:
     return {"random": "random decisions", "heuristic": "the heuristic"}.get(name, name)
-
-
-def _listed(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
