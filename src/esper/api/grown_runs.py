@@ -349,7 +349,7 @@ class Report:
         lines += ["", "grown:" if self.grown else "nothing grew for good"]
         lines += [f"  {seed}" for seed in self.grown]
         if others := [f"  {seed}" for seed in self.seeds if seed.fate != PERMANENT]:
-            lines += ["", "not, or not for good:", *others]
+            lines += ["", "planted, and not permanent:", *others]
         if self.decisions:
             lines += ["", "decisions:"]
             lines += [f"  after epoch {epoch}: {what}" for epoch, what in self.decisions]
