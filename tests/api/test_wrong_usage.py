@@ -313,7 +313,7 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a card that is not there": (
         lambda _: grow(device="cuda:77"), 'valid: such as "cpu", "cuda".*or "auto"'),
     "a list of devices": (
-        lambda _: grow(device=["cpu"]), "must be torch.device, not list; valid: s"),
+        lambda _: grow(device=["cpu"]), "list.*; valid: such as"),  # torch words it
     "no gradients": (lambda _: inside(torch.no_grad()), "call it outside"),
     "inference alone": (lambda _: inside(torch.inference_mode()), "call it outside"),
     "an autocast around it": (
