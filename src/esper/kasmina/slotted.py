@@ -157,7 +157,8 @@ class SlottedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._in_seed_pass:
             args, kwargs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
-        return self.model(*args, **kwargs)
+        # Not `self.model`, which torch looks for in three places: this is in every step.
+        return self._modules["model"](*args, **kwargs)  # type: ignore[misc]
 
     @property
     def has_isolated_seeds(self) -> bool:
