@@ -187,6 +187,29 @@ def test_what_a_seed_may_see_is_found_by_what_the_model_returns(name: str) -> No
     assert found == wanted
 
 
+def test_numbers_stay_within_what_each_position_has_had() -> None:
+    """Columns of categories have their own sizes, and one too large is fatal on some devices."""
+
+    class Categories(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.columns = nn.ModuleList(nn.Embedding(size, 4) for size in (50, 3, 2))
+            self.head = nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            largest.append(x.amax(0).tolist())
+            columns = zip(self.columns, x.unbind(1), strict=True)
+            return self.head(torch.stack([column(values) for column, values in columns], 1))
+
+    largest: list[list[int]] = []
+    sample = torch.tensor([[49, 0, 1], [3, 2, 0], [7, 1, 0]])
+    probe(Categories(), ["head"], sample)
+    assert len(largest) > 3
+    assert all(
+        each <= limit for seen in largest for each, limit in zip(seen, (49, 2, 1), strict=True)
+    )
+
+
 def test_positions_folded_into_the_rows_of_the_output_count() -> None:
     class Rows(models.Tcn):
         def forward(self, tokens: Tensor) -> Tensor:

@@ -34,10 +34,11 @@ class _Input:
     axis: int
 
     def changed(self, start: int, end: int | None) -> Sample:
-        """The sample with other values at some positions, of the range that it has."""
+        """The sample with other values at some positions, of the range that each has."""
         old, new = self.values, self.values.detach().clone()
-        low, high = new.aminmax()
-        spare = high if low < high else low - 1 if low else low + 1
+        low, high = new.aminmax(dim=0)
+        step = new.is_floating_point() or new.device.type == "cpu"  # else too much may be fatal
+        spare = torch.where(low < high, high, torch.where(low > 0, low - 1, low + step))
         mirrored = low + high - new
         part = (slice(None),) * self.axis + (slice(start, end),)
         new[part] = torch.where(mirrored == new, spare, mirrored)[part]
@@ -174,9 +175,8 @@ def _inputs(sample: Sample, first_axis: int) -> Iterator[_Input]:
         if not dense or values.is_nested or values.is_complex() or not values.numel():
             continue
         low, high = values.detach().aminmax()
-        # The next number is tried where nothing else can be, and where that could not be fatal.
-        other = low < high or (leaf == 0 and values.device.type == "cpu")
-        if values.is_floating_point() or (low >= 0 and other and values.dtype is not torch.bool):
+        other = (low < high or leaf == 0) and values.dtype is not torch.bool
+        if values.is_floating_point() or (low >= 0 and other):
             for axis in range(first_axis, values.dim()):
                 yield _Input(plain, values, axis)
 
