@@ -188,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--steps", type=int, default=1000, help="of each model; 0: leave it out")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each kind; 0: none")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each kind; 0: none")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
