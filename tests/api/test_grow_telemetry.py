@@ -142,6 +142,15 @@ def test_the_beginning_and_the_end_say_what_a_run_is(whole: Any) -> None:
     assert end["added"] == whole.host.added
 
 
+def test_pages_and_the_report_agree_on_what_seeds_were_worth(whole: Any) -> None:
+    shown = {life.name: life for life in whole.facts().lives}
+    for seed in whole.seeds:
+        life = shown[f"{seed.blueprint} at {seed.slot}"]
+        assert (life.planted, life.contribution) == (seed.planted, seed.contribution)
+        for epoch, worth in life.contributions.items():
+            assert worth == whole.history[epoch - 1]["contributions"][seed.slot]
+
+
 @pytest.mark.parametrize("epoch", [1, 3, 6])
 def test_an_interrupted_run_has_every_epoch_once_to_the_bit(whole: Any, epoch: int) -> None:
     folder = whole.folder.path.parent / str(epoch)

@@ -119,6 +119,8 @@ def tell(sink: Any, *events: Event) -> None:
     assert failures == []
 
 
+# Of a round that was not finished, and then two of the one before it.
+LATE = [Noted(round=r, text=t) for r, t in ((3, "diverged"), (2, "slow"), (2, "slower"))]
 CHANGE = f"{LAYOUT.slots[1]}: TRAINING -> BLENDING (TIME)"
 
 
@@ -160,7 +162,7 @@ def test_mlflow_has_settings_curves_and_changes_and_goes_on(offline: Path) -> No
     run = offline / "net-1"
     for epochs in ((1, 2), (3, 4)):  # interrupted, and gone on with
         (sink,) = open_sinks(["mlflow"], run)
-        tell(sink, *growth(*epochs))
+        tell(sink, *growth(*epochs), *LATE)
     client = MlflowClient()
     experiment = client.get_experiment_by_name("esper")
     (found,) = client.search_runs([experiment.experiment_id])
@@ -173,6 +175,7 @@ def test_mlflow_has_settings_curves_and_changes_and_goes_on(offline: Path) -> No
     assert [(each.step, each.value) for each in curve] == [(n, 50.25 + n) for n in (1, 2, 3, 4)]
     assert found.data.metrics["contribution/a_0"] == 1.0  # @ is not in MLflow's alphabet
     assert found.data.tags["lifecycle.0004"] == CHANGE
+    assert [found.data.tags[f"notes.{n}"] for n in ("0002", "0002.2")] == ["slow", "slower"]
 
 
 def test_what_keeps_mlflow_from_beginning_is_said(
@@ -189,7 +192,7 @@ def test_weights_and_biases_has_settings_curves_and_changes_and_goes_on(offline:
 
     run = offline / "net-1"
     for epochs in ((1, 2), (3, 4)):
-        tell(WandbSink(run, name="mine"), *growth(*epochs))
+        tell(WandbSink(run, name="mine"), *growth(*epochs), *LATE)
     wandb.teardown()  # waits for the process that writes
     written = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
     known = json.loads((run / trackers.REMEMBERED).read_text())["wandb"]
@@ -197,6 +200,7 @@ def test_weights_and_biases_has_settings_curves_and_changes_and_goes_on(offline:
     first, then = (file.read_bytes() for file in written)
     for word in (b"epoch/score", b"51.25", b"contribution/a@0", b"+15%", CHANGE.encode(), b"mine"):
         assert word in first
+    assert all(note.text.encode() in first for note in LATE)
     assert b"54.25" in then
     assert b"54.25" not in first
 

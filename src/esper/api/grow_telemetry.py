@@ -16,7 +16,7 @@ from esper.api.grown_runs import GrownRun
 from esper.api.observers import EpochNews, Observer
 from esper.api.run_records import versions
 from esper.api.ticking import GrowthDecision, NotFiniteError, StageChange
-from esper.leyline import Actions, Blend, Cause, LifecycleOp, SeedStage
+from esper.leyline import Cause, LifecycleOp, SeedStage
 from esper.leyline.errors import EsperError, first_line
 from esper.leyline.ops import cause_name
 from esper.nissa import Hub, RunLayout, RunStore, Sink, events, open_sinks, require_sinks
@@ -52,10 +52,9 @@ class GrowthTelemetry(Observer):
 
     def _open(self, known: int | None) -> None:
         """Tell what starts here, and of the epochs before what the store does not know."""
-        run, device = self.run, next(self.run.host.parameters()).device
-        facts: dict[str, Any] = {"versions": versions(), "seeds": {"run": run.settings.seed}}
-        facts["config"] = {**asdict(run.settings), "device": str(device)}
-        facts["data"] = run.settings.data
+        run = self.run
+        facts = {"config": asdict(run.settings), "data": run.settings.data}
+        facts |= {"versions": versions(), "seeds": {"run": run.settings.seed}}
         self.hub.emit(events.RunStarted(round=len(run.history), layout=self.layout, **facts))
         if known is None:
             loss, score = run.before["loss"], run.before["score"]
@@ -78,12 +77,12 @@ class GrowthTelemetry(Observer):
         return store
 
     def epoch(self, news: EpochNews) -> None:
-        epoch = int(news.record["epoch"])
         if self.failed:
             return
+        epoch = int(news.record["epoch"])
         with self._going_on():
             self._tell(news.record)
-            self._decided(news.record)
+            self._decided(epoch)
             seconds = {f"seconds_{phase}": spent for phase, spent in news.seconds.items()}
             self.hub.emit(events.Sampled(round=epoch, values=seconds))
             if after := self.run.after:
@@ -154,23 +153,17 @@ class GrowthTelemetry(Observer):
             self._planted[change.slot] = decision.blueprint or ""
         return self._planted[change.slot]
 
-    def _decided(self, record: dict[str, Any]) -> None:
+    def _decided(self, epoch: int) -> None:
         """The decision after an epoch, among what, and of what has learned also why."""
-        decision = GrowthDecision.of(record["decision"])
-        memory, space = self.run.host.memory, self.run.host.space
-        if decision.op not in LifecycleOp.__members__:  # the end decides nothing
+        memory = self.run.host.memory
+        if memory.ended:  # the end decides nothing
             return
-        chosen = {"op": int(LifecycleOp[decision.op])}
-        if decision.slot is not None:
-            chosen["slot"] = self.layout.slots.index(decision.slot)
-        if decision.blueprint is not None and decision.blend is not None:
-            chosen["blueprint"] = self.layout.blueprints.index(decision.blueprint)
-            chosen["blend"] = int(Blend[decision.blend])
-        actions = Actions.of(space, **chosen)
-        why: dict[str, Any] = {"values": [math.nan], "log_probs": [[math.nan] * len(space)]}
-        if memory.legality is not None:
-            why["masks"] = memory.legality.resolved(actions.values)
+        assert memory.actions is not None
+        assert memory.legality is not None
+        actions = memory.actions.canonical().values
+        why: dict[str, Any] = {"values": [math.nan], "log_probs": [[math.nan] * actions.shape[1]]}
         if isinstance(memory.controller, Explaining):
             why = memory.controller.thoughts()._asdict()
-        why |= {"round": int(record["epoch"]), "actions": actions.values}
-        self.hub.emit(events.Decisions(step=0, **why))
+        else:
+            why["masks"] = memory.legality.resolved(actions)
+        self.hub.emit(events.Decisions(round=epoch, step=0, actions=actions, **why))

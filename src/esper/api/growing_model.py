@@ -341,6 +341,7 @@ class GrowingModel(SlottedModel):
             what, given = f"Controller {controller.name!r} must return actions", repr(chosen)
             fix = "return Actions.of(legality.space, op=LifecycleOp.WAIT) to do nothing"
             raise TickError(what, given=given, fix=fix)
+        self.memory.actions = chosen
         return chosen
 
     def _plant(self, index: int, slot: Slot, blueprint: int, blend: Blend) -> None:

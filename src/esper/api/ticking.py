@@ -246,6 +246,7 @@ class GrowthMemory:
         self.classes = classes  # of a classifier
         self.controller: Controller | None = None  # the one that decided last
         self.legality: Legality | None = None  # what it chose among
+        self.actions: Actions | None = None  # what it chose
         self.compared = False  # were val_score and evaluate found to be the same score?
         self.ended = False  # are the budget's epochs over?
         self._unit: float | None = None  # the loss that counts as guessing without classes

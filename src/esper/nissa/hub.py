@@ -206,8 +206,9 @@ class _Channel:
 
 
 def tell(text: str) -> None:
-    """One line on the standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """One line on the standard error, if there is one yet."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class Hub(AbstractContextManager["Hub"]):

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -168,6 +169,8 @@ class WandbSink(Tracker):
                 given=first_line(error),
                 fix="wandb login, or set the environment variable WANDB_MODE=offline",
             ) from error
+        # Steps of its own must rise, and it drops what comes late: a note, or an epoch once more.
+        self._run.define_metric("*", step_metric="round")
         if path is not None:
             _remember(path, wandb=self._run.id)
 
@@ -175,10 +178,10 @@ class WandbSink(Tracker):
         self._run.config.update(dict(settings), allow_val_change=True)
 
     def log(self, numbers: Numbers, round: int) -> None:
-        self._run.log(dict(numbers), step=round)
+        self._run.log({**numbers, "round": round})
 
     def say(self, title: str, text: str, round: int) -> None:
-        self._run.log({title: text}, step=round)
+        self._run.log({title: text, "round": round})
 
     def close(self) -> None:
         self._run.finish()
@@ -197,6 +200,7 @@ class MlflowSink(Tracker):
         self._entities = import_module("mlflow.entities")
         known = None if path is None else _remembered(path).get("mlflow")
         self._goes_on = known is not None
+        self._said: Counter[str] = Counter()  # texts, by the name of their tag
         try:
             self._client = import_module("mlflow").MlflowClient(uri)
             if known is not None:
@@ -233,7 +237,10 @@ class MlflowSink(Tracker):
         self._client.log_batch(self._id, metrics=[kind(*row, now, round) for row in rows])
 
     def say(self, title: str, text: str, round: int) -> None:
-        self._client.set_tag(self._id, f"{title}.{round:04d}", text[:_LONGEST])
+        key = f"{title}.{round:04d}"
+        self._said[key] += 1  # a tag has one value, and a round may have several notes
+        key += f".{self._said[key]}" if self._said[key] > 1 else ""
+        self._client.set_tag(self._id, key, text[:_LONGEST])
 
     def close(self) -> None:
         self._client.set_terminated(self._id)

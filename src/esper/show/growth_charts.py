@@ -57,7 +57,7 @@ def _score(
     dot: Look = {"marker": "." if len(epochs) < 3 else ""}
     said: set[str] = set()  # one seed may come after another like it
     for life in lives:
-        known = {n: s.contribution for n, s in life.states.items() if s.contribution is not None}
+        known = life.contributions
         without = [score[number - 1] - worth for number, worth in known.items()]
         look: Look = {"color": colours[life.name], "lw": 1.2}
         axes.plot(list(known), without, label=_once(f"without {life.name}", said), **look, **dot)
@@ -89,7 +89,7 @@ def _contributions(
     """What the score loses without each seed."""
     said: set[str] = set()
     for life in lives:
-        known = {n: s.contribution for n, s in life.states.items() if s.contribution is not None}
+        known = life.contributions
         look: Look = {"color": colours[life.name], "marker": "." if len(known) < 3 else ""}
         axes.plot(list(known), list(known.values()), label=_once(life.name, said), **look)
     axes.axhline(0.0, color=theme.ink, lw=1.0, alpha=0.7)

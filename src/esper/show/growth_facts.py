@@ -81,6 +81,7 @@ class ShownSeed:
 
     slot: str
     states: Mapping[int, SlotState]  # after these epochs, in order
+    contributions: Mapping[int, float]  # points, in these epochs, until it was pruned
     left: int | None  # the epoch after which it was gone; None: it is there
     ended: bool  # was it gone because the run was over?
 
@@ -105,8 +106,7 @@ class ShownSeed:
     @property
     def contribution(self) -> float | None:
         """When it was last measured."""
-        known = (state.contribution for state in reversed([*self.states.values()]))
-        return next((worth for worth in known if worth is not None), None)
+        return [*self.contributions.values()][-1] if self.contributions else None
 
     @property
     def fate(self) -> str:
@@ -140,17 +140,26 @@ class GrowthFacts:
         """Every seed that was ever planted, in order."""
         found = []
         for slot in self.places:
-            after = [
-                (epoch, next((s for s in epoch.slots if s.slot == slot and s.blueprint), None))
-                for epoch in self.epochs
-            ]
-            for _, life in groupby(after, lambda pair: pair[1] is None):
-                states = {epoch.number: state for epoch, state in life if state is not None}
-                if states:
+            held = {e.number: state for e in self.epochs for state in e.slots if state.slot == slot}
+            seeds = [(e.number, held.get(e.number)) for e in self.epochs]
+            for lives, life in groupby(seeds, lambda pair: bool(pair[1] and pair[1].blueprint)):
+                if lives:
+                    states = {number: state for number, state in life if state is not None}
                     gone = next((e for e in self.epochs if e.number > max(states)), None)
                     left = None if gone is None else gone.number
                     ended = gone is not None and gone.op not in LifecycleOp.__members__
-                    found.append(ShownSeed(slot=slot, states=states, left=left, ended=ended))
+                    worth = {  # measured of what the epoch before left, before its own decision
+                        number: state.contribution
+                        for number, state in held.items()
+                        if state.contribution is not None
+                        and number - 1 in states
+                        and states[number - 1].stage != SeedStage.PRUNED.name
+                    }
+                    found.append(
+                        ShownSeed(
+                            slot=slot, states=states, contributions=worth, left=left, ended=ended
+                        )
+                    )
         return sorted(found, key=lambda life: life.planted)
 
     @property
