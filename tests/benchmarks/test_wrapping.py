@@ -28,18 +28,8 @@ def test_its_figures_are_named_by_model(
     wrapping: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "figures.json"
-    words = [
-        "wrapping.py",
-        "--models",
-        "mlp",
-        "--steps",
-        "20",
-        "--rounds",
-        "1",
-        "--json",
-        str(file),
-    ]
-    monkeypatch.setattr(sys, "argv", [*words, str(file)])
+    few = ["--models", "mlp", "--steps", "20", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["wrapping.py", *few, "--json", str(file)])
     wrapping.main()
     figures = json.loads(file.read_text())
     assert figures.keys() == {"idle_overhead_mlp", "grow_never_vs_plain_mlp"}
