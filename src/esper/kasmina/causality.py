@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from esper.kasmina.layout_inference import is_batch_first
+from esper.kasmina.layout_inference import batch_size, is_batch_first
 from esper.kasmina.watching import Run, Sample, Watched, arguments_of, watch
 from esper.leyline import Family, Reach, SlotError, SlotSpec
 
@@ -73,6 +73,7 @@ class Causality:
         self, model: nn.Module, watched: Mapping[int, Watched], sample: Sample, run: Run
     ) -> None:
         self._model, self._watched, self._training = model, watched, run.training
+        self._batch = batch_size(sample)
         self._goes_on = _goes_on(model, sample, run.events[-1].output)
         self._cuts: list[_Cut] = []
         time_first = any(is_batch_first(event.module) is False for event in run.events)
@@ -93,7 +94,10 @@ class Causality:
         reaches = [Reach.ALL]
         for mixes, seen in self._cuts:
             # A place that only training comes by was not seen here.
-            reaches += [_left(where, mixes, spec, *each) for each in seen[index]] or [Reach.OWN]
+            # Rows that are not the batch may be others each time, as those of experts are.
+            own = spec.family is Family.DENSE and any(len(x) != self._batch for x, _ in seen[index])
+            calls = [] if own else seen[index]
+            reaches += [_left(where, mixes, spec, *each) for each in calls] or [Reach.OWN]
         found = max(reaches, key=list(Reach).index)
         return Reach.OWN if found is Reach.PAST and self._goes_on else found
 
