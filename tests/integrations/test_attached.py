@@ -11,7 +11,13 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim import lr_scheduler as schedulers
 
-from esper.integrations.attached import AttachedHost, Attachment, attach, grown
+from esper.integrations.attached import (
+    AttachedHost,
+    Attachment,
+    CallbackSettings,
+    attach,
+    grown,
+)
 from esper.leyline.errors import EsperError
 from tests.integrations.processes import require_same
 
@@ -112,6 +118,14 @@ def test_what_waits_to_be_put_back_is_not_lost_by_saving() -> None:
     attach(other)
     other.load_state_dict(state)
     require_same(other.state_dict(), state)
+
+
+def test_whether_lower_is_better_follows_from_the_name() -> None:
+    lower = ["val_loss", "eval_loss", "valLoss", "val/rmse", "eval_wer", "nll", "error_rate"]
+    higher = ["val_acc", "answer_f1", "eval_cancer_auc", "accuracy"]
+    assert all(CallbackSettings(name).lower_is_better for name in lower)
+    assert not any(CallbackSettings(name).lower_is_better for name in higher)
+    assert CallbackSettings("fid", mode="min").lower_is_better
 
 
 def test_an_optimiser_made_of_a_grown_model_is_put_in_order() -> None:

@@ -65,6 +65,12 @@ class KilledIn(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class FailingIn(KilledIn):
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        if trainer.current_epoch == self.epoch:
+            raise MemoryError
+
+
 def data(size: int = 32) -> tuple[DataLoader[Any], DataLoader[Any]]:
     train, held_out = TensorDataset(X[:96], Y[:96]), TensorDataset(X[96:], Y[96:])
     return DataLoader(train, size), DataLoader(held_out, 24)
@@ -85,9 +91,10 @@ def scripted(**settings: Any) -> EsperCallback:
 
 
 def fit(
-    folder: Path, callback: Callback, epochs: int, *others: Callback, path: Any = None, **how: Any
-) -> Lit:
-    module = Lit()
+    folder: Path, callback: Callback, epochs: int, *others: Callback, path: Any = None,
+    module: Lit | None = None, **how: Any,
+) -> Lit:  # fmt: skip
+    module = Lit() if module is None else module
     callbacks = [callback, *others]
     keeps = any(isinstance(each, ModelCheckpoint) for each in others)
     trainer = Trainer(max_epochs=epochs, accelerator="cpu", default_root_dir=folder,
@@ -160,6 +167,34 @@ def test_a_run_that_is_killed_goes_on_to_the_same_end(tmp_path: Path, precision:
     assert [tick.epoch for tick in callback.ticks] == [6, 7, 8, 9]
     assert callback.ticks == whole.ticks[5:]
     require_same(resumed.state_dict(), straight.state_dict())
+
+
+def test_a_module_that_goes_on_by_itself_ends_the_same(tmp_path: Path) -> None:
+    """The same module, which has grown already, is resumed by another trainer."""
+    failed, whole, module = scripted(), scripted(), Lit()
+    keeping = ModelCheckpoint(tmp_path, save_last=True)
+    with pytest.raises(MemoryError):
+        fit(tmp_path, failed, 9, keeping, FailingIn(5), module=module)
+    fit(tmp_path, failed, 9, module=module, path=tmp_path / "last.ckpt")
+    straight = fit(tmp_path, whole, 9)
+    assert failed.ticks[-1] == whole.ticks[-1]
+    require_same(module.state_dict(), straight.state_dict())
+
+
+def test_a_longer_training_and_a_second_one_let_more_grow(tmp_path: Path) -> None:
+    def twice() -> EsperCallback:
+        plants = {2: ("plant", "net.1", "norm", "ramp"), 5: ("plant", "net.3", "mlp", "ramp")}
+        return scripted(controller=Script(plants))
+
+    callback, later = twice(), twice()
+    module = fit(tmp_path, callback, 4, ModelCheckpoint(tmp_path, save_last=True))
+    fit(tmp_path, later, 8, path=tmp_path / "last.ckpt")
+    assert [str(tick.decision) for tick in later.ticks][::3] == ["plant mlp at net.3 (ramp)", "end"]
+    fit(tmp_path, callback, 4, module=module)
+    assert [str(tick.decision) for tick in callback.ticks[4:]][::3] == [
+        "plant mlp at net.3 (ramp)",
+        "end",
+    ]
 
 
 def test_a_checkpoint_shows_what_grew_where_it_would_be_lost(tmp_path: Path) -> None:
@@ -236,6 +271,10 @@ class Whole(Lit):
         self.log("val_acc", 100.0)
 
 
+class Unvalidated(Lit):
+    validation_step = LightningModule.validation_step
+
+
 class Formless(Lit):
     forward = LightningModule.forward  # type: ignore[assignment]
 
@@ -248,6 +287,7 @@ class Formless(Lit):
         (Lit, {"monitor": "val_f1"}, [], r"val_f1; valid: .*val_loss.*self\.log\('val_f1'"),
         (Lit, {"module": "backbone"}, [], "no such part; given: 'backbone'; valid: net, head"),
         (Formless, {}, [], r"no forward.*module='net'"),
+        (Unvalidated, {"controller": "plateau"}, [], "every validation, and there is none; give"),
         (Whole, {"controller": "plateau"}, [], "val_acc is more than a whole; given: 100; say per"),
     ],
 )
@@ -271,6 +311,7 @@ def test_a_named_part_is_seen_as_the_module_runs_it(tmp_path: Path) -> None:
 
     trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback],
                       enable_checkpointing=False, **SHOWN)  # fmt: skip
-    trainer.fit(Flat(), *data())
+    train, held_out = data()
+    trainer.fit(Flat(), train, [held_out])
     assert callback.host.sample[0].shape == (32, 12)
     assert callback.ticks[0].score == pytest.approx(36.788, abs=1e-3), "a loss, as a score"

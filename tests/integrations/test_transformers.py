@@ -169,6 +169,24 @@ def test_the_best_model_comes_back_with_what_it_had_grown(tmp_path: Path) -> Non
     require_same(kept, found)
 
 
+def test_a_second_training_lets_more_grow(tmp_path: Path) -> None:
+    plants = {2: ("plant", FIRST, "norm", "ramp"), 3: ("plant", SECOND, "mlp", "ramp")}
+    callback = scripted(controller=Script(plants))
+    made = trainer(tmp_path, 2, callback)
+    made.train()
+    made.train()
+    found = [str(tick.decision) for tick in callback.ticks]
+    assert found[1:] == ["end", f"plant mlp at {SECOND} (ramp)", "end"]
+
+
+def test_one_of_several_sets_of_data_is_monitored(tmp_path: Path) -> None:
+    callback = scripted(monitor="eval_one_loss", controller="never", evaluate=accuracy)
+    made = trainer(tmp_path, 2, callback)
+    made.eval_dataset = {"one": ROWS[32:40], "two": ROWS[40:]}
+    made.train()
+    assert [tick.epoch for tick in callback.ticks] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("settings", "arguments", "message"),
     [

@@ -256,6 +256,10 @@ class GrowthMemory:
         """What guessing is worth: known from the classes, or the loss of a model that guesses."""
         self.classes, self._unit = classes, loss
 
+    def expect(self, epoch: int, horizon: int | None) -> None:
+        """So many epochs are lived of so many in all."""
+        self.ended = horizon is not None and epoch >= horizon
+
     def relative(self, loss: float) -> float:
         """A loss so that one of guessing is log(classes), as controllers expect it."""
         if self.classes is not None:
@@ -323,7 +327,7 @@ class GrowthMemory:
         }
         self.window.remember(latest, row(numbers["host"]))
         epoch = int(host.lifecycle.epoch) + 1
-        self.ended = host.horizon is not None and epoch >= host.horizon
+        self.expect(epoch, host.horizon)
         seen = self.window.recent("validation_accuracy", SCORES_SEEN)
         if epoch == SCORES_SEEN and bool(((seen >= 0.0) & (seen <= 1.0)).all()) and seen.any():
             warnings.warn(

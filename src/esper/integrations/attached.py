@@ -8,8 +8,9 @@ saved state is that of the model alone; what concerns seeds is kept in `esper` t
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,8 +35,9 @@ from esper.tamiyo.controllers import Controller
 
 NAME = "esper"  # of the submodule
 _NOTES, _KEPT = "notes", "optimizer."
-_WRAPS = ("slots", "blueprints", "rules", "classes", "seed")  # settings of `esper.wrap`
-_LOSSES = ("loss", "error", "perplexity", "mse", "mae", "rmse")  # lower is better
+_WRAPS = ("slots", "budget", "blueprints", "rules", "classes", "seed")  # settings of `esper.wrap`
+# Lower is better; short ones are words of their own, unlike those in "answer" and "cancer".
+_LOSSES = re.compile("loss|error|perplexity|mse|mae|(?<![a-z])(nll|ppl|wer|cer)(?![a-z])")
 # What schedulers keep for every group: learning rates, and what is the same for gates.
 _RATES = ("base_lrs", "_last_lr", "max_lrs", "min_lrs")
 _ALIKE = ("lr_lambdas", "base_momentums", "max_momentums")
@@ -68,7 +70,7 @@ class CallbackSettings:
     @property
     def lower_is_better(self) -> bool:
         if self.mode is None:
-            return any(word in self.monitor.lower() for word in _LOSSES)
+            return _LOSSES.search(self.monitor.lower()) is not None
         return self.mode == "min"
 
 
@@ -97,18 +99,18 @@ class Attachment(nn.Module):
 
     def recover(self) -> None:
         """Load what waits, now that there are slots."""
-        waiting, self.waiting = self.waiting, {}
         try:
             # Frameworks validate in inference mode, whose tensors could never be trained.
             with torch.inference_mode(False):
-                if waiting:
-                    self.load_state_dict(waiting)
+                if self.waiting:
+                    self.load_state_dict(self.waiting)
         except (EsperError, RuntimeError, LookupError) as error:
             raise IntegrationError(
                 "What grew cannot be put back into this model",
                 given=" ".join(str(error).split()),
                 fix="use the model, slots and blueprints that the checkpoint was made with",
             ) from error
+        self.waiting = {}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -130,10 +132,11 @@ class Attachment(nn.Module):
     ) -> None:
         saved = [name for name in state_dict if name.startswith(prefix)]
         host = self.host
+        if host is None or not host.optimizers:  # loaded again when there is one
+            self.waiting = {name.removeprefix(prefix): state_dict[name].clone() for name in saved}
         if host is None or not saved:
-            if host is None:
-                found = {name.removeprefix(prefix): state_dict.pop(name) for name in saved}
-                self.waiting = {name: value.clone() for name, value in found.items()}
+            for name in saved:
+                del state_dict[name]
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
             return
         start, notes = prefix + _KEPT, notes_of(state_dict.pop(prefix + _NOTES))
@@ -199,13 +202,23 @@ class AttachedHost(GrowingModel):
         """Let seeds join a framework's optimiser, for which schedulers exist already."""
         if optimizer not in self.optimizers:
             self.optimizers.clear()
-            held = {id(each) for group in optimizer.param_groups for each in group["params"]}
-            seeds = {n: p for n, p in self.slots.named_parameters() if id(p) in held}
-            remove_parameters(optimizer, seeds)  # it was made of a model that has grown
+            self.leave(optimizer)
             _add_gate_group(optimizer, schedulers)
             self._let_seeds_join(optimizer)
             self.track(optimizer)
             optimizer.register_state_dict_post_hook(self._without_seeds)
+
+    def leave(self, optimizer: Optimizer) -> None:
+        """Take out seeds that it holds because it was made of a model that has grown."""
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        seeds = {n: p for n, p in self.slots.named_parameters() if id(p) in held}
+        remove_parameters(optimizer, seeds)
+
+    def live_for(self, ticks: int | None, *, resumed: bool) -> None:
+        """A training has so many; those before it count if it is resumed."""
+        lived = int(self.lifecycle.epoch)
+        self.horizon = ticks if ticks is None or resumed else lived + ticks
+        self.memory.expect(lived, self.horizon)
 
     def _without_seeds(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         """What the optimiser saves: by position, of the model's own parameters."""
@@ -300,25 +313,24 @@ class Grower:
         self.growth = attach(model)
         return self.growth
 
-    def begin(
-        self, whole: nn.Module, part: nn.Module, sample: Sample, epochs: int | None = None
-    ) -> None:
-        """Put slots into the model, and what waits into the slots."""
-        asked, growth = self.settings, self.attach(whole)
-        if growth.host is None:
-            limits = Budget.of(asked.budget)
-            limits = replace(limits, epochs=limits.epochs or epochs)
-            same = {name: getattr(asked, name) for name in _WRAPS}
-            with torch.inference_mode(False):
-                AttachedHost(whole, part, on_device(sample, whole), budget=limits, **same)
+    def begin(self, whole: nn.Module, part: nn.Module, sample: Sample) -> None:
+        """Put slots into the model."""
+        same = {name: getattr(self.settings, name) for name in _WRAPS}
+        with torch.inference_mode(False):
+            AttachedHost(whole, part, on_device(sample, whole), **same)
 
-    def train(self, optimizer: Optimizer, schedulers: Iterable[Any], *, measured: bool) -> None:
-        """Seeds learn with this optimiser from now on."""
-        host = self.host
-        asked, measured = self.settings, measured or self.settings.evaluate is not None
-        host.require_controller(asked.controller, measured=measured)
+    def train(
+        self, optimizer: Optimizer, schedulers: Iterable[Any], *, measured: bool, ticks: int | None,
+        resumed: bool,
+    ) -> None:  # fmt: skip
+        """Seeds learn with this optimiser from now on, for so many ticks if that is known."""
+        host, asked = self.host, self.settings
         host.join(optimizer, schedulers)
         self.recover()
+        if Budget.of(asked.budget).epochs is None:
+            host.live_for(ticks, resumed=resumed)
+        measured = measured or asked.evaluate is not None
+        host.require_controller(asked.controller, measured=measured)
 
     def recover(self) -> None:
         if self.growth is not None:

@@ -61,9 +61,17 @@ class EsperCallback(Callback):  # type: ignore[misc]
                 given=type(trainer.strategy).__name__,
                 valid="one device, or strategy='ddp'",
             )
+        growth = self._grower.attach(pl_module)  # before a checkpoint is loaded
         if stage == "fit":
             _require_no_average(trainer)
-        self._grower.attach(pl_module)  # before a checkpoint is loaded
+            if growth.host is not None:  # it was trained before, by another optimiser
+                growth.host.optimizers.clear()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The optimiser is there, and not yet loaded."""
+        if self._grower.is_ready:
+            for optimizer in trainer.optimizers:
+                self._grower.host.leave(optimizer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The optimiser is there and loaded."""
@@ -73,11 +81,20 @@ class EsperCallback(Callback):  # type: ignore[misc]
                 given=f"{len(trainer.optimizers)} optimisers",
                 fix="give one optimiser parameter groups in configure_optimizers",
             )
+        if not trainer.enable_validation:
+            raise IntegrationError(
+                "A tick follows every validation, and there is none",
+                fix="give the trainer validation data and the module a validation_step",
+            )
         if not self._grower.is_ready:
             self._begin(trainer, pl_module, None)
-        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        measured = isinstance(trainer.val_dataloaders, DataLoader)
-        self._grower.train(trainer.optimizers[0], schedulers, measured=measured)
+        self._grower.train(
+            trainer.optimizers[0],
+            [config.scheduler for config in trainer.lr_scheduler_configs],
+            measured=_only_loader(trainer) is not None,
+            ticks=_validations(trainer),
+            resumed=trainer.global_step > 0,
+        )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -96,9 +113,11 @@ class EsperCallback(Callback):  # type: ignore[misc]
                 valid=", ".join(trainer.callback_metrics) or "nothing was logged",
                 fix=f"call self.log({monitor!r}, ...) in validation_step, or monitor another",
             )
-        loader, value = trainer.val_dataloaders, float(trainer.callback_metrics[monitor])
-        again = partial(validated_again, trainer, pl_module, loader, monitor)
-        self._grower.tick(value, again if isinstance(loader, DataLoader) else None)
+        loader = _only_loader(trainer)
+        again = None
+        if loader is not None:
+            again = partial(validated_again, trainer, pl_module, loader, monitor)
+        self._grower.tick(float(trainer.callback_metrics[monitor]), again)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._grower.end()
@@ -124,11 +143,7 @@ class EsperCallback(Callback):  # type: ignore[misc]
             sample = _inputs(batch)
             if part is not module and _runs(module):
                 sample = _seen_by(part, module, sample)
-        epochs = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else None
-        every = trainer.check_val_every_n_epoch
-        if epochs is not None:  # a tick follows every validation
-            epochs = epochs // every if every and trainer.val_check_interval == 1.0 else None
-        self._grower.begin(module, part, sample, epochs)
+        self._grower.begin(module, part, sample)
 
     def _part(self, module: nn.Module) -> nn.Module:
         if self._module is not None:
@@ -161,6 +176,22 @@ def _require_no_average(trainer: Trainer) -> None:
             given=type(found[0]).__name__,
             fix="leave it out, and average with esper.ema(callback.host, decay)",
         )
+
+
+def _only_loader(trainer: Trainer) -> DataLoader[Any] | None:
+    """Of validation data, if there is one."""
+    found = trainer.val_dataloaders
+    if isinstance(found, (list, tuple)) and len(found) == 1:
+        found = found[0]
+    return found if isinstance(found, DataLoader) else None
+
+
+def _validations(trainer: Trainer) -> int | None:
+    """How many there will be, and thus ticks, where that is known."""
+    epochs, every = trainer.max_epochs or -1, trainer.check_val_every_n_epoch
+    if epochs < 0 or not every or trainer.val_check_interval != 1.0 or trainer.fast_dev_run:
+        return None
+    return int(epochs // every)
 
 
 def _runs(module: nn.Module) -> bool:

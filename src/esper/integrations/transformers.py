@@ -45,6 +45,7 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
         self._grower = Grower(CallbackSettings(monitor, **settings))
         self._model: nn.Module | None = None
         self._trains = False
+        self._evaluated: list[str] = []  # names of metrics, since the last step
         self._forward: Any = None  # the hook that sees losses
 
     @property
@@ -75,13 +76,14 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
                 loader = given["train_dataloader"]
                 sample = first_batch(getattr(loader, "base_dataloader", loader))
                 sample = dict(sample) if isinstance(sample, Mapping) else sample
-            self._grower.begin(model, model, sample, _evaluations(args, state))
+            self._grower.begin(model, model, sample)
         optimizer, scheduler = given["optimizer"], given["lr_scheduler"]
-        measured = self._grower.settings.monitor == LOSS
         self._grower.train(
             getattr(optimizer, "optimizer", optimizer),  # accelerate's holds the real one
             [getattr(scheduler, "scheduler", scheduler)],
-            measured=measured,
+            measured=self._grower.settings.monitor == LOSS,
+            ticks=_evaluations(args, state),
+            resumed=state.global_step > 0,
         )
         self._forward = model.register_forward_hook(self._see_loss)
         self._trains = True
@@ -91,19 +93,23 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
             self._grower.saw_loss(_loss(output))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Before a checkpoint is written."""
+        """Before a checkpoint is written; once for each of several sets of data."""
         metrics, monitor = given["metrics"], self._grower.settings.monitor
-        if not self._trains:
-            return
-        if monitor not in metrics:
+        if self._trains:
+            self._evaluated += metrics
+            if monitor in metrics:
+                again = partial(evaluation_loss, given["model"], given["eval_dataloader"])
+                self._grower.tick(float(metrics[monitor]), again if monitor == LOSS else None)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        found, self._evaluated = self._evaluated, []
+        monitor = self._grower.settings.monitor
+        if found and monitor not in found:
             raise IntegrationError(
                 "What is monitored is not among the metrics of the evaluation",
                 given=monitor,
-                valid=", ".join(metrics),
+                valid=", ".join(found),
             )
-
-        again = partial(evaluation_loss, given["model"], given["eval_dataloader"])
-        self._grower.tick(float(metrics[monitor]), again if monitor == LOSS else None)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if not args.load_best_model_at_end:  # which is kept as it was evaluated
