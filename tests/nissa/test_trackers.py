@@ -178,6 +178,21 @@ def test_mlflow_has_settings_curves_and_changes_and_goes_on(offline: Path) -> No
     assert [found.data.tags[f"notes.{n}"] for n in ("0002", "0002.2")] == ["slow", "slower"]
 
 
+def test_mlflow_is_asked_once_for_many_epochs(
+    offline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    sink = MlflowSink(offline / "net-1")
+    monkeypatch.setattr(trackers, "_MOST", 30)
+    monkeypatch.setattr(
+        sink._client, "log_batch", lambda run, metrics=(), params=(): sent.append(len(metrics))
+    )
+    epochs = [EpochEnded(round=n, train_loss=1.0, val_loss=1.0, score=9.0) for n in range(10)]
+    sink.write(epochs)
+    assert sent == [30, 20]
+    sink.close()
+
+
 def test_what_keeps_mlflow_from_beginning_is_said(
     offline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +227,27 @@ def test_a_tracker_that_is_not_installed_names_the_command(
     monkeypatch.setattr(trackers, "find_spec", lambda package: None)
     with pytest.raises(EsperError, match=rf"pip install 'esper-ml\[{name}\]'"):
         require_sinks([name])
+
+
+def test_what_was_opened_is_closed_again_where_another_cannot_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[str] = []
+
+    class Opened(trackers.Tracker):
+        def close(self) -> None:
+            closed.append("opened")
+
+    class Refused(trackers.Tracker):
+        def __init__(self, path: Path | None) -> None:
+            raise EsperError("Refused does not begin")
+
+    for kind in (Opened, Refused):
+        monkeypatch.setattr(kind, "require_installed", lambda: None)
+    monkeypatch.setattr(trackers, "TRACKERS", {"opened": Opened, "refused": Refused})
+    with pytest.raises(EsperError, match="Refused does not begin"):
+        open_sinks(["opened", "refused"], None)
+    assert closed == ["opened"]
 
 
 def test_tensorboard_needs_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,11 @@ class GrowthTelemetry(Observer):
         changes = [StageChange.of(note) for note in record["events"]]
         worth = record["contributions"]
         seeds = [self._planted.get(slot, "") for slot in worth]  # as they were when it was measured
-        blueprints = [self._passed(change, decision) for change in changes]
+        blueprints = []  # of each change: a slot may be cleared and planted in one epoch
+        for change in changes:
+            if change.after == SeedStage.GERMINATED.name:
+                self._planted[change.slot] = decision.blueprint or ""
+            blueprints.append(self._planted[change.slot])
         if epoch <= known:
             return
         names = ("train_loss", "val_loss", "score", "committed", "added", "most_added")
@@ -146,12 +150,6 @@ class GrowthTelemetry(Observer):
             }
             reasons = [change.reason for change in changes]
             emit(events.LifecycleChanged(round=epoch, step=0, reason=reasons, **rows))
-
-    def _passed(self, change: StageChange, decision: GrowthDecision) -> str:
-        """The blueprint that went through this change."""
-        if change.after == SeedStage.GERMINATED.name:
-            self._planted[change.slot] = decision.blueprint or ""
-        return self._planted[change.slot]
 
     def _decided(self, epoch: int) -> None:
         """The decision after an epoch, among what, and of what has learned also why."""

@@ -11,6 +11,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,6 +105,24 @@ class Tracker:
                 self.say(title, text, event.round)
         self.flush()
 
+    def _known(self, path: Path | None) -> str | None:
+        """Under which name it knows the run in this folder, if it knows it."""
+        return None if path is None else _remembered(path).get(self.package)
+
+    def _remember(self, path: Path | None, name: str) -> None:
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+            names = _remembered(path) | {self.package: name}
+            write_whole(path / REMEMBERED, json.dumps(names) + "\n")
+
+    @contextmanager
+    def _beginning(self, fix: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            given = f"{type(error).__name__}: {first_line(error)}"
+            raise EsperError(f"{self.name} does not begin", given=given, fix=fix) from error
+
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Of the run, whatever JSON can hold; once more where it goes on."""
 
@@ -158,21 +177,14 @@ class WandbSink(Tracker):
         usual = {"project": project, "settings": wandb.Settings(console="off", quiet=True)}
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
-            known = _remembered(path).get("wandb")
-            usual |= {"dir": str(path), "name": path.resolve().name, "id": known}
-            usual |= {} if known is None else {"resume": "allow"}
-        try:
+            usual |= {"dir": str(path), "name": path.resolve().name}
+        if (known := self._known(path)) is not None:
+            usual |= {"id": known, "resume": "allow"}
+        with self._beginning("wandb login, or set the environment variable WANDB_MODE=offline"):
             self._run = wandb.init(**usual | settings)
-        except Exception as error:
-            raise EsperError(
-                f"{self.name} does not begin",
-                given=first_line(error),
-                fix="wandb login, or set the environment variable WANDB_MODE=offline",
-            ) from error
         # Steps of its own must rise, and it drops what comes late: a note, or an epoch once more.
         self._run.define_metric("*", step_metric="round")
-        if path is not None:
-            _remember(path, wandb=self._run.id)
+        self._remember(path, self._run.id)
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         self._run.config.update(dict(settings), allow_val_change=True)
@@ -198,23 +210,19 @@ class MlflowSink(Tracker):
         """`path`: the run's folder; `uri`: of the tracking server or store."""
         self.require_installed()
         self._entities = import_module("mlflow.entities")
-        known = None if path is None else _remembered(path).get("mlflow")
+        known = self._known(path)
         self._goes_on = known is not None
         self._said: Counter[str] = Counter()  # texts, by the name of their tag
-        try:
+        self._measured: list[Any] = []  # not yet sent: a request for each would take too long
+        with self._beginning(
+            "set MLFLOW_TRACKING_URI to a server; or for a file of your own pip install mlflow, "
+            "whose store mlflow-skinny lacks"
+        ):
             self._client = import_module("mlflow").MlflowClient(uri)
             if known is not None:
                 self._client.update_run(known, status="RUNNING")
             self._id = known or self._created(path, experiment)
-        except Exception as error:
-            raise EsperError(
-                f"{self.name} does not begin",
-                given=f"{type(error).__name__}: {first_line(error)}",
-                fix="set MLFLOW_TRACKING_URI to a server; or for a file of your own pip install "
-                "mlflow, whose store mlflow-skinny lacks",
-            ) from error
-        if path is not None:
-            _remember(path, mlflow=self._id)
+        self._remember(path, self._id)
 
     def _created(self, path: Path | None, experiment: str | None) -> str:
         name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
@@ -234,7 +242,7 @@ class MlflowSink(Tracker):
         now, kind = int(1000 * time.time()), self._entities.Metric
         names = (re.sub(r"[^\w\-. :/]", "_", name) for name in numbers)  # as MLflow takes them
         rows = zip(names, numbers.values(), strict=True)
-        self._client.log_batch(self._id, metrics=[kind(*row, now, round) for row in rows])
+        self._measured += [kind(*row, now, round) for row in rows]
 
     def say(self, title: str, text: str, round: int) -> None:
         key = f"{title}.{round:04d}"
@@ -242,21 +250,23 @@ class MlflowSink(Tracker):
         key += f".{self._said[key]}" if self._said[key] > 1 else ""
         self._client.set_tag(self._id, key, text[:_LONGEST])
 
+    def flush(self) -> None:
+        for first in range(0, len(self._measured), _MOST):
+            self._client.log_batch(self._id, metrics=self._measured[first : first + _MOST])
+        self._measured.clear()
+
     def close(self) -> None:
         self._client.set_terminated(self._id)
 
 
-_LONGEST = 500  # characters of a text: every version and store of MLflow takes them
+# What every version and store of MLflow takes:
+_LONGEST = 500  # characters of a text
+_MOST = 1000  # numbers of a request
 
 
 def _remembered(path: Path) -> dict[str, str]:
     file = path / REMEMBERED
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
-
-
-def _remember(path: Path, **known: str) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    write_whole(path / REMEMBERED, json.dumps(_remembered(path) | known) + "\n")
 
 
 # --- by name -----------------------------------------------------------------------------------
@@ -288,5 +298,13 @@ def require_sinks(asked: Sequence[Sink | str]) -> None:
 def open_sinks(asked: Sequence[Sink | str], path: Path | None) -> list[Sink]:
     """The sinks that were asked for, of the run in this folder if it has one."""
     require_sinks(asked)
-    places = {name: path and path / name if name == "tensorboard" else path for name in TRACKERS}
-    return [TRACKERS[sink](places[sink]) if isinstance(sink, str) else sink for sink in asked]
+    opened: list[Sink] = []
+    with ExitStack() as undone:  # if one cannot begin, those before it are closed again
+        for sink in asked:
+            if isinstance(sink, str):
+                place = path / sink if path is not None and sink == "tensorboard" else path
+                sink = TRACKERS[sink](place)
+                undone.callback(sink.close)
+            opened.append(sink)
+        undone.pop_all()
+    return opened
