@@ -128,6 +128,19 @@ def test_whether_lower_is_better_follows_from_the_name() -> None:
     assert CallbackSettings("fid", mode="min").lower_is_better
 
 
+def test_a_model_can_be_saved_after_a_step_that_failed() -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    AttachedHost(model, model, X, slots=["1"]).join(optimizer, [])
+
+    def fails() -> float:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        optimizer.step(fails)
+    assert "esper.notes" in model.state_dict()
+
+
 def test_an_optimiser_made_of_a_grown_model_is_put_in_order() -> None:
     model = net()
     host = AttachedHost(model, model, X, slots=["1"])

@@ -148,9 +148,8 @@ class Attachment(nn.Module):
         self.losses, self.first_loss = list(notes["losses"]), notes["first_loss"]
 
 
-def notes_of(packed: Tensor) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(packed.cpu().numpy().tobytes())
-    return found
+def notes_of(packed: Tensor) -> Any:
+    return json.loads(packed.cpu().numpy().tobytes())
 
 
 def attach(model: nn.Module) -> Attachment:
@@ -234,6 +233,10 @@ class AttachedHost(GrowingModel):
         kept = {places[place]: each for place, each in state["state"].items() if place in places}
         return {**state, "state": kept, "param_groups": groups}
 
+    def _gate_group(self, optimizer: Optimizer) -> dict[str, Any]:
+        self.watch.bring_back()  # a step that failed has it still set aside
+        return next(each for each in optimizer.param_groups if SCALE_KEY in each)
+
     def pack_seeds(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What the optimiser remembers of seeds, and the rates of their gates."""
         found: dict[str, Any] = {}
@@ -242,7 +245,7 @@ class AttachedHost(GrowingModel):
             for name, parameter in self.slots.named_parameters():
                 kept = optimizer.state.get(parameter, {})
                 found |= {f"{name}.{key}": value for key, value in kept.items()}
-            group = next(each for each in optimizer.param_groups if SCALE_KEY in each)
+            group = self._gate_group(optimizer)
             rates = {name: float(group[name]) for name in _GROUP_RATES if name in group}
         tensors = {name: each for name, each in found.items() if isinstance(each, Tensor)}
         numbers = {name: each for name, each in found.items() if name not in tensors}
@@ -251,7 +254,7 @@ class AttachedHost(GrowingModel):
     def unpack_seeds(self, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
         seeds = dict(self.slots.named_parameters())
         for optimizer in self.optimizers:
-            group = next(each for each in optimizer.param_groups if SCALE_KEY in each)
+            group = self._gate_group(optimizer)
             group.update(notes["rates"])
             counts_here = not (group.get("capturable") or group.get("fused"))
             for place, value in {**notes["optimizer"], **tensors}.items():
@@ -293,11 +296,11 @@ class Grower:
     def __init__(self, settings: CallbackSettings) -> None:
         self.settings = settings
         self.ticks: list[Tick] = []
-        self.growth: Attachment | None = None
+        self.growth = Attachment()  # of no model yet
 
     @property
     def host(self) -> AttachedHost:
-        if self.growth is None or self.growth.host is None:
+        if self.growth.host is None:
             raise IntegrationError(
                 "Nothing grows yet",
                 given="a callback whose training has not begun",
@@ -307,7 +310,7 @@ class Grower:
 
     @property
     def is_ready(self) -> bool:
-        return self.growth is not None and self.growth.host is not None
+        return self.growth.host is not None
 
     def attach(self, model: nn.Module) -> Attachment:
         self.growth = attach(model)
@@ -326,25 +329,20 @@ class Grower:
         """Seeds learn with this optimiser from now on, for so many ticks if that is known."""
         host, asked = self.host, self.settings
         host.join(optimizer, schedulers)
-        self.recover()
+        self.growth.recover()
         if Budget.of(asked.budget).epochs is None:
             host.live_for(ticks, resumed=resumed)
         measured = measured or asked.evaluate is not None
         host.require_controller(asked.controller, measured=measured)
 
-    def recover(self) -> None:
-        if self.growth is not None:
-            self.growth.recover()
-
     def saw_loss(self, loss: object) -> None:
-        if isinstance(loss, Tensor) and self.growth is not None:
+        if isinstance(loss, Tensor):
             total, count = self.growth.losses
             self.growth.losses = [total + loss.detach().float().mean(), count + 1]
 
     def score(self, value: float) -> float:
         """The monitored quantity in percent, higher is better."""
         asked, growth = self.settings, self.growth
-        assert growth is not None
         found = number(asked.monitor, value)
         if asked.lower_is_better:
             if growth.first_loss is None:
@@ -363,7 +361,6 @@ class Grower:
     def tick(self, value: float, again: Callable[[], float] | None) -> None:
         """An epoch is over: `value` was monitored, `again` measures it of the model as it is."""
         host, growth, asked = self.host, self.growth, self.settings
-        assert growth is not None
         if host.memory.ended or not host.watch.steps:
             return
         score, evaluate = self.score(value), asked.evaluate
@@ -392,16 +389,15 @@ class Grower:
             return lambda _: self.score(again())
         with measuring(self.host):
             found = again()
-        if self.settings.lower_is_better:
-            return lambda _: self.score(again() * value / found)
-        if abs(self.score(found) - self.score(value)) > SAME_SCORE:
+        unit = value / found if found and self.settings.lower_is_better else 1.0
+        if abs(self.score(found * unit) - self.score(value)) > SAME_SCORE:
             raise IntegrationError(
                 f"{self.settings.monitor} is another one when it is measured again, so what seeds "
                 "contribute cannot be known",
                 given=f"{value:g} and {found:g}",
                 fix="pass evaluate=, a function that scores the model in percent",
             )
-        return lambda _: self.score(again())
+        return lambda _: self.score(again() * unit)
 
     def end(self) -> None:
         """Training is over: take out what is not permanent."""
@@ -409,10 +405,9 @@ class Grower:
             self.host.finish()
 
 
-def on_device(sample: Sample, model: nn.Module) -> Sample:
+def on_device(sample: Sample, model: nn.Module) -> Any:
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
-    moved: Sample = tree_map_only(Tensor, lambda each: each.to(device, copy=True), sample)
-    return moved
+    return tree_map_only(Tensor, lambda each: each.to(device, copy=True), sample)
 
 
 def first_batch(loader: Any) -> Any:

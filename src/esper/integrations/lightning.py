@@ -129,7 +129,7 @@ class EsperCallback(Callback):  # type: ignore[misc]
         growth = self._grower.attach(pl_module)
         if growth.waiting and not self._grower.is_ready and trainer.state.fn != "fit":
             self._begin(trainer, pl_module, batch)
-            self._grower.recover()
+            growth.recover()
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
@@ -154,16 +154,16 @@ class EsperCallback(Callback):  # type: ignore[misc]
                 raise IntegrationError(
                     "The module has no such part", given=repr(self._module), valid=names
                 ) from error
+        if _runs(module):
+            return module
         parts = [each for each in module.children() if next(each.parameters(), None) is not None]
-        if not _runs(module) and len(parts) == 1:
-            return parts[0]
-        if not _runs(module):
+        if len(parts) != 1:
             raise IntegrationError(
                 "The module has no forward, so it is not known what should grow",
                 given=type(module).__name__,
                 fix="name the part that takes the inputs, EsperCallback(..., module='net')",
             )
-        return module
+        return parts[0]
 
 
 def _require_no_average(trainer: Trainer) -> None:
@@ -198,12 +198,11 @@ def _runs(module: nn.Module) -> bool:
     return bool(type(module).forward is not LightningModule.forward)
 
 
-def _inputs(batch: Any) -> Sample:
+def _inputs(batch: Any) -> Any:
     """Of a batch of inputs and targets; one that is not such a pair is given as it is."""
-    if isinstance(batch, (tuple, list)):
-        return batch[0] if len(batch) <= 2 else tuple(batch[:-1])
-    found: Sample = batch
-    return found
+    if not isinstance(batch, (tuple, list)):
+        return batch
+    return batch[0] if len(batch) <= 2 else tuple(batch[:-1])
 
 
 def _seen_by(part: nn.Module, module: nn.Module, sample: Sample) -> Sample:

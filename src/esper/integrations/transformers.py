@@ -44,9 +44,8 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, monitor: str = LOSS, **settings: Any) -> None:
         self._grower = Grower(CallbackSettings(monitor, **settings))
         self._model: nn.Module | None = None
-        self._trains = False
         self._evaluated: list[str] = []  # names of metrics, since the last step
-        self._forward: Any = None  # the hook that sees losses
+        self._forward: Any = None  # the hook that sees losses, while it trains
 
     @property
     def host(self) -> GrowingModel:
@@ -86,7 +85,6 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
             resumed=state.global_step > 0,
         )
         self._forward = model.register_forward_hook(self._see_loss)
-        self._trains = True
 
     def _see_loss(self, model: nn.Module, args: Any, output: Any) -> None:
         if model.training and torch.is_grad_enabled():
@@ -95,7 +93,7 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Before a checkpoint is written; once for each of several sets of data."""
         metrics, monitor = given["metrics"], self._grower.settings.monitor
-        if self._trains:
+        if self._forward is not None:
             self._evaluated += metrics
             if monitor in metrics:
                 again = partial(evaluation_loss, given["model"], given["eval_dataloader"])
@@ -114,8 +112,8 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if not args.load_best_model_at_end:  # which is kept as it was evaluated
             self._grower.end()
-        self._trains = False
         self._forward.remove()
+        self._forward = None
 
 
 def _require_possible(args: TrainingArguments, *, resumed: bool) -> None:
@@ -127,9 +125,9 @@ def _require_possible(args: TrainingArguments, *, resumed: bool) -> None:
         )
     if resumed:
         raise IntegrationError(
-            "What grew was not loaded, because the model was made after the checkpoint was read",
-            given="model_init",
-            fix="give the trainer the model itself",
+            "What grew was not loaded, because model or callback came after the checkpoint",
+            given="add_callback or model_init",
+            fix="give the trainer the model itself and callbacks=[EsperCallback(...)]",
         )
     if args.parallel_mode.value == "not_distributed" or args.fsdp or args.deepspeed:
         raise IntegrationError(
