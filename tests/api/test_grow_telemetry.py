@@ -287,6 +287,23 @@ def test_a_controller_that_cannot_explain_itself_does_not_stop_the_run(
     assert listener.closed == 1
 
 
+class Inventive(Script):
+    def thoughts(self) -> Thoughts:
+        space = wrapped().space
+        heads, most = len(space), max(space.sizes)
+        masks = torch.ones(1, heads, most, dtype=torch.bool)
+        chances = torch.full((1, heads, most), 0.5)
+        return Thoughts(torch.zeros(1, 5), masks, chances, torch.ones(1), torch.zeros(1, heads))
+
+
+def test_a_controller_may_look_at_features_of_its_own(tmp_path: Path) -> None:
+    grown(out=tmp_path, controller=Inventive(LIVES))
+    with RunReader(tmp_path) as reader:
+        assert reader.last_commit() == EPOCHS
+        (decision,) = reader.decisions(1)
+    assert (decision.value, decision.observation) == (1.0, None)
+
+
 def test_what_has_learned_tells_what_it_saw_and_how_sure_it_was(tmp_path: Path) -> None:
     catalogue = wrapped().catalogue
     space, size = wrapped().space, FeatureTable.of(catalogue).size

@@ -14,6 +14,7 @@ from esper.nissa import (
     EpochEnded,
     Evaluated,
     Event,
+    GrowthEnded,
     Hub,
     LifecycleChanged,
     MlflowSink,
@@ -121,6 +122,7 @@ def tell(sink: Any, *events: Event) -> None:
 
 # Of a round that was not finished, and then two of the one before it.
 LATE = [Noted(round=r, text=t) for r, t in ((3, "diverged"), (2, "slow"), (2, "slower"))]
+END = GrowthEnded(round=4, loss=1.0, score=54.0, added=64)
 CHANGE = f"{LAYOUT.slots[1]}: TRAINING -> BLENDING (TIME)"
 
 
@@ -160,12 +162,17 @@ def test_mlflow_has_settings_curves_and_changes_and_goes_on(offline: Path) -> No
     from mlflow import MlflowClient
 
     run = offline / "net-1"
-    for epochs in ((1, 2), (3, 4)):  # interrupted, and gone on with
-        (sink,) = open_sinks(["mlflow"], run)
-        tell(sink, *growth(*epochs), *LATE)
     client = MlflowClient()
-    experiment = client.get_experiment_by_name("esper")
-    (found,) = client.search_runs([experiment.experiment_id])
+
+    def stored() -> Any:
+        experiment = client.get_experiment_by_name("esper")
+        (found,) = client.search_runs([experiment.experiment_id])
+        return found
+
+    tell(*open_sinks(["mlflow"], run), *growth(1, 2), *LATE)
+    assert stored().info.status == "FAILED"  # interrupted
+    tell(*open_sinks(["mlflow"], run), *growth(3, 4), END)
+    found = stored()
     assert found.info.run_name == "net-1"
     assert found.info.status == "FINISHED"
     assert found.data.params["lr"] == "0.01"

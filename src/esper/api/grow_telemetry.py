@@ -162,6 +162,8 @@ class GrowthTelemetry(Observer):
         why: dict[str, Any] = {"values": [math.nan], "log_probs": [[math.nan] * actions.shape[1]]}
         if isinstance(memory.controller, Explaining):
             why = memory.controller.thoughts()._asdict()
+            if why["observations"].shape[1] != len(self.layout.features):  # ones without names
+                del why["observations"]
         else:
             why["masks"] = memory.legality.resolved(actions)
         self.hub.emit(events.Decisions(round=epoch, step=0, actions=actions, **why))

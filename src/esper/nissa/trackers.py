@@ -83,6 +83,7 @@ class Tracker:
     name: ClassVar[str]
     package: ClassVar[str]  # what must be installed, and the extra that does it
     _layout: RunLayout | None = None
+    _whole: bool = True  # False: of a network that grows, and is not at its end
 
     def __init__(self, path: Path | None) -> None:
         """Of the run in this folder, or of one that has none."""
@@ -99,6 +100,8 @@ class Tracker:
                 self._layout = event.layout
                 about = {"versions": event.versions, "seeds": event.seeds, "data": event.data}
                 self.configure({**event.config, "esper": about})
+            if isinstance(event, told.EpochEnded | told.GrowthEnded):
+                self._whole = isinstance(event, told.GrowthEnded)
             if numbers := curves(event):
                 self.log(numbers, event.round)
             for title, text in texts(event, self._layout):
@@ -196,7 +199,7 @@ class WandbSink(Tracker):
         self._run.log({title: text, "round": round})
 
     def close(self) -> None:
-        self._run.finish()
+        self._run.finish(exit_code=0 if self._whole else 1)
 
 
 class MlflowSink(Tracker):
@@ -256,7 +259,7 @@ class MlflowSink(Tracker):
         self._measured.clear()
 
     def close(self) -> None:
-        self._client.set_terminated(self._id)
+        self._client.set_terminated(self._id, "FINISHED" if self._whole else "FAILED")
 
 
 # What every version and store of MLflow takes:
