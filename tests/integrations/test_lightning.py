@@ -248,6 +248,10 @@ def test_metrics_are_as_if_nothing_had_been_validated_again(tmp_path: Path) -> N
                 with measuring(host):
                     loss = validated_again(trainer, pl_module, trainer.val_dataloaders, "val_loss")
                     found = validated_again(trainer, pl_module, trainer.val_dataloaders, "val_acc")
+                    mean = validated_again(
+                        trainer, pl_module, trainer.val_dataloaders, "val_loss_epoch"
+                    )
+                assert mean == loss
                 assert found == pytest.approx(logged)
                 assert loss == pytest.approx(float(trainer.callback_metrics["val_loss"]))
                 assert torch.equal(pl_module.accuracy.tp, before)
@@ -307,9 +311,14 @@ def test_a_named_part_is_seen_as_the_module_runs_it(tmp_path: Path) -> None:
     class Flat(Lit):
         def __init__(self) -> None:
             super().__init__()
+            self.net.append(nn.BatchNorm1d(12))
             self.head = nn.Sequential(nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 2))
 
-    trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback],
+    class Look(Callback):
+        def on_train_start(self, trainer: Trainer, pl_module: Flat) -> None:
+            assert int(pl_module.net[-1].num_batches_tracked) == 0, "left as it was"
+
+    trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback, Look()],
                       enable_checkpointing=False, **SHOWN)  # fmt: skip
     train, held_out = data()
     trainer.fit(Flat(), train, [held_out])

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from esper.api import GrowingModel, Tick
+from esper.api.ticking import measuring
 from esper.integrations.attached import CallbackSettings, Grower, IntegrationError, first_batch
 from esper.kasmina.probe import Sample
 from esper.kasmina.watching import call
@@ -214,7 +215,7 @@ def _seen_by(part: nn.Module, module: nn.Module, sample: Sample) -> Sample:
 
     handle = part.register_forward_pre_hook(look, with_kwargs=True)
     try:
-        with torch.no_grad():
+        with measuring(module):
             call(module, sample)
     finally:
         handle.remove()
@@ -238,7 +239,7 @@ def validated_again(
     size = 1
 
     def note(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if name == monitor:
+        if name in (monitor, monitor.removesuffix("_epoch")):  # so is a mean called beside steps
             seen.append((value, kwargs.get("batch_size") or size))
 
     limit = trainer.num_val_batches[0]
