@@ -5,7 +5,7 @@ pictures show it; the decision stands at the edge between the two.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -138,29 +138,30 @@ class GrowthFacts:
     @property
     def lives(self) -> list[ShownSeed]:
         """Every seed that was ever planted, in order."""
-        found = []
-        for slot in self.places:
-            held = {e.number: state for e in self.epochs for state in e.slots if state.slot == slot}
-            seeds = [(e.number, held.get(e.number)) for e in self.epochs]
-            for lives, life in groupby(seeds, lambda pair: bool(pair[1] and pair[1].blueprint)):
-                if lives:
-                    states = {number: state for number, state in life if state is not None}
-                    gone = next((e for e in self.epochs if e.number > max(states)), None)
-                    left = None if gone is None else gone.number
-                    ended = gone is not None and gone.op not in LifecycleOp.__members__
-                    worth = {  # measured of what the epoch before left, before its own decision
-                        number: state.contribution
-                        for number, state in held.items()
-                        if state.contribution is not None
-                        and number - 1 in states
-                        and states[number - 1].stage != SeedStage.PRUNED.name
-                    }
-                    found.append(
-                        ShownSeed(
-                            slot=slot, states=states, contributions=worth, left=left, ended=ended
-                        )
-                    )
+        found = [life for slot in self.places for life in self._lives_at(slot)]
         return sorted(found, key=lambda life: life.planted)
+
+    def _lives_at(self, slot: str) -> Iterator[ShownSeed]:
+        held = {e.number: state for e in self.epochs for state in e.slots if state.slot == slot}
+        numbers = [epoch.number for epoch in self.epochs]
+        for lives, life in groupby(numbers, lambda n: n in held and bool(held[n].blueprint)):
+            if not lives:
+                continue
+            states = {number: held[number] for number in life}
+            gone = next((epoch for epoch in self.epochs if epoch.number > max(states)), None)
+            yield ShownSeed(
+                slot=slot,
+                states=states,
+                contributions={  # measured of what the epoch before left
+                    number: state.contribution
+                    for number, state in held.items()
+                    if state.contribution is not None
+                    and number - 1 in states
+                    and states[number - 1].stage != SeedStage.PRUNED.name
+                },
+                left=None if gone is None else gone.number,
+                ended=gone is not None and gone.op not in LifecycleOp.__members__,
+            )
 
     @property
     def seconds(self) -> dict[str, float]:
