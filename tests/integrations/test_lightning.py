@@ -275,6 +275,11 @@ class Whole(Lit):
         self.log("val_acc", 100.0)
 
 
+class Negative(Lit):
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.log("val_nll", cross_entropy(self(batch[0]), batch[1]) - 9)
+
+
 class Unvalidated(Lit):
     validation_step = LightningModule.validation_step
 
@@ -292,6 +297,7 @@ class Formless(Lit):
         (Lit, {"module": "backbone"}, [], "no such part; given: 'backbone'; valid: net, head"),
         (Formless, {}, [], r"no forward.*module='net'"),
         (Unvalidated, {"controller": "plateau"}, [], "every validation, and there is none; give"),
+        (Negative, {"monitor": "val_nll"}, [], r"never negative.*val_nll -[\d.]*; pass evaluate="),
         (Whole, {"controller": "plateau"}, [], "val_acc is more than a whole; given: 100; say per"),
     ],
 )
@@ -303,6 +309,12 @@ def test_what_cannot_grow_is_refused_in_a_sentence(
                       num_sanity_val_steps=0, enable_checkpointing=False, **SHOWN)  # fmt: skip
     with pytest.raises(EsperError, match=message):
         trainer.fit(module(), *data())
+
+
+def test_what_is_no_score_can_be_monitored_where_a_function_scores(tmp_path: Path) -> None:
+    callback = scripted(monitor="val_nll", evaluate=lambda model: 60.0)
+    fit(tmp_path, callback, 2, module=Negative())
+    assert [tick.score for tick in callback.ticks] == [60.0, 60.0]
 
 
 def test_a_named_part_is_seen_as_the_module_runs_it(tmp_path: Path) -> None:

@@ -345,6 +345,12 @@ class Grower:
         asked, growth = self.settings, self.growth
         found = number(asked.monitor, value)
         if asked.lower_is_better:
+            if found < 0.0:
+                raise IntegrationError(
+                    "Only a loss that is never negative can be turned into a score",
+                    given=f"{asked.monitor} {found:g}",
+                    fix="pass evaluate=, a function that scores the model in percent",
+                )
             if growth.first_loss is None:
                 growth.first_loss = found
             return score_of_loss(found, growth.first_loss)
@@ -363,16 +369,16 @@ class Grower:
         host, growth, asked = self.host, self.growth, self.settings
         if host.memory.ended or not host.watch.steps:
             return
-        score, evaluate = self.score(value), asked.evaluate
-        if evaluate is None and again is not None:
-            evaluate = self._compared_to(value, again)
+        told, evaluate = None, asked.evaluate
+        if evaluate is None:
+            told = self.score(value)
+            evaluate = None if again is None else self._compared_to(value, again)
         total, count = growth.losses
         if not count and not asked.lower_is_better:
             raise IntegrationError(
                 "No loss of training was seen", fix="return it from the training step"
             )
         with torch.inference_mode(False), torch.no_grad():
-            told = score if asked.evaluate is None else None
             train_loss = float(total) / int(count) if count else value
             done = host.tick(asked.controller, train_loss=train_loss, val_score=told,
                              evaluate=evaluate)  # fmt: skip
