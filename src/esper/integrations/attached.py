@@ -67,6 +67,12 @@ class CallbackSettings:
     classes: int | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max", None):
+            raise IntegrationError(
+                "mode says which end is better", given=repr(self.mode), valid="'min' or 'max'"
+            )
+
     @property
     def lower_is_better(self) -> bool:
         if self.mode is None:
@@ -420,14 +426,11 @@ def first_batch(loader: Any) -> Any:
     """A batch to look at; random numbers are left as they were, also a loader's own."""
     parts = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     found = [getattr(each, "generator", None) for each in parts]
-    own = [each for each in found if isinstance(each, torch.Generator)]
-    states = [generator.get_state() for generator in own]
+    own = [(each, each.get_state()) for each in found if isinstance(each, torch.Generator)]
     with randomness_kept():
-        try:
-            batch = next(iter(loader), None)
-        finally:
-            for generator, state in zip(own, states, strict=True):
-                generator.set_state(state)
+        batch = next(iter(loader), None)
+    for generator, state in own:
+        generator.set_state(state)
     if batch is None or isinstance(loader, (Mapping, list, tuple)):
         raise IntegrationError(
             "The training data has no first batch to look at",
