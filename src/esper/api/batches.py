@@ -1,7 +1,7 @@
 """What a run learns from, however it was given: a loader, a data set, or two tensors."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ class Batches:
                 if hasattr(each, "set_epoch"):
                     each.set_epoch(stream % 2**31)
         empty = True
-        for batch in self.loader:
+        for batch in self._taken():
             empty = False
             yield _moved(self._pair(batch), device)
         if empty:
@@ -89,6 +89,15 @@ class Batches:
                 f"The {self.name} data is empty",
                 fix="give at least one batch; one that is not full is left out by drop_last",
             )
+
+    def _taken(self) -> Iterable[Any]:
+        """Batches as they come: tensors give theirs without the detour of a loader."""
+        loader = self.loader
+        if not isinstance(loader.sampler, Rows):
+            return loader
+        # A loader draws a number for its workers first; the order is the one that comes after it.
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        return map(loader.dataset.__getitem__, loader.sampler)
 
     def first(self, seed: int, device: torch.device) -> Pair:
         """A batch to look at; random states are left as they were."""
