@@ -34,6 +34,7 @@ from torch.nn.functional import cross_entropy
 import esper
 
 CLASSES = 10
+PLACEMENTS = 7  # copies of a model that are measured
 LIMIT = 0.02  # share of a step's time
 RUN_LIMIT = 1.1  # times a plain run
 BATCHES, EPOCHS = 100, 5  # of a run; a fifth as many batches for validation
@@ -81,14 +82,32 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"mlp": mlp, "cnn": 
 
 
 def measure(name: str, steps: int, device: torch.device) -> dict[str, float | str]:
-    """Microseconds of a step: plain, wrapped, and how far two plain ones differ."""
+    """Microseconds of a step: plain, wrapped, and how far two plain ones differ.
+
+    Where its tensors lie moves a step by a percent or two: hence medians over several copies.
+    """
+    found = [_measure_copies(name, steps // PLACEMENTS + 1, device) for _ in range(PLACEMENTS)]
+    plain, wrapped, again = (statistics.median(each) for each in zip(*found, strict=True))
+    overheads = [2 * wrapped / (plain + again) - 1.0 for plain, wrapped, again in found]
+    noise = [2 * abs(plain - again) / (plain + again) for plain, _, again in found]
+    return {
+        "model": name,
+        "plain": (plain + again) / 2,
+        "wrapped": wrapped,
+        "overhead": statistics.median(overheads),
+        "noise": statistics.median(noise),
+    }
+
+
+def _measure_copies(name: str, steps: int, device: torch.device) -> tuple[float, float, float]:
+    """Of three copies of a model, the second in a host."""
     torch.manual_seed(0)
     model, x = MODELS[name]()
     model(x)  # sizes of lazy layers
     model, x = model.to(device), x.to(device)
     y = torch.randint(CLASSES, (len(x),), device=device)
-    host = esper.wrap(copy.deepcopy(model), x)
-    plain, again = copy.deepcopy(model), copy.deepcopy(model)
+    plain, inner, again = (copy.deepcopy(model) for _ in range(3))
+    host = esper.wrap(inner, x)
     runs: list[tuple[nn.Module, torch.optim.Optimizer]] = [
         (plain, torch.optim.AdamW(plain.parameters())),
         (host, host.optimizer(torch.optim.AdamW, lr=1e-3)),
@@ -104,15 +123,8 @@ def measure(name: str, steps: int, device: torch.device) -> dict[str, float | st
                 times[which].append(1e6 * seconds)
         if step % 100 == 99:
             host.tick("never", train_loss=1.0, val_score=50.0)
-    plain_time, wrapped_time, again_time = (statistics.quantiles(each, n=10)[0] for each in times)
-    base = (plain_time + again_time) / 2
-    return {
-        "model": name,
-        "plain": base,
-        "wrapped": wrapped_time,
-        "overhead": wrapped_time / base - 1.0,
-        "noise": abs(plain_time - again_time) / base,
-    }
+    first, middle, last = (statistics.quantiles(each, n=10)[0] for each in times)
+    return first, middle, last
 
 
 def measure_run(name: str, rounds: int, device: torch.device) -> dict[str, float | str]:
@@ -187,8 +199,8 @@ def _timed_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--steps", type=int, default=1000, help="of each model; 0: leave it out")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each kind; 0: none")
+    parser.add_argument("--steps", type=int, default=1400, help="of each model; 0: leave it out")
+    parser.add_argument("--rounds", type=int, default=6, help="runs of each kind; 0: none")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

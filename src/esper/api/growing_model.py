@@ -473,11 +473,13 @@ class StepWatch:
         return args[:1], {**kwargs, "closure": looking}
 
     def _look_at_gradients(self, optimizer: Optimizer) -> None:
-        scale = getattr(optimizer, "grad_scale", None)  # fused optimisers undo it themselves
         slots = self._slots.items()
         watched: dict[str, nn.Module] = {n: slot.seed for n, slot in slots if slot.seed is not None}
         if self.steps % HOST_EVERY == 1:
             watched[_HOST] = self._model
+        if not watched:  # nearly always, while nothing grows
+            return
+        scale = getattr(optimizer, "grad_scale", None)  # fused optimisers undo it themselves
         for name, module in watched.items():
             gradients = [p.grad for p in module.parameters() if p.grad is not None]
             if gradients:
