@@ -3,6 +3,7 @@ the run, and without holding it up."""
 
 import json
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -336,3 +337,21 @@ def test_what_has_learned_tells_what_it_saw_and_how_sure_it_was(tmp_path: Path) 
 def test_what_is_no_sink_is_refused_before_anything_begins(sinks: Any) -> None:
     with pytest.raises(EsperError, match="mlflow"):
         grown(sinks=sinks)
+
+
+def test_a_checkpoint_waits_for_a_disk_that_is_slow_to_take_its_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, behind = RunStore.commit, []
+
+    def slowly(store: RunStore, epoch: int) -> None:
+        time.sleep(0.2)
+        commit(store, epoch)
+
+    def look(record: dict[str, Any]) -> None:  # the checkpoint of this epoch counts by now
+        with RunReader(tmp_path / "run") as reader:
+            behind.append(record["epoch"] - (reader.last_commit() or 0))
+
+    monkeypatch.setattr(RunStore, "commit", slowly)
+    grown(out=tmp_path / "run", on_epoch=look, budget=esper.Budget("+500%", epochs=2))
+    assert behind == [0, 0]
