@@ -1,28 +1,20 @@
-"""A server that trains runs in forked processes and kills them where it is told to.
+"""Trains runs in forks of this process and kills them where it is told to.
 
-`python killing.py` reads a JSON object a line: {"run": PATH, "kill": PLAN or null} and answers
-with one: how the process ended, and in which phase. A plan is either
-{"phase": NAME, "entry": k, "delay": seconds}, that long after the k-th time a phase was entered,
-or {"call": NAME, "number": k, "after": bool}, at the k-th call of a function.
-Forked, because importing torch takes longer than the run.
+A plan is either {"phase": NAME, "entry": k, "delay": seconds}, that long after the k-th time a
+phase was entered, or {"call": NAME, "number": k, "after": bool}, at the k-th call of a function.
 """
 
 import contextlib
 import functools
-import json
 import mmap
 import os
 import shutil
 import signal
-import sys
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import esper.archive.tensors
 from esper.nissa import RunStore
@@ -30,7 +22,6 @@ from esper.nissa import store as store_module
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import RunFolder, Trainer, train_run
 from esper.simic.training.cohort import Cohort
-from tests.simic.training.tiny import tiny_run
 
 PHASES = {
     "start": (RunFolder, "locked"),
@@ -118,28 +109,16 @@ def _deadly(alone: Callable[..., Any], plan: dict[str, Any]) -> Callable[..., An
     return wrapped
 
 
-def attempt(path: str, plan: dict[str, Any] | None) -> dict[str, Any]:
+def attempt(run: RunFolder, plan: dict[str, Any] | None) -> tuple[int, str]:
+    """The exit code, below 0 if it was killed, and the phase in which it ended."""
     watch = Watch()
     child = os.fork()
     if child == 0:
         code = 1
         try:
             watch.patch(plan or {})
-            code = 0 if train_run(RunFolder.open(path)) else 3
+            code = 0 if train_run(RunFolder.open(run.path)) else 3
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
-    return {"code": os.waitstatus_to_exitcode(status), "phase": watch.phase}
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:  # data is made once, for all processes
-        Trainer(tiny_run(Path(folder) / "run"))
-    for line in sys.stdin:
-        asked = json.loads(line)
-        print(json.dumps(attempt(asked["run"], asked["kill"])), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    return os.waitstatus_to_exitcode(status), watch.phase

@@ -3,12 +3,9 @@
 The tests kill ten times; `make fault` kills a hundred times.
 """
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from esper.simic.training import RunFolder
-from tests.programs import children_of, esper, is_alive, started, wait_until
-from tests.simic.training import killing
+from esper.simic.training import RunFolder, train_run
+from tests.programs import children_of, is_alive, wait_until
+from tests.simic.training.killing import attempt
+from tests.simic.training.short_runs import esper, started
 from tests.simic.training.tiny import ENVS, ROUNDS, assert_same, digest, tiny_run
 
 KILLS = int(os.environ.get("ESPER_KILLS", "10"))
-ROOT = Path(__file__).parents[3]
 
 # What happens once, at the beginning; then where, and how long a phase takes at most.
-FIRST = {"controls": 0.3, "baselines": 0.4}
+FIRST = {"controls": 0.1, "baselines": 0.15}
 PHASES = {
-    "playing": 0.5,
-    "judging": 0.3,
+    "playing": 0.2,
+    "judging": 0.15,
     "checkpoint": 0.06,
     "learning": 0.05,
     "start": 0.3,
@@ -54,40 +51,10 @@ CALLS = {
 }
 
 
-class Server:
-    """Trains runs in processes of their own."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, killing.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/src:{ROOT}"},
-        )
-
-    def train(self, run: RunFolder, kill: dict[str, Any] | None = None) -> tuple[int, str]:
-        """The exit code, below 0 if it was killed, and the phase in which it ended."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(json.dumps({"run": str(run.path), "kill": kill}), file=self.process.stdin, flush=True)
-        told = json.loads(self.process.stdout.readline())
-        return told["code"], told["phase"]
-
-
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    assert made.process.stdin is not None
-    made.process.stdin.close()
-    assert made.process.wait(30) == 0
-
-
-@pytest.fixture(scope="module")
-def reference(server: Server, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     run = tiny_run(tmp_path_factory.mktemp("whole") / "run")
-    assert server.train(run) == (0, "nothing")
+    assert train_run(run)
     return run
 
 
@@ -109,7 +76,7 @@ def plans(draw: random.Random) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
-    server: Server, reference: RunFolder, tmp_path: Path
+    reference: RunFolder, tmp_path: Path
 ) -> None:
     draw = random.Random(KILLS)
     killed_in: Counter[str] = Counter()
@@ -119,7 +86,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
     while True:
         enough = killed_in.total() >= KILLS
         plan = None if enough or in_this_run >= limit else next(planned)
-        code, phase = server.train(run, plan)
+        code, phase = attempt(run, plan)
         if code < 0:
             killed_in[phase if plan is None or "phase" in plan else f"{plan['call']}()"] += 1
             in_this_run += 1
@@ -154,7 +121,7 @@ def test_two_processes_that_are_killed_end_as_if_they_had_not_been(tmp_path: Pat
         if number % 2:
             last = (run.rounds() or [-1])[-1]
             wait_until(lambda: (run.rounds() or [-1])[-1] > last or not is_alive(process.pid))  # noqa: B023
-        time.sleep(draw.uniform(0.0, 2.5 if number % 2 == 0 else 0.5))
+        time.sleep(draw.uniform(0.0, 0.7 if number % 2 == 0 else 0.2))
         os.kill(worker if number % 4 == 1 else process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
         wait_until(lambda: not is_alive(worker), 5.0)  # noqa: B023

@@ -8,7 +8,9 @@ import pytest
 
 from esper.nissa import RunReader
 from esper.simic.training import RunError, RunFolder, train_run
-from tests.programs import children_of, esper, is_alive, started, wait_until
+from tests import programs
+from tests.programs import children_of, is_alive, wait_until
+from tests.simic.training.short_runs import esper, started
 from tests.simic.training.tiny import ENVS, HORIZON, tiny_run
 
 LONG = 1000  # rounds of a run that does not end by itself
@@ -24,9 +26,9 @@ def in_round(run: RunFolder, round_: int) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run of two processes, never interrupted."""
+    """A run of two processes, never interrupted; the second one is an interpreter of its own."""
     run = two(tmp_path_factory.mktemp("whole") / "run")
-    told = esper("resume", run.path)
+    told = programs.esper("resume", run.path)
     assert told.returncode == 0, told.stderr
     assert "failed" not in told.stderr, "no sink was dropped"
     return run

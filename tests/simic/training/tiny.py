@@ -12,6 +12,7 @@ from esper.simic.agent import PPOConfig
 from esper.simic.training import EvaluationConfig, RunFolder, TrainConfig
 
 HORIZON, ENVS, ROUNDS = 6, 4, 4
+BATCHES = 4  # of an epoch, where a test does not want the usual ones
 SUITE = Suite(
     name="tiny",
     training=tuple(
