@@ -1,6 +1,6 @@
 """The atlas: known answers from made-up tensors, and a small one that was really measured."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ def test_schedules_are_widened_as_long_as_another_seed_pays() -> None:
     assert plans.constant[0] == atlas.best_constant()
     assert searched.schedules() == plans.oracle
     assert searched.constant() == plans.constant
-    assert Plans.from_dict(plans.to_dict()) == plans
+    assert Plans.from_dict(asdict(plans)) == plans
     again = search_plans(atlas, seeds=2, **single, **(settings | {"rows": 7}))
     assert again.plans == plans, "rows are only a batching knob"
 

@@ -11,7 +11,7 @@ Shapes: `C` contexts, `A` arms, `K` random seeds of a case.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -64,13 +64,6 @@ class Plans:
     oracle: tuple[Schedule, ...]  # one a context; empty: waiting is better
     constant: Schedule  # the same for all contexts
     episodes: int  # that the search played
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "oracle": [[arm.to_dict() for arm in schedule] for schedule in self.oracle],
-            "constant": [arm.to_dict() for arm in self.constant],
-            "episodes": self.episodes,
-        }
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "Plans":
@@ -189,7 +182,7 @@ class Atlas:
             notes={
                 "contexts": [context.to_dict() for context in self.contexts],
                 "arms": [arm.to_dict() for arm in self.arms],
-                "plans": None if self.plans is None else self.plans.to_dict(),
+                "plans": None if self.plans is None else asdict(self.plans),
             },
         )
 

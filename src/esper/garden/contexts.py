@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from esper.garden.families import FAMILIES, LENGTH, PARAMETERS, noisy_labels
 from esper.kasmina.blueprints import build_catalogue
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
-from esper.leyline import BlueprintCatalogue, DataError, EsperError, UnknownNameError
+from esper.leyline import BlueprintCatalogue, DataError, EsperError
 from esper.leyline.constants import MIN_REWARD_SCALE
+from esper.leyline.errors import require_known
 from esper.leyline.settings import (
     COUNT,
     Count,
@@ -59,15 +60,13 @@ class Source:
     order: Whole | None = None  # which permutation of the points
 
     def __post_init__(self) -> None:
-        if self.family not in FAMILIES:
-            raise UnknownNameError.of("family of data", self.family, FAMILIES)
+        require_known("family of data", self.family, FAMILIES)
         defaults = FAMILIES[self.family].defaults
         for name in PARAMETERS:
             if getattr(self, name) is None:
                 _put(self, name, defaults.get(name))
-            elif name not in defaults:
-                what = f"parameter of the family {self.family!r}"
-                raise UnknownNameError.of(what, name, defaults)
+            else:
+                require_known(f"parameter of the family {self.family!r}", name, defaults)
         require_settings(self, "The source's setting", error=DataError)
         for name in ("label_noise", "noise", "amplitude", "gain"):
             if getattr(self, name) is not None:  # 1 and 1.0 are one value, with one key
@@ -103,13 +102,6 @@ class Source:
             parts.append(f"seed {self.seed}")
         return ", ".join(parts)
 
-    def to_dict(self) -> dict[str, Any]:
-        return _present(self)
-
-    @classmethod
-    def from_dict(cls, given: object) -> Self:
-        return cls(**table_of(cls, "source", given))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Lesion:
@@ -119,8 +111,7 @@ class Lesion:
     stage: Whole
 
     def __post_init__(self) -> None:
-        if self.kind not in _LESIONED:
-            raise UnknownNameError.of("kind of lesion", self.kind, _LESIONED)
+        require_known("kind of lesion", self.kind, _LESIONED)
         require_settings(self, "A lesion's setting")
 
     def __str__(self) -> str:
@@ -145,7 +136,7 @@ class Context:
     def __post_init__(self) -> None:
         for what in ("name", "family"):
             check_label(f"{what} of a context", getattr(self, what))
-        for what, kind in (("source", Source), ("lesion", Lesion), ("drift", Source)):
+        for what, kind in _PARTS.items():
             value = getattr(self, what)
             if not isinstance(value, kind) and (value is not None or what == "source"):
                 raise wrong_type(f"{what} of a context", value, f"a {kind.__name__}")
@@ -222,11 +213,9 @@ class Context:
     @classmethod
     def from_dict(cls, given: object) -> Self:
         record = table_of(cls, "context", given)
-        for name in ("source", "drift"):
+        for name, kind in _PARTS.items():
             if name in record:
-                record[name] = Source.from_dict(record[name])
-        if "lesion" in record:
-            record["lesion"] = Lesion(**table_of(Lesion, "lesion", record["lesion"]))
+                record[name] = kind(**table_of(kind, kind.__name__.lower(), record[name]))
         if isinstance(record.get("drift_window"), list):
             record["drift_window"] = tuple(record["drift_window"])
         if "host_sizes" in record:
@@ -237,17 +226,18 @@ class Context:
         return cls(**record)
 
     def _checked_sizes(self) -> tuple[tuple[str, int], ...]:
-        if self.host not in HOSTS:
-            raise UnknownNameError.of("host", self.host, HOSTS)
+        require_known("host", self.host, HOSTS)
         if not isinstance(self.host_sizes, tuple):
             valid = "pairs of a name and a size, like (('channels', 6),)"
             raise wrong_type("host_sizes of a context", self.host_sizes, valid)
         known = inspect.signature(HOSTS[self.host]).parameters
         for name, size in self.host_sizes:
-            if name not in known:
-                raise UnknownNameError.of(f"size of the host {self.host!r}", name, known)
+            require_known(f"size of the host {self.host!r}", name, known)
             require(f"The size {name!r} of the host {self.host!r}", size, COUNT, error=DataError)
         return tuple(sorted(self.host_sizes))
+
+
+_PARTS: dict[str, type[Source | Lesion]] = {"source": Source, "lesion": Lesion, "drift": Source}
 
 
 def by_shape(contexts: Sequence[Context]) -> list[list[Context]]:
@@ -359,11 +349,10 @@ def table_of(kind: Any, what: str, given: object) -> dict[str, Any]:
     """A table of a dataclass's fields, refused if one is unknown or missing."""
     if not isinstance(given, Mapping):
         raise wrong_type(what, given, f"a table of the {what}'s settings")
-    known = fields(kind)
+    names = [each.name for each in fields(kind)]
     for name in given:
-        if name not in (names := [field.name for field in known]):
-            raise UnknownNameError.of(f"key of a {what}", name, names)
-    needed = [each.name for each in known if each.default is each.default_factory is MISSING]
+        require_known(f"key of a {what}", name, names)
+    needed = [each.name for each in fields(kind) if each.default is each.default_factory is MISSING]
     for name in needed:
         if name not in given:
             raise DataError(

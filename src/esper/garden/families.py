@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.leyline.errors import DataError, DuplicateNameError, UnknownNameError
+from esper.leyline.errors import DataError, DuplicateNameError, require_known
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.mnist1d import CLASSES, Mnist1dConfig, generate
 
@@ -140,8 +140,7 @@ def register_family(name: str, family: DataFamily) -> DataFamily:
             fix="choose another name",
         )
     for parameter in family.defaults:
-        if parameter not in PARAMETERS:
-            raise UnknownNameError.of("parameter of a family", parameter, PARAMETERS)
+        require_known("parameter of a family", parameter, PARAMETERS)
     inputs, labels = family.generate(2, 0, family.defaults)
     if inputs.shape != (2, LENGTH) or labels.shape != (2,) or family.classes > CLASSES:
         raise DataError(

@@ -11,7 +11,7 @@ Shapes: `N` rows, `F` features, `A` composite actions, `H` heads.
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import gymnasium
 import numpy as np
@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.garden.cases import Deal, Draw
-from esper.garden.environment import Garden, Transition
+from esper.garden.environment import Garden
 from esper.garden.suites import find_suite
-from esper.leyline import ActionError, Actions, Legality, LifecycleOp, UnknownNameError
+from esper.leyline import ActionError, Actions, Legality, LifecycleOp
+from esper.leyline.errors import require_known
 from esper.leyline.heads import CANONICAL_ACTION, ActionSpace
 
 Array = NDArray[Any]
@@ -90,55 +91,6 @@ class CompositeActions:
         return " ".join([LifecycleOp(op).name, *parts])
 
 
-class _Rows:
-    """What both views share: a garden whose rows start anew by themselves, and its spaces."""
-
-    def __init__(self, deal: Deal | str, rows: int, illegal: Illegal, settings: Any) -> None:
-        if illegal not in ("wait", "raise"):
-            raise UnknownNameError.of("way with illegal actions", illegal, ("wait", "raise"))
-        if isinstance(deal, str):
-            deal = Draw(contexts=find_suite(deal).training)
-        self.garden = Garden(deal, rows, in_place=True, **settings)
-        self.actions = CompositeActions(self.garden.space)  # what their numbers mean
-        self.illegal = illegal
-        low, high = self.garden.table.bounds()
-        self.seen = spaces.Box(low.numpy(), high.numpy(), dtype=np.float32)
-        self.chosen = spaces.Discrete(len(self.actions))
-        self._masks: tuple[Legality, Tensor] | None = None
-
-    def reset(self, seed: int | None) -> Array:
-        """The next episodes or, with a seed, the first ones of another dealing."""
-        deal = None if seed is None else self.garden.draw
-        if isinstance(deal, Draw) and seed is not None:
-            deal = replace(deal, seed=seed)
-        return _array(self.garden.reset(deal))
-
-    def legal(self) -> Tensor:
-        """[N, A] bool: which actions are legal now; worked out once in every state."""
-        legality = self.garden.legal()
-        if self._masks is None or self._masks[0] is not legality:
-            self._masks = legality, self.actions.masks(legality)
-        return self._masks[1]
-
-    def step(self, chosen: Array) -> tuple[Transition, Array]:
-        """Decide and train an epoch; also which actions were illegal [N]."""
-        numbers = torch.as_tensor(np.asarray(chosen), dtype=torch.int64).reshape(-1)
-        legal = self.legal()
-        asked = self.actions.decode(numbers)  # refuses what is no action at all
-        refused = ~legal[torch.arange(len(numbers)), numbers]
-        if bool(refused.any()) and self.illegal == "raise":
-            row = int(refused.nonzero()[0, 0])
-            raise ActionError(
-                f"Row {row} was given an illegal action",
-                given=f"{int(numbers[row])}: {self.actions.describe(int(numbers[row]))}",
-                valid=f"{legal[row].nonzero()[:, 0].tolist()[:12]} …",
-                fix='sample from info["action_mask"], or make it with illegal="wait"',
-            )
-        if bool(refused.any()):
-            asked = self.actions.decode(numbers.masked_fill(refused, WAIT))
-        return self.garden.step(asked), _array(refused)
-
-
 def _array(values: Tensor) -> Array:
     """A copy: what was handed out never changes."""
     array: Array = values.numpy().copy()
@@ -170,17 +122,29 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
 
         `settings` are the garden's: reward, horizon, device, config, controls.
         """
-        self._rows = _Rows(deal, num_envs, illegal, settings)
-        self.garden, self.actions = self._rows.garden, self._rows.actions
-        self.num_envs = num_envs
-        self.single_observation_space = self._rows.seen
-        self.single_action_space = self._rows.chosen
-        self.observation_space = batch_space(self._rows.seen, num_envs)
-        self.action_space = batch_space(self._rows.chosen, num_envs)
+        require_known("way with illegal actions", illegal, get_args(Illegal))
+        if isinstance(deal, str):
+            deal = Draw(contexts=find_suite(deal).training)
+        self.garden = Garden(deal, num_envs, in_place=True, **settings)
+        self.actions = CompositeActions(self.garden.space)  # what their numbers mean
+        self.illegal, self.num_envs = illegal, num_envs
+        low, high = self.garden.table.bounds()
+        self.single_observation_space = spaces.Box(low.numpy(), high.numpy(), dtype=np.float32)
+        self.single_action_space = spaces.Discrete(len(self.actions))
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._masks: tuple[Legality, Tensor] | None = None
 
     def action_masks(self) -> Array:
         """[N, A] bool: what is legal now."""
-        return _array(self._rows.legal())
+        return _array(self._legal())
+
+    def _legal(self) -> Tensor:
+        """[N, A] bool: worked out once in every state."""
+        legality = self.garden.legal()
+        if self._masks is None or self._masks[0] is not legality:
+            self._masks = legality, self.actions.masks(legality)
+        return self._masks[1]
 
     def reset(
         self,
@@ -188,16 +152,23 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
         seed: int | list[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Array, dict[str, Any]]:
-        """All rows start together. A seed is that of the dealing: rows differ by their number."""
+        """All rows start together: the next episodes or, with a seed, the first of another dealing.
+
+        Rows differ by their number.
+        """
         first = seed[0] if isinstance(seed, list) else seed
         super().reset(seed=first, options=options)
-        first_seen = self._rows.reset(first)
-        return first_seen, self._with_flags({"action_mask": self.action_masks().astype(np.int8)})
+        deal = None if first is None else self.garden.draw
+        if isinstance(deal, Draw) and first is not None:
+            deal = replace(deal, seed=first)
+        seen = _array(self.garden.reset(deal))
+        return seen, self._with_flags({"action_mask": self.action_masks().astype(np.int8)})
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
-        step, refused = self._rows.step(actions)
+        asked, refused = self._asked(actions)
+        step = self.garden.step(asked)
         told = {
-            "illegal": refused,
+            "illegal": _array(refused),
             "rolled_back": _array(step.epoch.rolled_back),
             "terms": {name: _array(term) for name, term in step.terms.items()},
             "context": np.array([case.context.name for case in step.cases], dtype=object),
@@ -214,6 +185,24 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
         paid = _array(step.rewards.double())
         return _array(step.observations), paid, ended, _array(step.truncations), info
 
+    def _asked(self, chosen: Array) -> tuple[Actions, Tensor]:
+        """What is to be done, and which rows [N] wait since what was chosen there is illegal."""
+        numbers = torch.as_tensor(np.asarray(chosen), dtype=torch.int64).reshape(-1)
+        legal = self._legal()
+        asked = self.actions.decode(numbers)  # refuses what is no action at all
+        refused = ~legal[torch.arange(len(numbers)), numbers]
+        if bool(refused.any()) and self.illegal == "raise":
+            row = int(refused.nonzero()[0, 0])
+            raise ActionError(
+                f"Row {row} was given an illegal action",
+                given=f"{int(numbers[row])}: {self.actions.describe(int(numbers[row]))}",
+                valid=f"{legal[row].nonzero()[:, 0].tolist()[:12]} …",
+                fix='sample from info["action_mask"], or make it with illegal="wait"',
+            )
+        if bool(refused.any()):
+            asked = self.actions.decode(numbers.masked_fill(refused, WAIT))
+        return asked, refused
+
     def _with_flags(self, told: dict[str, Any], rows: Array | None = None) -> dict[str, Any]:
         """Beside every entry, as Gymnasium has it, which rows it is there for."""
         there = np.ones(self.num_envs, dtype=np.bool_) if rows is None else rows
@@ -225,7 +214,7 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
 
 
 class GardenEnv(gymnasium.Env[Array, np.int64]):
-    """One environment: the garden with a single row."""
+    """One environment: the vector environment with a single row."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as Gymnasium declares it
 
@@ -233,37 +222,32 @@ class GardenEnv(gymnasium.Env[Array, np.int64]):
         self, deal: Deal | str = "garden_mlp", *, illegal: Illegal = "wait", **settings: Any
     ) -> None:
         """As for `GardenVectorEnv`."""
-        self._rows = _Rows(deal, 1, illegal, settings)
-        self.garden, self.actions = self._rows.garden, self._rows.actions
-        self.observation_space = self._rows.seen
-        self.action_space = self._rows.chosen
-        self._started = False  # has the next episode begun already, with the end of the last?
+        self._row = GardenVectorEnv(deal, 1, illegal=illegal, **settings)
+        self.garden, self.actions = self._row.garden, self._row.actions
+        self.observation_space = self._row.single_observation_space
+        self.action_space = self._row.single_action_space
+        self._next: Array | None = None  # where the next episode has begun, with the last's end
 
     def action_masks(self) -> Array:
         """[A] bool: what is legal now. After an episode's end that is of the next one."""
-        return _array(self._rows.legal()[0])
+        return _array(self._row._legal()[0])
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed, options=options)
-        if self._started and seed is None:
-            observations = _array(self.garden.observations())
-        else:
-            observations = self._rows.reset(seed)
-        self._started = False
-        return observations[0], {"action_mask": self.action_masks().astype(np.int8)}
+        seen = self._next if seed is None else None
+        if seen is None:
+            seen = self._row.reset(seed=seed)[0][0]
+        self._next = None
+        return seen, {"action_mask": self.action_masks().astype(np.int8)}
 
     def step(self, action: np.int64 | int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        step, refused = self._rows.step(np.asarray([action]))
-        assert step.final_observations is not None
-        ended = self._started = bool(step.terminals[0])
-        info = {
-            "action_mask": self.action_masks().astype(np.int8),
-            "illegal": bool(refused[0]),
-            "rolled_back": bool(step.epoch.rolled_back[0]),
-            "terms": {name: float(term[0]) for name, term in step.terms.items()},
-            "context": step.cases[0].context.name,
-        }
-        seen = step.final_observations if ended else step.observations
-        return _array(seen[0]), float(step.rewards[0]), ended, False, info
+        seen, paid, ended, _, told = self._row.step(np.asarray([action]))
+        self._next = seen[0] if ended[0] else None
+        info = {name: told[name].tolist()[0] for name in ("illegal", "rolled_back", "context")}
+        terms = told["terms"].items()
+        info["terms"] = {name: float(term[0]) for name, term in terms if name[0] != "_"}
+        info["action_mask"] = told["action_mask"][0]
+        last = told["final_obs"][0] if ended[0] else seen[0]
+        return last, float(paid[0]), bool(ended[0]), False, info

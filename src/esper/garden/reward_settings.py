@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from esper.leyline import AgreementError, UnknownNameError, constants
+from esper.leyline import AgreementError, constants
+from esper.leyline.errors import require_known
 from esper.leyline.settings import NotNegative, Positive, Share, require_settings
 
 MODES: Mapping[str, tuple[str, ...]] = {
@@ -28,8 +29,7 @@ class RewardConfig:
     rollback_penalty: Positive = constants.DEFAULT_ROLLBACK_PENALTY  # points
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise UnknownNameError.of("reward mode", self.mode, MODES)
+        require_known("reward mode", self.mode, MODES)
         require_settings(self, "The reward's setting", error=AgreementError)
 
     def check_budget(self, largest_share: float) -> None:

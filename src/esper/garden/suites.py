@@ -18,7 +18,7 @@ from typing import Any, Self
 from esper.archive.files import as_toml, read_toml, write_whole
 from esper.garden.contexts import Context, check_label, table_of, wrong_type
 from esper.garden.own_code import CodeError, run_file
-from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
+from esper.leyline.errors import DataError, DuplicateNameError, EsperError, place_of, require_known
 
 TRAINING = "training"
 CODE = "a list of Python files, beside the suite's or with their whole path"
@@ -67,10 +67,9 @@ class Suite:
 
     def find(self, name: str) -> Context:
         """The context of that name, in any group."""
-        named = {context.name: context for context in self}
-        if name not in named:
-            raise UnknownNameError.of(f"context of suite {self.name!r}", name, named)
-        return named[name]
+        contexts = list(self)
+        names = [context.name for context in contexts]
+        return contexts[place_of(f"context of suite {self.name!r}", name, names)]
 
     def __str__(self) -> str:
         lines = [f"suite {self.name}"]
@@ -109,23 +108,18 @@ class Suite:
 
     def _refuse_twins(self) -> None:
         """What is held out must not have been trained in; names and keys must tell apart."""
-        names: set[str] = set()
         keys: dict[str, str] = {}
+        what = f"Two contexts of suite {self.name!r}"
         for context in self:
-            if context.name in names:
+            if (twin := context.name) in keys.values():
+                fix = "rename one of them"
+                raise DuplicateNameError(f"{what} have one name", given=repr(twin), fix=fix)
+            if (other := keys.setdefault(context.key, twin)) != twin:
                 raise DuplicateNameError(
-                    f"Two contexts of suite {self.name!r} have one name",
-                    given=repr(context.name),
-                    fix="rename one of them",
-                )
-            if context.key in keys:
-                raise DuplicateNameError(
-                    f"Two contexts of suite {self.name!r} differ in nothing but their name",
-                    given=f"{keys[context.key]!r} and {context.name!r}",
+                    f"{what} differ in nothing but their name",
+                    given=f"{other!r} and {twin!r}",
                     fix="change one of them, or give its source another seed",
                 )
-            names.add(context.name)
-            keys[context.key] = context.name
 
 
 def _contexts(group: str, given: object) -> tuple[Context, ...]:
@@ -186,10 +180,7 @@ def _shipped(name: str) -> Suite:
 def find_suite(name_or_path: str | Path) -> Suite:
     """A shipped suite by its name, or one of your own by the path of its TOML file."""
     name = str(name_or_path)
-    if name in SHIPPED:
-        return _shipped(name)
-    if Path(name).suffix == ".toml" or Path(name).is_file():
+    if name not in SHIPPED and (Path(name).suffix == ".toml" or Path(name).is_file()):
         return load_suite(name)
-    raise UnknownNameError.of(
-        "suite", name, SHIPPED, fix="or give the path of a TOML file of your own"
-    )
+    require_known("suite", name, SHIPPED, "or give the path of a TOML file of your own")
+    return _shipped(name)

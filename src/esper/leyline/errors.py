@@ -41,10 +41,15 @@ class UnknownNameError(EsperError):
         return cls(f"Unknown {kind}", given=repr(name), valid=listed, fix=advice or None)
 
 
+def require_known(kind: str, name: object, known: Iterable[str], fix: str | None = None) -> None:
+    """Refuse a name that is not among those that are known."""
+    if name not in (names := list(known)):
+        raise UnknownNameError.of(kind, name, names, fix)
+
+
 def place_of(kind: str, name: str, names: Sequence[str]) -> int:
     """Where a name stands among those that are known; another one is refused."""
-    if name not in names:
-        raise UnknownNameError.of(kind, name, names)
+    require_known(kind, name, names)
     return names.index(name)
 
 

@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from esper.leyline.errors import UnknownNameError
+from esper.leyline.errors import require_known
 
 
 class LifecycleOp(IntEnum):
@@ -20,8 +20,7 @@ class Blend(IntEnum):
         if isinstance(blend, Blend):
             return blend
         names = [each.name.lower() for each in cls]
-        if blend not in names:
-            raise UnknownNameError.of("blend", blend, names)
+        require_known("blend", blend, names)
         return cls[blend.upper()]
 
     IMMEDIATE = 0  # alpha 1 from birth; the blueprint's zero point keeps the function

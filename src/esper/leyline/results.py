@@ -1,8 +1,8 @@
 """Typed results of the learner. Per-head results are keyed by the heads of the action space."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypedDict, TypeVar
+from typing import TypedDict, TypeVar
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from esper.leyline.errors import AgreementError
 V = TypeVar("V")
 
 
-class PerHead(Mapping[str, V], Generic[V]):
+class PerHead(dict[str, V]):
     """A value for each head, in table order: exactly the heads it was declared with."""
 
     def __init__(self, heads: tuple[str, ...], values: Mapping[str, V]) -> None:
@@ -21,19 +21,7 @@ class PerHead(Mapping[str, V], Generic[V]):
                 given=", ".join(values),
                 valid=", ".join(heads),
             )
-        self._values = {name: values[name] for name in heads}
-
-    def __getitem__(self, head: str) -> V:
-        return self._values[head]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return f"PerHead({self._values!r})"
+        super().__init__({name: values[name] for name in heads})
 
 
 PerHeadAdvantages = PerHead[Tensor]

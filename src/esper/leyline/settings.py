@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from esper.leyline.errors import DataError, EsperError, UnknownNameError
+from esper.leyline.errors import DataError, EsperError, require_known
 
 NONE = "none"  # how a file says that there is no value
 
@@ -91,8 +91,7 @@ def filled(base: T, given: Mapping[str, Any], what: str) -> T:
     known = [each.name for each in fields(base)]  # type: ignore[arg-type]
     changed: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in known:
-            raise UnknownNameError.of(what, name, known)
+        require_known(what, name, known)
         own = getattr(base, name)
         if is_dataclass(own):
             if not isinstance(value, Mapping):

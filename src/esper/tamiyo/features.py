@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline import LIVING_STAGES, Blend, BlueprintCatalogue, SeedStage
-from esper.leyline.errors import AgreementError, UnknownNameError
+from esper.leyline.errors import AgreementError, place_of
 from esper.leyline.signals import FLOW_STATISTICS, SIGNAL_WINDOW, Signals
 
 MOST_LOSS = 4.0  # in units of guessing
@@ -198,9 +198,7 @@ class FeatureTable:
         return FeatureTable(catalogue)
 
     def index(self, name: str) -> int:
-        if name not in self.names:
-            raise UnknownNameError.of("feature", name, self.names)
-        return self.names.index(name)
+        return place_of("feature", name, self.names)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """The lowest and the highest value of each feature, [F] each."""

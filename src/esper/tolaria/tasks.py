@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
-from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
+from esper.leyline.errors import DataError, DuplicateNameError, EsperError, require_known
 from esper.leyline.settings import Count, NotNegative, Positive, require_settings
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.corpus import corpus_splits, read_corpus
@@ -68,8 +68,7 @@ class Task:
                 given=repr(self.name),
                 fix="use a_name_like_this",
             )
-        if self.host not in HOSTS:
-            raise UnknownNameError.of("host", self.host, HOSTS)
+        require_known("host", self.host, HOSTS)
         require_settings(self, f"Task {self.name!r} is impossible:")
 
     def build_host(self) -> SegmentedHost:
@@ -153,9 +152,7 @@ def unregister_task(name: str) -> None:
 
 
 def find_task(name: str) -> Task:
-    if name not in _REGISTRY:
-        fix = "register your own with register_task(Task(...))"
-        raise UnknownNameError.of("task", name, task_names(), fix=fix)
+    require_known("task", name, _REGISTRY, "register your own with register_task(Task(...))")
     return _REGISTRY[name]
 
 
@@ -178,8 +175,7 @@ def population_of(
     task = find_task(task) if isinstance(task, str) else task
     known = {each.name for each in fields(PopulationConfig)}
     for name in settings:
-        if name not in known:
-            raise UnknownNameError.of("setting of a population", name, sorted(known))
+        require_known("setting of a population", name, sorted(known))
     defaults = {"rate": task.learning_rate, "budget": task.budget_params()}
     config = PopulationConfig(**(defaults | settings))
     feed = Feed(

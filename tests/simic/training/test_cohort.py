@@ -9,11 +9,11 @@ import torch
 
 from esper.garden import Draw
 from esper.leyline import AgreementError, LifecycleOp
-from esper.simic.agent.imitation import Lessons, LessonSettings, learn_lessons, resolved_masks
+from esper.simic.agent.imitation import Lessons, LessonSettings, learn_lessons
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.agent.rollout_buffer import NonFiniteError
-from esper.simic.training.cohort import Cohort, CohortSettings, MemberSettings, time_only
+from esper.simic.training.cohort import Cohort, CohortSettings, MemberSettings
 from esper.tamiyo.controllers import Arm, Oracle, RandomLegal, SideBySide
 from esper.tamiyo.controllers.schedules import Teacher
 from tests.garden.plots import CONTEXTS, make_garden, walk
@@ -84,7 +84,7 @@ def test_resolved_masks_permit_exactly_what_was_chosen_and_its_alternatives() ->
     walk(garden, steps=4)
     legal = garden.legal()
     actions = RandomLegal().act(garden.signals(), legal, torch.zeros(6, dtype=torch.bool))
-    masks = resolved_masks(legal, actions)
+    masks = legal.resolved(actions.canonical().values)
     picked = masks.gather(2, actions.canonical().values[..., None])[..., 0]
     assert bool(picked.all())
     for head, size in enumerate(garden.space.sizes):
@@ -136,7 +136,7 @@ def test_members_have_rows_of_their_own_and_blanked_ones_see_the_time_alone() ->
     assert all(report.metrics is not None for report in second), "then all learn by themselves"
     assert [report.episodes for report in second] == [8, 8, 8]
     network = cohort.members[1].agent.network
-    visible = time_only(cohort.garden.table)
+    visible = network.visible
     assert float(visible.sum()) == 2
     states = torch.randn(3, network.state_dim)
     other = torch.where(visible.bool(), states, torch.randn_like(states))

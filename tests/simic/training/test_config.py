@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 
 from esper.garden import find_suite
 from esper.garden.reward_settings import MODES, RewardConfig
-from esper.leyline.errors import DataError, EsperError, UnknownNameError
+from esper.leyline.errors import DataError, EsperError
 from esper.simic.agent import PPOConfig
-from esper.simic.training import (
-    PRESETS,
-    EvaluationConfig,
-    TrainConfig,
-    find_preset,
-    read_config,
-    to_toml,
-)
+from esper.simic.training import PRESETS, EvaluationConfig, TrainConfig, read_config, to_toml
 from esper.tamiyo.controllers import make_controller
 
 
@@ -32,7 +25,7 @@ def read(text: str, folder: Path, base: TrainConfig | None = None) -> TrainConfi
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_valid_and_comes_back_from_its_file(name: str, tmp_path: Path) -> None:
-    config = find_preset(name)
+    config = PRESETS[name]
     assert read(to_toml(config), tmp_path) == config
     assert find_suite(config.suite).training
     for baseline in config.evaluation.baselines:
@@ -126,12 +119,6 @@ def test_none_has_a_word_in_files(tmp_path: Path) -> None:
     assert config == replace(base, ppo=replace(base.ppo, target_kl=None))
 
 
-def test_a_file_of_when_there_was_one_sink_is_read(tmp_path: Path) -> None:
-    assert read("tensorboard = false", tmp_path).sinks == ()
-    assert read("tensorboard = true", tmp_path).sinks == ("tensorboard",)
-    assert read('sinks = ["wandb"]', tmp_path).sinks == ("wandb",)
-
-
 def test_a_file_that_is_missing_or_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read_config(tmp_path / "none.toml")
@@ -142,22 +129,17 @@ def test_a_file_that_is_missing_or_a_directory_is_refused(tmp_path: Path) -> Non
         read_config(tmp_path / "bytes.toml")
 
 
-def test_an_unknown_preset_is_refused_with_the_one_that_was_meant() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'demo'"):
-        find_preset("dmeo")
-
-
 def test_what_is_annealed_follows_from_the_round_alone() -> None:
     config = replace(PRESETS["demo"], rounds=11, final_rate=0.2, final_entropy=0.01)
-    rates = [config.rate_in(round_) for round_ in range(11)]
+    rates = [config.annealed(round_)["learning_rate"] for round_ in range(11)]
     assert rates[0] == config.ppo.learning_rate
     assert rates[-1] == pytest.approx(0.2 * config.ppo.learning_rate)
     assert rates == sorted(rates, reverse=True)
-    assert config.entropy_in(0) == config.ppo.entropy_coef
-    assert config.entropy_in(10) == pytest.approx(0.01)
+    assert config.annealed(0)["entropy_coef"] == config.ppo.entropy_coef
+    assert config.annealed(10)["entropy_coef"] == pytest.approx(0.01)
     low = replace(config, final_entropy=1.0)
-    assert low.entropy_in(10) == config.ppo.entropy_coef, "it never rises"
-    assert replace(config, rounds=1).rate_in(0) == config.ppo.learning_rate
+    assert low.annealed(10)["entropy_coef"] == config.ppo.entropy_coef, "it never rises"
+    assert replace(config, rounds=1).annealed(0)["learning_rate"] == config.ppo.learning_rate
 
 
 @pytest.mark.parametrize("changes", [{"rounds": 0}, {"lstm": 0}, {"envs": 3, "processes": 2}])

@@ -8,9 +8,8 @@ import torch
 
 from esper.garden.attribution import leave_one_out
 from esper.leyline.stages import SeedStage
-from esper.nissa import RunReader
-from esper.simic.training import Trainer
-from esper.simic.training.selection import Attribution
+from esper.nissa import Attributed, RunReader
+from esper.simic.training import Trainer, selection
 from esper.tamiyo.controllers import Arm, FixedSchedule, make_controller
 from tests.simic.training.tiny import tiny_run
 
@@ -30,31 +29,28 @@ def trainer(tmp_path: Path) -> Trainer:
 def test_the_values_of_the_best_episode_sum_to_what_its_seeds_gain(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone, gained = Attribution.of, {}
+    alone, gained = selection.attribution, {}
 
-    def of(population: Any, row: int, case: Any, score: float) -> Attribution:
+    def of(population: Any, row: int, job: Any, score: float) -> Attributed:
         slots = population.lifecycle.shape[1]
         off = torch.stack([torch.zeros(slots, dtype=torch.bool), torch.ones(slots).bool()])
         whole, none = population.counterfactual(
             torch.tensor([row, row]), off, "validation"
         ).accuracy
-        gained[case.context.name, score] = float(whole) - float(none)
-        found = alone(population, row, case, score)
+        gained[job.case.context.name, score] = float(whole) - float(none)
+        found = alone(population, row, job, score)
         left_out = leave_one_out(population)[row]
-        assert torch.equal(found.left_out, left_out[~left_out.isnan()])
+        assert torch.equal(torch.as_tensor(found.left_out), left_out[~left_out.isnan()])
         assert bool(population.lifecycle.at(SeedStage.FOSSILIZED)[row].any())
         return found
 
-    monkeypatch.setattr(Attribution, "of", of)
+    monkeypatch.setattr(selection, "attribution", of)
     judged = trainer.judge.judge(FixedSchedule(ARMS), attribute=True)
     best = judged.best
     assert best is not None
     assert best.score == float(judged.scores.max())
     assert len(best.slot) == 2
     assert float(best.shapley.sum()) == pytest.approx(gained[best.context, best.score], abs=1e-4)
-    event = judged.attributed(3)
-    assert event is not None
-    assert (event.round, event.context, event.seed) == (3, best.context, best.seed)
 
 
 def test_finding_it_out_changes_no_score_and_nothing_grown_has_none(trainer: Trainer) -> None:
@@ -67,7 +63,6 @@ def test_finding_it_out_changes_no_score_and_nothing_grown_has_none(trainer: Tra
     assert torch.equal(plain.scores, again.scores)
     nothing = trainer.judge.judge(make_controller("never"), attribute=True)
     assert nothing.best is None
-    assert nothing.attributed(1) is None
 
 
 def test_a_run_tells_what_its_best_episodes_seeds_are_worth(

@@ -282,7 +282,8 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     assert digest(run) == digest(whole)
     if every == 1:
         assert_same(run, whole)
-    assert rates == pytest.approx({n: TINY.rate_in(n - 1) for n in range(1, ROUNDS + 1)})
+    annealed = {n: TINY.annealed(n - 1)["learning_rate"] for n in range(1, ROUNDS + 1)}
+    assert rates == pytest.approx(annealed)
     with RunReader(run.path) as reader:
         assert [started["round"] for started in reader.runs()] == [0, 2]
 

@@ -47,20 +47,12 @@ class Lessons:
         return Lessons(*(tensor[index] for tensor in vars(self).values()))
 
 
-def resolved_masks(legality: Legality, actions: Actions) -> Tensor:
-    """[N, H, A] bool: what each head could take, given the earlier choices in `actions`."""
-    space, values = legality.space, actions.canonical().values
-    masks = torch.zeros(len(actions), len(space), max(space.sizes), dtype=torch.bool)
-    for head, (name, size) in enumerate(zip(space.names, space.sizes, strict=True)):
-        masks[:, head, :size] = legality.mask(name, values)
-    return masks
-
-
 class Notebook(list[tuple[Tensor, Tensor]]):
     """What the teacher says during one rollout: labels and masks, step by step."""
 
     def write(self, legality: Legality, actions: Actions) -> None:
-        self.append((actions.canonical().values, resolved_masks(legality, actions)))
+        values = actions.canonical().values
+        self.append((values, legality.resolved(values)))
 
     def lessons(self, agent: PPOAgent) -> Lessons:
         """With the states and returns of the agent's finished rollout."""
@@ -87,10 +79,7 @@ def blurred(agent: PPOAgent, states: Tensor, noise: float) -> Tensor:
         return states
     norm = agent.network.observation_norm
     width = norm.variance.clamp(min=norm.floor).sqrt().to(states.dtype)
-    drawn = torch.randn(
-        states.shape, generator=agent.sampler, device=states.device, dtype=states.dtype
-    )
-    return states + noise * width * drawn
+    return states + noise * width * torch.empty_like(states).normal_(generator=agent.sampler)
 
 
 def learn_lessons(agent: PPOAgent, lessons: Lessons, settings: LessonSettings) -> float:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from esper.leyline import AgreementError, UnknownNameError, constants
+from esper.leyline import AgreementError, constants
+from esper.leyline.errors import require_known
 from esper.leyline.settings import (
     SHARE,
     Count,
@@ -49,12 +50,8 @@ class PPOConfig:
         require_settings(self, "The learner's setting", error=AgreementError)
         for head, target in self.entropy_targets.items():
             require(f"The entropy target of {head!r}", target, SHARE, error=AgreementError)
-        for what, name, known in (
-            ("head average", self.head_average, get_args(HeadAverage)),
-            ("compile mode", self.compile_mode, get_args(CompileMode)),
-        ):
-            if name not in known:
-                raise UnknownNameError.of(what, name, known)
+        require_known("head average", self.head_average, get_args(HeadAverage))
+        require_known("compile mode", self.compile_mode, get_args(CompileMode))
         if self.compile_mode != "default" and self.compile_backend is None:
             raise AgreementError(
                 "A compile mode is of a compile backend",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from esper.lazy import attach
 
 if TYPE_CHECKING:
-    from .config import PRESETS, EvaluationConfig, TrainConfig, find_preset, read_config, to_toml
+    from .config import PRESETS, EvaluationConfig, TrainConfig, read_config, to_toml
     from .run_processes import Stopping, train_run
     from .selection import Judge, Judgement
     from .trainer import RoundReport, Trainer

@@ -11,7 +11,7 @@ Shapes: `N` rows of all members, `K` rows of one, `H` heads.
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from esper.simic.agent.processes import ALONE, Processes
 from esper.simic.agent.rollouts import Seat, Steer, roll_out
 from esper.simic.training.config import DEFAULT_FINAL_RATE, DEFAULT_PATIENCE, changed_settings
 from esper.tamiyo.controllers.schedules import Teacher
-from esper.tamiyo.features import FeatureTable
 from esper.tamiyo.network import GARDEN_FLOOR
 
 STATE, KIND, VERSION = "state", "esper cohort", 1
@@ -131,16 +130,6 @@ class Member:
         agent.buffer.reset()
         return missed
 
-    def packed_lessons(self) -> dict[str, Tensor]:
-        held = {} if self.lessons is None else vars(self.lessons)
-        return {f"{_LESSONS}{self.name}.{name}": tensor for name, tensor in held.items()}
-
-    def unpack_lessons(self, tensors: Mapping[str, Tensor]) -> None:
-        """Those among the tensors, if they are all there."""
-        names = [f"{_LESSONS}{self.name}.{each.name}" for each in fields(Lessons)]
-        if all(name in tensors for name in names):
-            self.lessons = Lessons(*(tensors[name].to(self.agent.device) for name in names))
-
 
 class Cohort:
     """Agents that play and learn round by round."""
@@ -194,7 +183,8 @@ class Cohort:
         network.prefer("op", LifecycleOp.PRUNE, -member.patience)
         network.observation_norm.floor.fill_(GARDEN_FLOOR)
         if member.blanked:
-            network.visible.copy_(time_only(self.garden.table))
+            table = self.garden.table
+            network.visible.zero_()[[table.index(name) for name in TIME_ONLY]] = 1.0
         return agent
 
     @property
@@ -313,7 +303,8 @@ class Cohort:
         tensors = self.garden.state_dict()
         for member in self.members:
             member.agent.save(path / f"{member.name}-{self.round}")
-            tensors |= member.packed_lessons()
+            held = {} if member.lessons is None else vars(member.lessons)
+            tensors |= {f"{_LESSONS}{member.name}.{name}": value for name, value in held.items()}
         members = [asdict(member.settings) for member in self.members]
         notes = {"round": self.round, "members": members, "settings": asdict(self.settings)}
         write_archive(path / STATE, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
@@ -331,7 +322,10 @@ class Cohort:
         round_ = int(stored.notes["round"])
         for member in self.members:
             member.load(path / f"{member.name}-{round_}", self.garden)
-            member.unpack_lessons(stored.tensors)
+            held = stored.part(f"{_LESSONS}{member.name}")
+            if held:
+                here = {name: tensor.to(member.agent.device) for name, tensor in held.items()}
+                member.lessons = Lessons(**here)
         garden = {n: v for n, v in stored.tensors.items() if not n.startswith(_LESSONS)}
         self.go_on(round_, garden)
         return True
@@ -353,10 +347,3 @@ class Cohort:
         """After so many rounds, with the garden as it was then."""
         self.round = round_
         self._observations = self.garden.load_state_dict(garden)
-
-
-def time_only(table: FeatureTable) -> Tensor:
-    """[F] 1 or 0: the time index alone."""
-    visible = torch.zeros(table.size)
-    visible[[table.index(name) for name in TIME_ONLY]] = 1.0
-    return visible

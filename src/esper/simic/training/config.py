@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from esper.archive.files import as_toml, read_toml
 from esper.garden.reward_settings import RewardConfig
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM
-from esper.leyline.errors import DataError, EsperError, UnknownNameError
+from esper.leyline.errors import DataError, EsperError, require_known
 from esper.leyline.settings import (
     Count,
     Finite,
@@ -27,7 +27,6 @@ from esper.simic.agent.ppo_config import PPOConfig
 DEVICES = ("cpu", "cuda")
 DEFAULT_PATIENCE = 2.0
 DEFAULT_FINAL_RATE = 0.1
-FORMER = "tensorboard"  # a setting of runs that began when there was no other sink
 MOST_CASES = 100_000  # far below the seeds of atlases, selection and evaluation
 
 
@@ -100,8 +99,7 @@ class TrainConfig:
                 given=f"{self.envs} environments, {self.processes} processes",
                 valid=f"a multiple of {self.processes}",
             )
-        if self.device not in DEVICES:
-            raise UnknownNameError.of("device", self.device, DEVICES)
+        require_known("device", self.device, DEVICES)
         if self.processes > 1 and self.device != "cpu":
             raise EsperError(
                 "Several processes are for several cores",
@@ -115,18 +113,13 @@ class TrainConfig:
                 valid=f"at most {self.envs // self.processes}, the environments of a process",
             )
 
-    def progress(self, round_: int) -> float:
-        """From 0 in the first round to 1 in the last."""
-        return min(1.0, round_ / max(1, self.rounds - 1))
-
-    def entropy_in(self, round_: int) -> float:
-        """The entropy bonus of a round, on a straight line."""
-        first = self.ppo.entropy_coef
-        return first + (min(first, self.final_entropy) - first) * self.progress(round_)
-
-    def rate_in(self, round_: int) -> float:
-        """The learning rate of a round, on a straight line."""
-        return self.ppo.learning_rate * (1 + (self.final_rate - 1) * self.progress(round_))
+    def annealed(self, round_: int) -> dict[str, float]:
+        """What a round's update uses: on a straight line from the first round to the last."""
+        done, first = min(1.0, round_ / max(1, self.rounds - 1)), self.ppo.entropy_coef
+        return {
+            "entropy_coef": first + (min(first, self.final_entropy) - first) * done,
+            "learning_rate": self.ppo.learning_rate * (1 + (self.final_rate - 1) * done),
+        }
 
 
 _DEMO = PPOConfig(
@@ -168,12 +161,6 @@ PRESETS: dict[str, TrainConfig] = {
 }
 
 
-def find_preset(name: str) -> TrainConfig:
-    if name not in PRESETS:
-        raise UnknownNameError.of("preset", name, PRESETS)
-    return PRESETS[name]
-
-
 # --- files ---------------------------------------------------------------------------------
 
 
@@ -184,11 +171,8 @@ def to_toml(config: TrainConfig) -> str:
 
 def read_config(path: Path, base: TrainConfig | None = None) -> TrainConfig:
     """Settings from a TOML file; what it leaves out is as in `base`."""
-    given = read_toml(path)
-    if given.pop(FORMER, False):
-        given["sinks"] = [FORMER]
     try:
-        return filled(base or TrainConfig(), given, "setting of a run")
+        return filled(base or TrainConfig(), read_toml(path), "setting of a run")
     except EsperError as error:
         raise DataError(f"{path} cannot be used", given=error) from error
 

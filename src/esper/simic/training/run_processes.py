@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.errors import EsperError, require_known
 from esper.simic.training.config import DEVICES
 
 if TYPE_CHECKING:
@@ -137,8 +137,7 @@ def require_device(name: str, option: str = "device") -> None:
     """Refuse a device that is unknown or not there; `option` is what it was given by."""
     import torch
 
-    if name not in DEVICES:
-        raise UnknownNameError.of("device", name, DEVICES)
+    require_known("device", name, DEVICES)
     if name == "cuda" and not torch.cuda.is_available():
         fix = f"set {option} to cpu"
         raise EsperError("There is no CUDA device", given=f"{option} cuda", valid="cpu", fix=fix)

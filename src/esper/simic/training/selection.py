@@ -23,30 +23,21 @@ from esper.tolaria.population import Population
 ORDERS = 64  # in which seeds join, where they are too many for all subsets
 
 
-@dataclass(frozen=True)
-class Attribution:
-    """What the seeds of one episode are worth, in points of validation accuracy."""
-
-    context: str
-    seed: int  # of the case
-    score: float  # of the episode
-    slot: Tensor  # [M]
-    blueprint: Tensor  # [M]
-    shapley: Tensor  # [M]
-    left_out: Tensor  # [M]
-
-    @classmethod
-    def of(cls, population: Population, row: int, case: Case, score: float) -> "Attribution":
-        (slots,) = (population.lifecycle.alpha[row] > 0).nonzero(as_tuple=True)
-        return cls(
-            case.context.name,
-            case.seed,
-            score,
-            slots,
-            population.lifecycle.blueprint[row, slots],
-            shapley(population, [row], samples=ORDERS)[row, slots],
-            leave_one_out(population, environments=[row])[row, slots],
-        )
+def attribution(population: Population, row: int, job: Job, score: float) -> Attributed:
+    """What the seeds of one episode of a controller are worth."""
+    assert not isinstance(job.player, tuple), "a schedule has no name"
+    (slots,) = (population.lifecycle.alpha[row] > 0).nonzero(as_tuple=True)
+    return Attributed(
+        round=0,  # whoever tells it knows
+        controller=job.player.name,
+        context=job.case.context.name,
+        seed=job.case.seed,
+        score=score,
+        slot=slots,
+        blueprint=population.lifecycle.blueprint[row, slots],
+        shapley=shapley(population, [row], samples=ORDERS)[row, slots],
+        left_out=leave_one_out(population, environments=[row])[row, slots],
+    )
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,7 @@ class Judgement:
     controller: str
     contexts: tuple[str, ...]
     scores: Tensor  # [C, E] net gain over the paired control / scale, on validation data
-    best: Attribution | None = None  # of the best episode, where this process played it
+    best: Attributed | None = None  # of the best episode, where this process played it
 
     @property
     def mean(self) -> Estimate:
@@ -79,12 +70,6 @@ class Judgement:
             high=[overall.high, *(high for _, high in spread)],
             episodes=[self.scores.numel(), *[episodes] * len(each)],
         )
-
-    def attributed(self, round_: int) -> Attributed | None:
-        """What the best episode's seeds are worth, if that is known here."""
-        if self.best is None:
-            return None
-        return Attributed(round=round_, controller=self.controller, **vars(self.best))
 
 
 class Judge:
@@ -125,7 +110,7 @@ class Judge:
         """
         scores = torch.zeros(len(self.cases), dtype=torch.float64)
         grown = torch.zeros_like(scores)  # 1 where a seed was fossilized
-        best: Attribution | None = None
+        best: Attributed | None = None
         jobs = [Job(controller, self.cases[number]) for number in self.own]
         for places, played in self._ground.play(jobs):
             numbers = torch.tensor(self.own)[places]
@@ -135,7 +120,7 @@ class Judge:
             score, row = found.masked_fill(played.seeds == 0, -torch.inf).max(0)
             if attribute and float(score) > (-torch.inf if best is None else best.score):
                 population = self._ground.episodes([cases[0].context], len(cases)).population
-                best = Attribution.of(population, int(row), cases[int(row)], float(score))
+                best = attribution(population, int(row), jobs[places[int(row)]], float(score))
         self.processes.sum_(scores)
         self.processes.sum_(grown)
         winner = int(scores.masked_fill(grown == 0, -torch.inf).argmax())

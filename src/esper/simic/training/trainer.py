@@ -8,7 +8,7 @@ Shapes: `N` environments of this process.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
@@ -113,10 +113,7 @@ class Trainer:
             self.garden,
             [learner],
             CohortSettings(rounds=config.rounds, lesson_rounds=0, ppo=config.ppo, lstm=config.lstm),
-            annealed=lambda round_, _: {
-                "entropy_coef": config.entropy_in(round_),
-                "learning_rate": config.rate_in(round_),
-            },
+            annealed=lambda round_, _: config.annealed(round_),
             device=config.device,
             processes=processes,
         )
@@ -320,9 +317,8 @@ class Trainer:
                 self.agent.save(self.run.best)
         if self.processes.rank == 0:
             self.hub.emit(judged.event(number))
-        attributed = judged.attributed(number)
-        if attributed is not None:
-            self.hub.emit(attributed)
+        if judged.best is not None:
+            self.hub.emit(replace(judged.best, round=number))
         return judged
 
     # --- lasting -------------------------------------------------------------------------

@@ -34,13 +34,7 @@ from esper.archive import (
 from esper.garden.suites import Suite, find_suite
 from esper.leyline.errors import EsperError
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.training.config import (
-    FORMER,
-    TrainConfig,
-    changed_settings,
-    read_config,
-    to_toml,
-)
+from esper.simic.training.config import TrainConfig, changed_settings, read_config, to_toml
 from esper.tamiyo.controllers import LearnedController
 from esper.tamiyo.controllers.learned import is_kept, kept_controller
 
@@ -171,11 +165,7 @@ class RunFolder(KeptFolder):
         if not isinstance(stored, dict):
             raise ArchiveError(f"A checkpoint of {self.path} lacks its settings")
         changed = changed_settings(self.config, stored).items()
-        told = [
-            f"{name} {old} -> {new}"
-            for name, (old, new) in changed
-            if name not in (*CHANGEABLE, FORMER)
-        ]
+        told = [f"{name} {old} -> {new}" for name, (old, new) in changed if name not in CHANGEABLE]
         if told:
             raise RunError(
                 f"{self.path / CONFIG} was changed since the last checkpoint",
