@@ -11,6 +11,7 @@ of rows is played. Controls are measured beforehand, for both. Ratios are what c
 
 import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from _report import write_json, write_section
 from rich.console import Console
 from rich.table import Table
 
-from esper.garden import Case, Controls, Garden, Listed, find_suite
+from esper.garden import Case, Context, Controls, Garden, find_suite
 from esper.garden.episodes import EPOCHS_ALONE
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.tamiyo.controllers import RandomLegal
@@ -40,6 +41,20 @@ def finish(device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Row i plays the i-th case, again and again."""
+
+    cases: tuple[Case, ...]
+
+    @property
+    def contexts(self) -> tuple[Context, ...]:
+        return tuple({case.context.key: case.context for case in self.cases}.values())
+
+    def __call__(self, row: int, episode: int) -> Case:
+        return self.cases[row]
 
 
 class Timed:

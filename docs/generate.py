@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import esper
-from esper.garden import Atlas, find_suite, suite_names
+from esper.garden import SUITES, Atlas, find_suite
 from esper.garden.atlas import ATLAS_EPOCHS, WAIT_MARGIN, shipped_atlas
 from esper.kasmina.blueprints import build_catalogue, find_blueprint
 from esper.kasmina.gates import GATES
@@ -232,7 +232,7 @@ def atlas_page() -> str:
         "seed paid on validation data: those of the contexts are the oracle's, and one for all "
         "contexts is the best constant schedule.",
     ]
-    for name in suite_names():
+    for name in SUITES:
         atlas = shipped_atlas(find_suite(name))
         assert atlas is not None, f"{name} has no atlas"
         parts += [f"## `{name}`", _atlas_summary(atlas), _atlas_table(atlas)]

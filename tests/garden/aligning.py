@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.garden import Case, Context, Garden, Listed, Transition
+from esper.garden import Case, Context, Garden, Transition
 from esper.garden.episodes import EPOCHS_ALONE
 from esper.garden.reward_settings import MODES, RewardConfig
 from esper.garden.rewards import rewards
@@ -32,6 +32,7 @@ from esper.tamiyo.controllers import (
     RandomLegal,
 )
 from esper.tamiyo.controllers.proposals import at_best_slot
+from tests.garden.plots import Listed
 from tests.tamiyo.scripted import (
     Renamed,
     Scripted,

@@ -4,7 +4,7 @@ Shapes: `N` rows, `F` features, `H` heads.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +22,20 @@ NOISY = replace(PLAIN, name="noisy", source=replace(_GLYPHS, label_noise=0.6, sa
 LESION = replace(PLAIN, name="lesion", lesion=Lesion(kind="narrow", stage=1), scale=9.0)
 DRIFT = replace(PLAIN, name="drift", drift=Source(family="xor", samples=400), drift_window=(4, 6))
 CONTEXTS = (PLAIN, NOISY, LESION, DRIFT)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Row i plays the i-th case, again and again."""
+
+    cases: tuple[Case, ...]
+
+    @property
+    def contexts(self) -> tuple[Context, ...]:
+        return tuple({case.context.key: case.context for case in self.cases}.values())
+
+    def __call__(self, row: int, episode: int) -> Case:
+        return self.cases[row]
 
 
 def make_garden(envs: int, **settings: object) -> Garden:

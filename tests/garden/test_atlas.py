@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from esper.garden import (
+    SUITES,
     Atlas,
     Case,
     Controls,
@@ -17,7 +18,6 @@ from esper.garden import (
     find_suite,
     measure_atlas,
     search_plans,
-    suite_names,
 )
 from esper.garden.atlas import FIRST_ATLAS_SEED, shipped_atlas
 from esper.garden.controller_choice import controller_of
@@ -181,7 +181,7 @@ def test_controllers_are_made_from_an_atlas() -> None:
         controller_of("oracle", suite)
 
 
-@pytest.mark.parametrize("name", suite_names())
+@pytest.mark.parametrize("name", SUITES)
 def test_the_scales_of_a_suite_are_what_its_shipped_atlas_says(name: str) -> None:
     suite = find_suite(name)
     atlas = shipped_atlas(suite)

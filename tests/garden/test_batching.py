@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.garden import Case, Draw, Garden, Listed, Transition
+from esper.garden import Case, Draw, Garden, Transition
 from esper.tolaria.plan import HOST
-from tests.garden.plots import CONTEXTS, DRIFT, HORIZON, make_garden, walk
+from tests.garden.plots import CONTEXTS, DRIFT, HORIZON, Listed, make_garden, walk
 
 ROWS = 64
 DEAL = Draw(contexts=CONTEXTS, seed=1)  # a row whose task changes decides more than once

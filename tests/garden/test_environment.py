@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from esper.garden import Case, Controls, Draw, Garden, Listed, Transition
+from esper.garden import Case, Controls, Draw, Garden, Transition
 from esper.garden.episodes import EPOCHS_ALONE
 from esper.garden.reward_settings import MODES, RewardConfig
 from esper.leyline import AgreementError, LifecycleOp, SeedStage
@@ -21,6 +21,7 @@ from tests.garden.plots import (
     DOUBLE,
     HORIZON,
     PLAIN,
+    Listed,
     make_garden,
     some_cases,
     walk,
@@ -244,8 +245,6 @@ def test_wrong_use_gets_a_sentence() -> None:
         make_garden(1, controls=Controls(horizon=2))
     with pytest.raises(AgreementError, match="nothing to draw"):
         Draw(contexts=(), seeds=3)
-    with pytest.raises(AgreementError, match="more rows than listed cases"):
-        make_garden(3, draw=Listed(some_cases(2)), config=DOUBLE).reset()
 
 
 def test_a_round_lasts_as_long_as_an_episode_also_when_every_row_failed() -> None:

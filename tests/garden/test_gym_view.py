@@ -8,22 +8,17 @@ import pytest
 gymnasium = pytest.importorskip("gymnasium")
 
 import torch  # noqa: E402
-from gymnasium.utils.env_checker import check_env  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.distributions import Categorical  # noqa: E402
 
-from esper.garden import Draw, Listed  # noqa: E402
-from esper.garden.gym_view import (  # noqa: E402
-    CompositeActions,
-    GardenEnv,
-    GardenVectorEnv,
-)
+from esper.garden import Draw  # noqa: E402
+from esper.garden.gym_view import CompositeActions, GardenVectorEnv  # noqa: E402
 from esper.garden.reward_settings import MODES  # noqa: E402
 from esper.leyline import ActionError, Actions, UnknownNameError  # noqa: E402
 from esper.simic.agent import PPOAgent, train  # noqa: E402
 from esper.simic.gym_worlds import GymWorld  # noqa: E402
 from esper.tamiyo.controllers import RandomLegal  # noqa: E402
-from tests.garden.plots import CONTEXTS, HORIZON, make_garden, some_cases, walk  # noqa: E402
+from tests.garden.plots import CONTEXTS, HORIZON, make_garden, walk  # noqa: E402
 
 ROWS = 3
 DRAW = Draw(contexts=CONTEXTS, seeds=2)
@@ -72,36 +67,6 @@ def test_masks_are_exact_in_every_state_that_random_decisions_reach() -> None:
     assert int(opened.sum()) > 30
 
 
-def test_the_view_of_one_passes_gymnasiums_own_checker() -> None:
-    env = GardenEnv(DRAW, horizon=HORIZON)
-    check_env(env, skip_render_check=True)
-
-
-def test_an_episode_of_the_single_view_ends_with_its_true_last_observation() -> None:
-    env = GardenEnv(DRAW, horizon=HORIZON)
-    first, info = env.reset(seed=5)
-    steps = 0
-    terminated = False
-    while not terminated:
-        assert info["action_mask"][0] == 1, "waiting is always legal"
-        action = sampled(info["action_mask"][None], steps)[0]
-        seen, reward, terminated, truncated, info = env.step(action)
-        assert not truncated
-        assert not info["illegal"]
-        assert reward == pytest.approx(np.float32(sum(info["terms"].values())))
-        steps += 1
-    assert steps == HORIZON
-    assert seen in env.observation_space
-    cases = env.garden.cases
-    following, _ = env.reset()
-    assert not np.array_equal(seen, following)
-    assert env.garden.cases == cases, "the next episode had begun; it is not skipped"
-    env.reset()
-    assert env.garden.cases == (env.garden.draw(0, 2),)
-    again, _ = env.reset(seed=5)
-    assert np.array_equal(again, first)
-
-
 def test_the_vector_view_starts_anew_in_the_same_step() -> None:
     env = vector()
     assert env.metadata["autoreset_mode"].name == "SAME_STEP"
@@ -126,21 +91,6 @@ def test_the_vector_view_starts_anew_in_the_same_step() -> None:
         assert not np.array_equal(info["final_obs"][row], seen[row])
     assert env.garden.cases == tuple(env.garden.draw(row, 1) for row in range(ROWS))
     assert int(env.garden.lifecycle.epoch.max()) == 0
-
-
-def test_the_single_view_is_a_row_of_the_vector_view() -> None:
-    case = some_cases(4)[3]
-    one = GardenEnv(Listed((case,)), horizon=HORIZON)
-    many = vector(1, deal=Listed((case,)))
-    ours, info = one.reset()
-    theirs, _ = many.reset()
-    assert np.array_equal(ours, theirs[0])
-    for number in range(HORIZON - 1):
-        action = sampled(info["action_mask"][None], number)
-        ours, reward, _, _, info = one.step(action[0])
-        theirs, rewards, _, _, _ = many.step(action)
-        assert np.array_equal(ours, theirs[0])
-        assert reward == rewards[0]
 
 
 def test_illegal_actions_wait_and_are_told_or_raise() -> None:

@@ -332,8 +332,6 @@ def test_wrong_shapes_and_scales_are_refused() -> None:
         rewards(states[0], states[1], torch.ones(2), RewardConfig())
     with pytest.raises(AgreementError, match="positive scale"):
         rewards(states[0], states[1], torch.zeros(1), RewardConfig())
-    with pytest.raises(AgreementError, match=r"'committed_gain'.*given: \[1, 2\]"):
-        replace(states[0], committed_gain=torch.zeros(1, 2))
 
 
 @pytest.mark.parametrize("name", ["exposure", "interventions"])

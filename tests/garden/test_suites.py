@@ -7,13 +7,13 @@ import pytest
 
 from esper.garden import (
     FAMILIES,
+    SUITES,
     Context,
     Source,
     Suite,
     find_suite,
     load_suite,
     save_suite,
-    suite_names,
 )
 from esper.leyline.constants import MIN_REWARD_SCALE
 from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
@@ -22,7 +22,7 @@ A, B = (
     Context(name=name, family="xor", source=Source(family="xor", seed=seed))
     for seed, name in enumerate("ab")
 )
-every_suite = pytest.mark.parametrize("name", suite_names())
+every_suite = pytest.mark.parametrize("name", SUITES)
 
 
 # --- shipped -------------------------------------------------------------------------------

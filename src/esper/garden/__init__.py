@@ -6,7 +6,7 @@ from esper.lazy import attach
 
 if TYPE_CHECKING:
     from .atlas import Atlas, Plans, arms_of, measure_atlas, shipped_atlas
-    from .cases import EVALUATION_SEED, TRAINING_SEEDS, Case, Deal, Draw, Listed
+    from .cases import EVALUATION_SEED, TRAINING_SEEDS, Case, Deal, Draw
     from .contexts import Context, Lesion, Source, by_shape, lesion_mask
     from .environment import Garden, Transition
     from .episodes import Episodes, Epoch
@@ -14,6 +14,6 @@ if TYPE_CHECKING:
     from .families import FAMILIES, DataFamily, register_family
     from .playing import Controls, Job, Played, Playground
     from .schedule_search import search_plans
-    from .suites import Suite, find_suite, load_suite, save_suite, suite_names
+    from .suites import SUITES, Suite, find_suite, load_suite, save_suite
 
 __getattr__, __dir__, __all__ = attach(__name__)

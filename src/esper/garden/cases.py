@@ -44,26 +44,6 @@ class Deal(Protocol):
     def __call__(self, row: int, episode: int) -> Case: ...
 
 
-@dataclass(frozen=True)
-class Listed:
-    """Row i plays the i-th case, again and again: for whoever compares controllers."""
-
-    cases: tuple[Case, ...]
-
-    @property
-    def contexts(self) -> tuple[Context, ...]:
-        return tuple({case.context.key: case.context for case in self.cases}.values())
-
-    def __call__(self, row: int, episode: int) -> Case:
-        if row >= len(self.cases):
-            raise AgreementError(
-                "There are more rows than listed cases",
-                given=f"row {row}",
-                valid=f"at most {len(self.cases)} rows",
-            )
-        return self.cases[row]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Draw:
     """A finite pool of cases, dealt so that neighbouring rows have different contexts."""

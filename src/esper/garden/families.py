@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.leyline.errors import DataError, DuplicateNameError, require_known
+from esper.leyline.errors import DataError, register, require_known
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.mnist1d import CLASSES, Mnist1dConfig, generate
 
@@ -133,12 +133,6 @@ FAMILIES: dict[str, DataFamily] = {
 
 def register_family(name: str, family: DataFamily) -> DataFamily:
     """Make a family of yours known by its name, so that sources can be of it."""
-    if name in FAMILIES:
-        raise DuplicateNameError(
-            f"Family {name!r} is already registered",
-            valid="a name not among " + ", ".join(FAMILIES),
-            fix="choose another name",
-        )
     for parameter in family.defaults:
         require_known("parameter of a family", parameter, PARAMETERS)
     inputs, labels = family.generate(2, 0, family.defaults)
@@ -149,5 +143,4 @@ def register_family(name: str, family: DataFamily) -> DataFamily:
             f"{family.classes} classes",
             valid=f"[2, {LENGTH}] and [2], at most {CLASSES} classes",
         )
-    FAMILIES[name] = family
-    return family
+    return register("Family", name, family, FAMILIES)

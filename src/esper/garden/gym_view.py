@@ -1,4 +1,4 @@
-"""The garden as Gymnasium environments (extra `gym`), so that other libraries can train in it.
+"""The garden as a Gymnasium vector environment (extra `gym`): other libraries can train in it.
 
 An action is one number for a whole decision; `info["action_mask"]`, or `action_masks()`, says which
 are legal. Gymnasium itself knows no masks, so an illegal action is by default refused the way an
@@ -13,7 +13,6 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Literal, get_args
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -211,43 +210,3 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
             info[name] = self._with_flags(value, rows) if isinstance(value, dict) else value
             info[f"_{name}"] = there.copy()
         return info
-
-
-class GardenEnv(gymnasium.Env[Array, np.int64]):
-    """One environment: the vector environment with a single row."""
-
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as Gymnasium declares it
-
-    def __init__(
-        self, deal: Deal | str = "garden_mlp", *, illegal: Illegal = "wait", **settings: Any
-    ) -> None:
-        """As for `GardenVectorEnv`."""
-        self._row = GardenVectorEnv(deal, 1, illegal=illegal, **settings)
-        self.garden, self.actions = self._row.garden, self._row.actions
-        self.observation_space = self._row.single_observation_space
-        self.action_space = self._row.single_action_space
-        self._next: Array | None = None  # where the next episode has begun, with the last's end
-
-    def action_masks(self) -> Array:
-        """[A] bool: what is legal now. After an episode's end that is of the next one."""
-        return _array(self._row._legal()[0])
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed, options=options)
-        seen = self._next if seed is None else None
-        if seen is None:
-            seen = self._row.reset(seed=seed)[0][0]
-        self._next = None
-        return seen, {"action_mask": self.action_masks().astype(np.int8)}
-
-    def step(self, action: np.int64 | int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        seen, paid, ended, _, told = self._row.step(np.asarray([action]))
-        self._next = seen[0] if ended[0] else None
-        info = {name: told[name].tolist()[0] for name in ("illegal", "rolled_back", "context")}
-        terms = told["terms"].items()
-        info["terms"] = {name: float(term[0]) for name, term in terms if name[0] != "_"}
-        info["action_mask"] = told["action_mask"][0]
-        last = told["final_obs"][0] if ended[0] else seen[0]
-        return last, float(paid[0]), bool(ended[0]), False, info

@@ -8,7 +8,7 @@ Shapes: `N` environments, `S` slots, `K` epochs that are scored, `T` epochs of a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -20,15 +20,10 @@ from esper.leyline import AgreementError, Lifecycle, SeedStage, constants
 
 V = TypeVar("V", float, Tensor)
 
-_STAGE_POTENTIAL = torch.zeros(len(SeedStage), dtype=torch.float64)
-for _stage, _points in (
-    (SeedStage.GERMINATED, constants.GERMINATED_POTENTIAL),
-    (SeedStage.TRAINING, constants.TRAINING_POTENTIAL),
-    (SeedStage.BLENDING, constants.BLENDING_POTENTIAL),
-    (SeedStage.HOLDING, constants.HOLDING_POTENTIAL),
-    (SeedStage.FOSSILIZED, constants.FOSSILIZED_POTENTIAL),
-):
-    _STAGE_POTENTIAL[_stage] = _points
+_STAGE_POTENTIAL = torch.tensor(  # of a seed that is planted, GERMINATED_POTENTIAL and on
+    [getattr(constants, f"{stage.name}_POTENTIAL", 0.0) for stage in SeedStage],
+    dtype=torch.float64,
+)
 
 
 @dataclass(frozen=True)
@@ -43,18 +38,6 @@ class RewardState:
     interventions: Tensor  # [N] int64 decisions other than WAIT
     rolled_back: Tensor  # [N] bool
     lifecycle: Lifecycle
-
-    def __post_init__(self) -> None:
-        hosts = self.lifecycle.shape[0]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            shape = (hosts, constants.SCORED_EPOCHS) if field.name == "committed_gain" else (hosts,)
-            if isinstance(value, Tensor) and tuple(value.shape) != shape:
-                raise AgreementError(
-                    f"{field.name!r} of a reward state has the wrong shape",
-                    given=list(value.shape),
-                    valid=list(shape),
-                )
 
     @classmethod
     def of(cls, ledger: Ledger, lifecycle: Lifecycle, control: Tensor) -> "RewardState":

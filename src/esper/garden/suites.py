@@ -164,12 +164,7 @@ def save_suite(suite: Suite, path: Path | str) -> None:
 
 # --- shipped -------------------------------------------------------------------------------
 
-SHIPPED = ("garden", "garden_mlp")
-
-
-def suite_names() -> tuple[str, ...]:
-    """The suites that are shipped."""
-    return SHIPPED
+SUITES = ("garden", "garden_mlp")
 
 
 @lru_cache
@@ -180,7 +175,7 @@ def _shipped(name: str) -> Suite:
 def find_suite(name_or_path: str | Path) -> Suite:
     """A shipped suite by its name, or one of your own by the path of its TOML file."""
     name = str(name_or_path)
-    if name not in SHIPPED and (Path(name).suffix == ".toml" or Path(name).is_file()):
+    if name not in SUITES and (Path(name).suffix == ".toml" or Path(name).is_file()):
         return load_suite(name)
-    require_known("suite", name, SHIPPED, "or give the path of a TOML file of your own")
+    require_known("suite", name, SUITES, "or give the path of a TOML file of your own")
     return _shipped(name)

@@ -2,7 +2,9 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import Self, TypeVar
+
+V = TypeVar("V")
 
 
 class EsperError(Exception):
@@ -55,6 +57,18 @@ def place_of(kind: str, name: str, names: Sequence[str]) -> int:
 
 class DuplicateNameError(EsperError):
     """A name registered twice."""
+
+
+def register(kind: str, name: str, value: V, known: dict[str, V]) -> V:
+    """Make something known by a name that nothing else of its kind has."""
+    if name in known:
+        raise DuplicateNameError(
+            f"{kind} {name!r} is already registered",
+            valid="a name not among " + ", ".join(known),
+            fix="choose another name",
+        )
+    known[name] = value
+    return value
 
 
 class AgreementError(EsperError):

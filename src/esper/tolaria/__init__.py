@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         population_of,
         register_task,
         task_names,
-        unregister_task,
     )
 
 __getattr__, __dir__, __all__ = attach(__name__)

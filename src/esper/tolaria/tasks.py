@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
-from esper.leyline.errors import DataError, DuplicateNameError, EsperError, require_known
+from esper.leyline.errors import DataError, EsperError, register, require_known
 from esper.leyline.settings import Count, NotNegative, Positive, require_settings
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.corpus import corpus_splits, read_corpus
@@ -137,18 +137,7 @@ _REGISTRY: dict[str, Task] = {}
 
 def register_task(task: Task) -> Task:
     """Make a task known by its name."""
-    if task.name in _REGISTRY:
-        raise DuplicateNameError(
-            f"Task {task.name!r} is already registered",
-            valid="a name not among " + ", ".join(task_names()),
-            fix="choose another name, or unregister_task() the old one first",
-        )
-    _REGISTRY[task.name] = task
-    return task
-
-
-def unregister_task(name: str) -> None:
-    del _REGISTRY[find_task(name).name]
+    return register("Task", task.name, task, _REGISTRY)
 
 
 def find_task(name: str) -> Task:

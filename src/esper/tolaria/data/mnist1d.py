@@ -31,7 +31,6 @@ TEMPLATES = (
 TEMPLATE_LENGTH = len(TEMPLATES[0])
 TEMPLATE_DIVISOR = 6.0  # brings a standardised template to the size the noise levels are meant for
 FILTER_REACH = 4  # standard deviations after which the noise filter is cut off
-SHUFFLE_SEED = 0  # one permutation for everyone: splits that differ in their seed share it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,6 @@ class Mnist1dConfig:
     correlated_noise: NotNegative = 0.25  # outside the glyph, before it is filtered
     noise_width: Positive = 2.0  # standard deviation of the filter, in points
     independent_noise: NotNegative = 0.02
-    shuffle: bool = False  # permute the positions, the same way in every sample
 
     def __post_init__(self) -> None:
         whose = "Impossible MNIST-1D configuration:"
@@ -83,9 +81,6 @@ def generate(config: Mnist1dConfig) -> tuple[Tensor, Tensor]:
     ramp = torch.linspace(-0.5, 0.5, width, dtype=torch.float64)
     x = x - config.shear * (uniform() - 0.5) * ramp
     x = _read(x, torch.linspace(0, width - 1, config.length, dtype=torch.float64).expand(count, -1))
-    if config.shuffle:
-        fixed = torch.Generator().manual_seed(SHUFFLE_SEED)
-        x = x[:, torch.randperm(config.length, generator=fixed)]
     return ((x - x.mean()) / x.std()).float(), labels
 
 
