@@ -89,7 +89,7 @@ class TamiyoRolloutBuffer:
         self.next_starts = torch.ones(envs, dtype=b, device=self.device)
         self.longest = 0  # no environment holds more steps than this
         self._even = True  # do all hold exactly that many?
-        self.spent = False  # were these steps learned from? Then an update refuses them
+        self.spent = False  # were these steps learned from?
         self._rows = torch.arange(envs, device=self.device)
         self._last_values = torch.zeros(envs, device=self.device)  # [E]
         self._advantages: Tensor | None = None  # [E, T]
@@ -204,6 +204,10 @@ class TamiyoRolloutBuffer:
         least, most = self.counts.aminmax()
         self.longest, self._even = int(most), bool(least == most)
         self._advantages = self._returns = None
+
+    def spend(self) -> None:
+        """From now on these steps were learned from, and an update refuses them."""
+        self.spent = True
 
     def reset(self) -> None:
         """Forget all steps. Nothing is overwritten: the counts say what is there."""

@@ -241,7 +241,7 @@ class Update:
         sequences = self.processes.largest(len(batch.valid), self.device)
         if not sequences:
             raise RolloutError("The rollouts of all processes are empty", fix="add steps first")
-        buffer.spent = True
+        buffer.spend()
         self.network.observe_returns(batch.returns, batch.valid, summed)
         batch, self._coefs, error = self._anchored(batch)
         if self.config.strict and not (found := fetched(error[None])[0]) < self.tolerance:
