@@ -6,6 +6,7 @@ stands beside it.
 Shapes: `R` rows of the tape, `N` rows of a garden, `T` epochs, `S` slots, `W` epochs remembered.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from esper.tamiyo import Controller, Privileged
 HORIZON = 25
 
 
+@functools.cache
 def catalogue_of(host: str = "conv1d") -> BlueprintCatalogue:
     built = build_host(host)
     return build_catalogue(built.slot_specs(), sum(p.numel() for p in built.parameters()))
