@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ HIDDEN = 64  # half the default: these worlds are small
 CONFIG = PPOConfig(learning_rate=3e-3, minibatches=4, entropy_coef=0.01, target_kl=None)
 BANDIT = replace(CONFIG, entropy_coef=0.05, normalize_observations=False)
 WATCH = 4  # updates over which a score is averaged
+LOOK = 5  # updates between two looks at whether it was learned
 
 
 def greedy_score(agent: PPOAgent, world: VectorWorld, steps: int) -> float:
@@ -52,18 +54,28 @@ def build(world: VectorWorld, config: PPOConfig, seed: int, steps: int = 16) -> 
     )
 
 
-def watched(worst: list[float]) -> Callable[[int, PPOUpdateMetrics], bool]:
-    def note(_: int, metrics: PPOUpdateMetrics) -> bool:
-        worst.append(metrics["stored_log_prob_error"])
-        return False
+def until_learned(
+    bar: float,
+    agent: PPOAgent,
+    world: Callable[[int], VectorWorld],
+    steps: int,
+    errors: list[float],
+) -> Callable[[int, PPOUpdateMetrics], bool]:
+    """Ends a training that is well above the bar in worlds of its own; notes errors meanwhile."""
 
-    return note
+    def enough(taken: int, metrics: PPOUpdateMetrics) -> bool:
+        errors.append(metrics["stored_log_prob_error"])
+        if len(errors) % LOOK:
+            return False
+        return greedy_score(agent, world(1_000 + taken), steps) >= (1 + bar) / 2
+
+    return enough
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_three_heads_learn_to_repeat_what_they_are_shown(seed: int) -> None:
     agent = build(world := Identity(16, seed), BANDIT, seed, steps=8)
-    train(agent, world, 6_000)
+    train(agent, world, 6_000, until_learned(0.95, agent, partial(Identity, 64), 5, []))
     assert greedy_score(agent, Identity(64, 100 + seed), 20) >= 0.95
 
 
@@ -72,7 +84,7 @@ def test_the_right_one_of_seventy_actions_is_found_when_most_are_illegal(seed: i
     config = replace(BANDIT, learning_rate=2e-3, minibatches=2)
     agent = build(world := ManyIllegal(32, seed), config, seed, steps=8)
     errors: list[float] = []
-    train(agent, world, 20_000, watched(errors))
+    train(agent, world, 20_000, until_learned(0.93, agent, partial(ManyIllegal, 64), 5, errors))
     assert greedy_score(agent, fresh := ManyIllegal(64, 100 + seed), 20) >= 0.93
     assert world.illegal_taken == fresh.illegal_taken == 0
     assert max(errors) < STORED_LOG_PROB_TOLERANCE
@@ -86,8 +98,11 @@ def test_a_cue_is_remembered_for_longer_than_a_rollout(seed: int) -> None:
     agent = build(world := RememberCue(16, seed), MEMORY, seed)
     assert agent.buffer.steps < world.DELAY
     errors: list[float] = []
-    train(agent, world, 15_000, watched(errors))
-    assert greedy_score(agent, RememberCue(32, 100 + seed), 3 * (world.DELAY + 1)) >= 0.90
+    episodes = 3 * (world.DELAY + 1)
+    train(
+        agent, world, 15_000, until_learned(0.90, agent, partial(RememberCue, 32), episodes, errors)
+    )
+    assert greedy_score(agent, RememberCue(32, 100 + seed), episodes) >= 0.90
     assert max(errors) < STORED_LOG_PROB_TOLERANCE
 
 
@@ -105,10 +120,9 @@ def test_a_cue_is_forgotten_when_the_memory_is_emptied_between_rollouts() -> Non
     assert float(torch.stack(right[-10:]).mean()) < 0.65
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_reward_for_ever_is_worth_its_sum_although_it_is_cut(seed: int) -> None:
+def test_a_reward_for_ever_is_worth_its_sum_although_it_is_cut() -> None:
     config = replace(CONFIG, gamma=0.95)
-    agent = build(world := ForEver(8, seed), config, seed, steps=25)
+    agent = build(world := ForEver(8, seed=0), config, seed=0, steps=25)
     train(agent, world, 10_000)
     values = agent.buffer["values"]
     assert float(values.mean()) == pytest.approx(20.0, abs=0.5)
@@ -117,10 +131,9 @@ def test_a_reward_for_ever_is_worth_its_sum_although_it_is_cut(seed: int) -> Non
 EXACT_A, EXACT_B = 50.5, 60.0  # V(A) is the mean over the ten ages
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_cut_episode_is_worth_what_its_true_last_observation_promises(seed: int) -> None:
+def test_a_cut_episode_is_worth_what_its_true_last_observation_promises() -> None:
     config = replace(CONFIG, gamma=0.95, learning_rate=1e-3)
-    agent = build(world := ForEverThenMore(16, seed), config, seed, steps=25)
+    agent = build(world := ForEverThenMore(16, seed=0), config, seed=0, steps=25)
     just_cut = world.lengths == world.CUT
     of_a, of_b = [], []
 
@@ -154,17 +167,14 @@ def test_credit_only_where_a_head_mattered_learns_arguments_much_faster() -> Non
     limit = 60_000
     causal = [steps_to_learn_arguments(seed, True, limit) for seed in range(2)]
     assert max(causal) < limit
-    # A single seed's ratio sways from 1.2 to 2.6; measured over six of them it was 1.7.
-    without = 0
-    for seed, steps in enumerate(causal):
-        without += steps_to_learn_arguments(seed, False, 2 * steps)
-        if without >= 1.4 * sum(causal):  # the other seeds could only add to it
-            return
-    pytest.fail(f"{without} steps against {sum(causal)}")
+    # A single seed's ratio sways from 1.2 to 1.9; measured over three of them it was 1.6.
+    slow, without = int(1.4 * sum(causal)), 0
+    for seed, steps in enumerate(causal):  # what is over the bar needs no further training
+        without += steps_to_learn_arguments(seed, False, min(2 * steps, slow - without + 1))
+    assert without >= 1.4 * sum(causal)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_pole_is_balanced_without_seeing_velocities(seed: int) -> None:
+def test_a_pole_is_balanced_without_seeing_velocities() -> None:
     gymnasium = pytest.importorskip("gymnasium")
     from esper.simic.gym_worlds import make_gym
 
@@ -177,7 +187,7 @@ def test_a_pole_is_balanced_without_seeing_velocities(seed: int) -> None:
 
     def balanced(agent: PPOAgent, envs: int = 20) -> float:
         """Mean length of an episode with the likeliest actions."""
-        world = make_gym("CartPole-v1", envs, 1_000 + seed, wrappers=[hide_velocities])
+        world = make_gym("CartPole-v1", envs, 1_000, wrappers=[hide_velocities])
         controller = LearnedController(agent.network)
         observations, starts = world.reset(), torch.ones(envs, dtype=torch.bool)
         alive, steps = starts.clone(), torch.zeros(envs)
@@ -197,8 +207,8 @@ def test_a_pole_is_balanced_without_seeing_velocities(seed: int) -> None:
         target_kl=0.03,
         entropy_coef=0.0,
     )
-    world = make_gym("CartPole-v1", 8, seed, wrappers=[hide_velocities])
-    agent = build(world, config, seed, steps=64)
+    world = make_gym("CartPole-v1", 8, 0, wrappers=[hide_velocities])
+    agent = build(world, config, seed=0, steps=64)
     lengths: list[float] = []
 
     def reached(steps: int, _: PPOUpdateMetrics) -> bool:

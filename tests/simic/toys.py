@@ -162,13 +162,13 @@ class ForEverThenMore(ForEver):
 
 
 class OpArguments(Toy):
-    """WAIT or one of four ops, each with a 12-way argument of its own; the reward is noisy.
+    """WAIT or one of four ops, each with an 8-way argument of its own; the reward is noisy.
 
     The state names the right op and the right argument. Without `causal`, arguments of ops that
     were not chosen are sampled and learned from as well.
     """
 
-    OPS, ARGUMENTS, NOISE = 4, 12, 0.5
+    OPS, ARGUMENTS, NOISE = 4, 8, 0.5
 
     def __init__(self, envs: int, seed: int, causal: bool = True) -> None:
         super().__init__(envs, seed)

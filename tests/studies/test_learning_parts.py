@@ -1,5 +1,6 @@
 """The parts of the study of learning: tuned rules and the bandit."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,13 @@ from studies.tuning import (
 from tests.garden.plots import DOUBLE, HORIZON, NOISY, PLAIN
 
 SUITE = Suite(name="own", training=(PLAIN, NOISY))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_epochs() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.garden.episodes.GARDEN_BATCHES", 5)
+        yield
 
 
 @pytest.fixture(scope="module")

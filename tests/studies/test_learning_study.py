@@ -1,12 +1,15 @@
 """The whole study of learning, tiny: in one go and in parts it leaves the same behind."""
 
 import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from esper.garden import Atlas, Suite, episodes
+from esper.garden import Atlas, Context, Suite, episodes
 from esper.leyline.errors import DataError
 from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.training.cohort import CohortSettings
@@ -18,7 +21,14 @@ from studies.sizes import C2Size
 from studies.tuning import TuningSize
 from tests.garden.plots import LESION, NOISY, PLAIN
 
-SUITE = Suite(name="own", training=(PLAIN, NOISY), heldout={"lesion": (LESION,)})
+
+def small(context: Context) -> Context:
+    return replace(context, host_sizes=(("width", 8),), source=replace(context.source, samples=100))
+
+
+SUITE = Suite(
+    name="own", training=(small(PLAIN), small(NOISY)), heldout={"lesion": (small(LESION),)}
+)
 PPO = PPOConfig(minibatches=2, epochs=1)
 TINY = C2Size(
     suite="own",
@@ -48,12 +58,21 @@ def made_up_atlas() -> Atlas:
     return Atlas(SUITE.training, arms, control, control, gain.double(), gain.double(), nothing)
 
 
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episodes, "GARDEN_BATCHES", 1)
-    monkeypatch.setattr(c2, "SIZES", {"tiny": TINY})
-    monkeypatch.setattr(c2, "find_suite", lambda name: SUITE)
-    monkeypatch.setattr(c2, "shipped_atlas", lambda suite: made_up_atlas())
+@pytest.fixture(autouse=True, scope="module")
+def _tiny() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(episodes, "GARDEN_BATCHES", 1)
+        patch.setattr(c2, "SIZES", {"tiny": TINY})
+        patch.setattr(c2, "find_suite", lambda name: SUITE)
+        patch.setattr(c2, "shipped_atlas", lambda suite: made_up_atlas())
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("study") / "whole"
+    assert c2.run_c2(folder, "tiny")
+    return folder
 
 
 def left_behind(folder: Path) -> tuple[object, ...]:
@@ -62,10 +81,8 @@ def left_behind(folder: Path) -> tuple[object, ...]:
     return lines[0], sorted(lines[1:]), read_description(folder)
 
 
-def test_in_parts_and_twice_it_leaves_the_same(tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert c2.run_c2(whole, "tiny")
-    stops = 0
+def test_in_parts_and_twice_it_leaves_the_same(whole: Path, tmp_path: Path) -> None:
+    parts, stops = tmp_path / "parts", 0
     while not c2.run_c2(parts, "tiny", seconds=0.0):
         stops += 1
         assert stops < 20, "every part must get somewhere"
@@ -92,9 +109,9 @@ def test_in_parts_and_twice_it_leaves_the_same(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_size_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    c2.run_c2(tmp_path / "study", "tiny", seconds=0.0)
+    shutil.copytree(whole, tmp_path / "study")
     other = C2Size(**{**vars(TINY), "episodes": 2})
     monkeypatch.setattr(c2, "SIZES", {"tiny": other})
     with pytest.raises(DataError, match="another size or of another atlas"):
