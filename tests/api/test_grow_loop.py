@@ -51,8 +51,8 @@ def test_a_history_in_words_is_reported_like_one_by_names() -> None:
     assert "decisions:" in told
     run.history = [
         record
-        | {"decision": str(GrowthDecision.of(record["decision"]))}
-        | {"events": [str(StageChange.of(event)) for event in record["events"]]}
+        | {"decision": str(GrowthDecision(**record["decision"]))}
+        | {"events": [str(StageChange(**event)) for event in record["events"]]}
         for record in run.history
     ]
     assert str(run.report()) == told
@@ -255,10 +255,11 @@ def test_a_report_calls_a_score_a_score_and_a_contribution_no_gain() -> None:
     assert "accuracy: " in str(grown(controller="never").report())
     seed = run.report().grown[0]
     assert (
-        replace(seed, contribution=55.3).missed == ", is missed by 55.30 points if it is left out"
+        replace(seed, contributions={1: 55.3}).missed
+        == ", is missed by 55.30 points if it is left out"
     )
-    assert replace(seed, contribution=-1.2).missed == ", stands in the way by 1.20 points"
-    assert replace(seed, contribution=None).missed == ""
+    assert replace(seed, contributions={1: -1.2}).missed == ", stands in the way by 1.20 points"
+    assert replace(seed, contributions={}).missed == ""
     assert all(seed.missed in text for seed in run.report().grown)
 
 
@@ -308,9 +309,12 @@ def test_seeds_that_did_not_stay_are_in_the_report(tmp_path: Path) -> None:
     assert (last.planted, last.ended, last.fate) == (9, 11, "switched off at the end")
     assert last.params + kept.params == run.history[9]["added"]
     text = str(run.report())
-    assert f"norm at 5: {pruned.params} parameters, planted after epoch 2, pruned after 4" in text
+    assert (
+        f"norm at 5: {pruned.params} parameters, planted after epoch 2, pruned after epoch 4"
+        in text
+    )
     assert "lowrank at 5: " in text
-    assert "planted after epoch 9, switched off at the end after 11" in text
+    assert "planted after epoch 9, switched off at the end after epoch 11" in text
     assert load_run(tmp_path / "run", mlp(3)).seeds == run.seeds
 
 

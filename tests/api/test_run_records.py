@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import esper
-from esper.api import GrownRun, load_run, read_facts
-from esper.api.run_records import facts_of, model_notes, step_flops
+from esper.api import GrownRun, load_run, read_report
+from esper.api.run_records import model_notes, step_flops
 from esper.leyline.errors import EsperError
 from tests.api.tables import FEATURES, TRAIN, VAL, mlp, wrapped
 
@@ -84,23 +84,9 @@ def test_what_cannot_be_counted_is_absent(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_kept_run_says_the_same_from_its_folder_without_its_model(kept: GrownRun) -> None:
     assert kept.folder is not None
-    assert asdict(read_facts(kept.folder.path)) == asdict(kept.facts())
-    again = load_run(kept.folder.path, mlp()).facts()
-    assert asdict(again) == asdict(kept.facts())
-
-
-def test_a_checkpoint_without_these_records_has_a_page_of_what_it_has(
-    kept: GrownRun, tmp_path: Path
-) -> None:
-    notes = kept.notes()
-    del notes["model"], notes["seconds"]
-    notes["history"] = [
-        {name: value for name, value in record.items() if name not in ("slots", "flops")}
-        for record in notes["history"]
-    ]
-    facts = facts_of("old", notes)
-    assert [epoch.score for epoch in facts.epochs] == [r["score"] for r in kept.history]
-    assert facts.flops is None
+    assert asdict(read_report(kept.folder.path)) == asdict(kept.report())
+    again = load_run(kept.folder.path, mlp()).report()
+    assert asdict(again) == asdict(kept.report())
 
 
 def test_parts_are_opened_where_slots_are_and_many_alike_are_one() -> None:

@@ -1,6 +1,6 @@
 """Runs of grow as facts, made by hand: one seed stays, one is pruned, one is left at the end."""
 
-from esper.show.growth_facts import GrowthFacts, Part, ShownEpoch, SlotState
+from esper.show.growth_facts import Part, Report, ShownEpoch, SlotState
 
 PARTS = (
     Part(path="stem", kind="Linear", params=336, depth=0),
@@ -29,6 +29,7 @@ def epoch(number: int, op: str, said: str, slot: str | None, **held: Held) -> Sh
         score=50.0 + 5 * number,
         committed=50.0 + 4 * number,
         added=sum(state.params for state in slots),
+        most_added=66,
         op=op,
         decision=said,
         slot=slot,
@@ -56,9 +57,9 @@ EPOCHS = (
 )  # fmt: skip
 
 
-def growth_facts(epochs: int = len(EPOCHS)) -> GrowthFacts:
+def growth_facts(epochs: int = len(EPOCHS)) -> Report:
     """After so many of its seven epochs."""
-    return GrowthFacts(
+    return Report(
         name="my<run>",
         settings={"device": "cpu", "precision": "full", "lr": 0.01},
         versions={"torch": "2.13"},

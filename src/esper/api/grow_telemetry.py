@@ -123,8 +123,8 @@ class GrowthTelemetry(Observer):
     def _tell(self, record: dict[str, Any], known: int = -1) -> None:
         """What the history says of an epoch; those that are known already are only followed."""
         epoch, emit = int(record["epoch"]), self.hub.emit
-        decision = GrowthDecision.of(record["decision"])
-        changes = [StageChange.of(note) for note in record["events"]]
+        decision = GrowthDecision(**record["decision"])
+        changes = [StageChange(**note) for note in record["events"]]
         worth = record["contributions"]
         seeds = [self._planted.get(slot, "") for slot in worth]  # as they were when it was measured
         blueprints = []  # of each change: a slot may be cleared and planted in one epoch

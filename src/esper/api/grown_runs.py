@@ -21,22 +21,18 @@ from torch import Tensor, nn
 from esper.api.grow_settings import GrowError, GrowSettings
 from esper.api.growing_model import GrowingModel
 from esper.api.host_state import pack, unpack
-from esper.api.run_records import facts_of, model_notes
-from esper.api.ticking import GrowthDecision, StageChange
+from esper.api.run_records import model_notes, report_of
 from esper.archive import Archive, KeptFolder, RunKind, read_archive, write_archive
 from esper.kasmina.probe import Sample
-from esper.leyline import Blend, Cause
 from esper.leyline.errors import EsperError
-from esper.leyline.stages import SeedStage
-from esper.show.growth_facts import GrowthFacts
-from esper.show.report import FOLDER as REPORT
-from esper.show.report import growth_figure, growth_head, write_growth_report
+from esper.show.growth_facts import Report, SeedLife
+from esper.show.report import FOLDER, growth_figure, growth_head, write_growth_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CHECKPOINT, SAMPLE = RunKind.GROWTH, "sample"
-KIND, VERSION = "grow-run", 1
+KIND, VERSION = "grow-run", 2
 SAMPLE_KIND = "grow-sample"
 
 
@@ -96,10 +92,10 @@ class GrowthFolder(KeptFolder):
         return tuple(tensors[str(place)] for place in range(len(tensors)))
 
 
-def read_facts(path: str | Path) -> GrowthFacts:
-    """All that pages and pictures say of the run in this folder; its model is not needed."""
+def read_report(path: str | Path) -> Report:
+    """Of the run in this folder; its model is not needed."""
     folder = GrowthFolder(path)
-    return facts_of(folder.path.resolve().name, folder.checkpoint().notes)
+    return report_of(folder.path.resolve().name, folder.checkpoint().notes)
 
 
 def read_origin(path: str | Path) -> dict[str, Any]:
@@ -132,52 +128,15 @@ class GrownRun:
     def sample(self) -> Sample:
         return self.host.sample
 
-    def report(self) -> "Report":
-        """What grew, when, and what it was worth; prints as text."""
-        return Report(
-            controller=self.settings.controller,
-            epochs=len(self.history),
-            horizon=self.settings.epochs,
-            host_params=self.host.catalogue.host_params,
-            room=self.host.room,
-            seeds=self.seeds,
-            most_added=max((record["most_added"] for record in self.history), default=0),
-            decisions=tuple(
-                (record["epoch"], str(decision))
-                for record in self.history
-                if (decision := GrowthDecision.of(record["decision"])).changes_something
-            ),
-            metric=self.settings.metric or "score",
-            meaning=self.settings.score,
-            device=self.settings.device,
-            precision=self.settings.precision,
-            before=dict(self.before),
-            after=dict(self.after),
-        )
+    def report(self) -> Report:
+        """What grew, when, and what it was worth; prints as text, and is what pages show."""
+        name = self._model["name"] if self.folder is None else self.folder.path.resolve().name
+        return report_of(name, self.notes())
 
     @property
-    def seeds(self) -> "tuple[SeedLife, ...]":
+    def seeds(self) -> tuple[SeedLife, ...]:
         """Every seed that ever lived, in the order in which they were planted."""
-        lives: list[SeedLife] = []
-        latest: dict[str, int] = {}  # where the life of a slot's seed is in the list
-        catalogue = self.host.catalogue
-        for record in self.history:
-            epoch, decision = int(record["epoch"]), GrowthDecision.of(record["decision"])
-            for slot, value in record["contributions"].items():
-                if lives[latest[slot]].fate in (GROWING, PERMANENT):
-                    lives[latest[slot]] = replace(lives[latest[slot]], contribution=value)
-            for change in map(StageChange.of, record["events"]):
-                slot = change.slot
-                if change.after == SeedStage.GERMINATED.name:
-                    blueprint, blend = str(decision.blueprint), Blend[str(decision.blend)]
-                    place = catalogue.slots.index(slot), catalogue.index(blueprint), blend
-                    params = int(catalogue.total_costs()[place])
-                    latest[slot] = len(lives)
-                    lives.append(SeedLife(slot, blueprint, params, epoch))
-                elif change.after in _FATES:
-                    fate = SWITCHED_OFF if change.cause == _AT_END else _FATES[change.after]
-                    lives[latest[slot]] = replace(lives[latest[slot]], fate=fate, ended=epoch)
-        return tuple(lives)
+        return self.report().seeds
 
     def export(self, sample: Sample | None = None) -> nn.Module:
         """The committed network as a plain module, checked against the host."""
@@ -185,14 +144,9 @@ class GrownRun:
 
     # --- to look at ----------------------------------------------------------------------
 
-    def facts(self) -> GrowthFacts:
-        """All that pages and pictures say of it."""
-        name = self._model["name"] if self.folder is None else self.folder.path.resolve().name
-        return facts_of(name, self.notes())
-
     def plot(self, *, dark: bool = False) -> "Figure":
         """How it grew, as a figure of matplotlib: scores, losses, contributions and slots."""
-        return growth_figure(self.facts(), dark=dark)
+        return growth_figure(self.report(), dark=dark)
 
     def write_report(self, out: str | Path | None = None) -> Path:
         """Write the page of this run into a folder, by default `report` in the run's own."""
@@ -201,12 +155,12 @@ class GrownRun:
                 raise GrowError(
                     "This run has no folder for its report", fix="name one: write_report(out)"
                 )
-            out = self.folder.path / REPORT
-        return write_growth_report(self.facts(), Path(out))
+            out = self.folder.path / FOLDER
+        return write_growth_report(self.report(), Path(out))
 
     def _repr_html_(self) -> str:
         try:
-            return growth_head(self.facts())
+            return growth_head(self.report())
         except EsperError:  # there is no matplotlib
             return f"<pre>{escape(str(self.report()))}</pre>"
 
@@ -251,110 +205,6 @@ class GrownRun:
         unpack(self.host, archive, training=False)
         notes = archive.notes
         self.history, self.before = list(notes["history"]), dict(notes["before"])
-        self.seconds = list(notes.get("seconds") or ({} for _ in self.history))
+        self.seconds = list(notes["seconds"])
         if notes["after"]:
             self.finish(notes["after"])
-
-
-# --- report --------------------------------------------------------------------------------
-
-
-GROWING, PERMANENT, PRUNED = "growing", "permanent", "pruned"
-SWITCHED_OFF = "switched off at the end"  # since it was not permanent
-_FATES = {SeedStage.FOSSILIZED.name: PERMANENT, SeedStage.PRUNED.name: PRUNED}
-_AT_END = Cause.GOVERNOR.name  # what takes seeds out at once: in a run, its end
-
-
-@dataclass(frozen=True)
-class SeedLife:
-    """A seed that lived in a run, and what became of it."""
-
-    slot: str
-    blueprint: str
-    params: int
-    planted: int  # the epoch after which it was planted
-    fate: str = GROWING  # or permanent, pruned, switched off at the end
-    ended: int | None = None  # the epoch after which its fate was decided
-    contribution: float | None = None  # in percent points, when last measured
-
-    @property
-    def missed(self) -> str:
-        """The contribution in words that nobody takes for what growing won."""
-        if self.contribution is None:
-            return ""
-        size, last = abs(self.contribution), self.fate == PERMANENT
-        if self.contribution < 0.0:
-            return f", {'stands' if last else 'stood'} in the way by {size:.2f} points"
-        if not last:
-            return f", was missed by {size:.2f} points when it was last left out"
-        return f", is missed by {size:.2f} points if it is left out"
-
-    def __str__(self) -> str:
-        ended = "" if self.ended is None else f", {self.fate} after {self.ended}"
-        return (
-            f"{self.blueprint} at {self.slot}: {self.params:,} parameters, planted after epoch "
-            f"{self.planted}{ended}{self.missed}"
-        )
-
-
-@dataclass(frozen=True)
-class Report:
-    """Of one run; prints as text."""
-
-    controller: str
-    epochs: int
-    horizon: int
-    host_params: int
-    room: int | None  # parameters that were allowed in seeds
-    seeds: tuple[SeedLife, ...]  # every one that ever lived
-    most_added: int  # parameters in seeds at any time, those on probation included
-    decisions: tuple[tuple[int, str], ...]  # epoch and what was decided, waiting left out
-    metric: str
-    meaning: str | None  # of a score, in words
-    device: str | None  # where it was trained
-    precision: str
-    before: Mapping[str, float]  # training
-    after: Mapping[str, float]  # of the exported network; empty until the run is finished
-
-    @property
-    def grown(self) -> tuple[SeedLife, ...]:
-        """Those that became part of the network."""
-        return tuple(seed for seed in self.seeds if seed.fate == PERMANENT)
-
-    @property
-    def added(self) -> int:
-        return sum(seed.params for seed in self.grown)
-
-    @property
-    def within_budget(self) -> bool:
-        return self.room is None or self.most_added <= self.room
-
-    def __str__(self) -> str:
-        share = 100.0 * self.added / max(self.host_params, 1)
-        limit = "no limit" if self.room is None else f"allowed {self.room:,}"
-        lines = [
-            f"{self.epochs} of {self.horizon} epochs under {self.controller!r}"
-            + (f", on {self.device} in {self.precision} precision" if self.device else ""),
-            f"parameters: {self.host_params:,} + {self.added:,} ({share:+.1f} %), at most "
-            f"{self.most_added:,} in seeds at any time, {limit}: "
-            + ("within the budget" if self.within_budget else "OVER THE BUDGET"),
-            # A loss is turned into a score, which is another number than the loss.
-            f"{'score' if self.metric == 'loss' else self.metric}: {_shown(self.before)} before "
-            "training" + (f", {_shown(self.after)} of the exported network" if self.after else ""),
-        ]
-        if self.meaning and self.metric != "accuracy":
-            lines.append(f"a score is {self.meaning}")
-        if "test_score" in self.after:
-            lines.append(f"test: {_shown(self.after, 'test_')}")
-        lines += ["", "grown:" if self.grown else "nothing grew for good"]
-        lines += [f"  {seed}" for seed in self.grown]
-        if others := [f"  {seed}" for seed in self.seeds if seed.fate != PERMANENT]:
-            lines += ["", "planted, and not permanent:", *others]
-        if self.decisions:
-            lines += ["", "decisions:"]
-            lines += [f"  after epoch {epoch}: {what}" for epoch, what in self.decisions]
-        return "\n".join(lines)
-
-
-def _shown(scores: Mapping[str, float], of: str = "") -> str:
-    return f"{scores[f'{of}score']:.2f} (loss {scores[f'{of}loss']:.4g})"

@@ -1,7 +1,6 @@
 """A growing host as tensors and notes: weights, seeds, optimisers, memory. Nothing is pickled."""
 
 import json
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from esper.leyline.errors import EsperError, OptimizerMismatchError
 if TYPE_CHECKING:
     from esper.api.growing_model import GrowingModel
 
-KIND, VERSION = "growing-host", 1
+KIND, VERSION = "growing-host", 2
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -55,10 +54,7 @@ def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> 
     notes, optimizers = archive.notes, host.optimizers if training else ()
     try:
         _require_fitting(host, archive, training=training)
-        state = archive.part("host")
-        if "memory" in notes:  # written when it was no part of the state
-            state |= _memory_of_notes(archive)
-        host.load_state_dict(state)
+        host.load_state_dict(archive.part("host"))
         _load_buffers(host, archive.part("buffer"))
         frozen = frozenset(notes["frozen"])
         for name, parameter in host.named_parameters():
@@ -112,7 +108,9 @@ MEMORY = "memory."
 def memory_state(host: "GrowingModel") -> dict[str, Tensor]:
     """What ticks and the controller remember, as tensors, so that any file can hold them."""
     remembered, notes = host.memory.pack()
-    return _memory_tensors(remembered, notes | host.watch.pack())
+    text = json.dumps(notes | host.watch.pack()).encode()
+    found = {f"{MEMORY}controller.{name}": each for name, each in remembered.items()}
+    return {f"{MEMORY}notes": torch.tensor(list(text), dtype=torch.uint8), **found}
 
 
 def recall_memory(host: "GrowingModel", state: Mapping[str, Tensor]) -> None:
@@ -122,23 +120,6 @@ def recall_memory(host: "GrowingModel", state: Mapping[str, Tensor]) -> None:
     prefix = f"{MEMORY}controller."
     host.memory.unpack({n.removeprefix(prefix): each for n, each in kept.items()}, notes)
     host.watch.unpack(notes)
-
-
-def _memory_tensors(
-    remembered: Mapping[str, Tensor], notes: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    text = torch.tensor(list(json.dumps(notes).encode()), dtype=torch.uint8)
-    found = {f"{MEMORY}controller.{name}": each for name, each in remembered.items()}
-    return {f"{MEMORY}notes": text, **found}
-
-
-def _memory_of_notes(archive: Archive) -> dict[str, Tensor]:
-    notes = {**archive.notes["memory"], "controller": archive.notes["controller"]}
-    window = {name: each.tolist() for name, each in archive.part("memory.window").items()}
-    gradient = notes.pop("host_gradient")
-    window["host_gradient"] = [math.nan if gradient is None else gradient]
-    notes |= {"window": window, "steps": archive.notes["steps"], "squares": {}}
-    return _memory_tensors(archive.part("controller"), notes)
 
 
 # --- buffers that are not part of a module's state ----------------------------------------

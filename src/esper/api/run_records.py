@@ -16,7 +16,7 @@ from esper import __version__
 from esper.api.ticking import GrowthDecision, StageChange, measuring
 from esper.kasmina.watching import call
 from esper.leyline.stages import SeedStage
-from esper.show.growth_facts import GrowthFacts, Part, ShownEpoch, SlotState
+from esper.show.growth_facts import Part, Report, ShownEpoch, SlotState
 from esper.tolaria.flops import STEP, counted
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ALIKE = 3  # modules of one kind in a row, that are listed as one
 UNTOLD = ("slots", "data", "origin")  # settings that are long, or are told otherwise
-FIGURES = ("train_loss", "val_loss", "score", "committed", "added")
+FIGURES = ("train_loss", "val_loss", "score", "committed", "added", "most_added")
 
 Record = Mapping[str, Any]
 
@@ -130,8 +130,8 @@ def _size(module: nn.Module) -> int:
 
 def epoch_of(record: Record, seconds: Mapping[str, float]) -> ShownEpoch:
     """An epoch from the history, as it is shown."""
-    decision = GrowthDecision.of(record["decision"])
-    changes = map(StageChange.of, record["events"])
+    decision = GrowthDecision(**record["decision"])
+    changes = (StageChange(**note) for note in record["events"])
     worth = record["contributions"]
     return ShownEpoch(
         number=record["epoch"],
@@ -141,31 +141,28 @@ def epoch_of(record: Record, seconds: Mapping[str, float]) -> ShownEpoch:
         changes=[(each.slot, each.after, each.reason) for each in changes],
         slots=[
             SlotState(slot=name, contribution=worth.get(name), **held)
-            for name, held in record.get("slots", {}).items()
+            for name, held in record["slots"].items()
         ],
         seconds=seconds,
-        flops=record.get("flops"),
+        flops=record["flops"],
         **{name: record[name] for name in FIGURES},
     )
 
 
-def facts_of(name: str, notes: Record) -> GrowthFacts:
+def report_of(name: str, notes: Record) -> Report:
     """What a checkpoint's notes say of a run."""
-    settings, model = notes["settings"], notes.get("model", {})
-    history = notes["history"]
-    seconds = notes.get("seconds") or [{}] * len(history)
-    held = (slot for record in history for slot in record.get("slots", {}))
-    return GrowthFacts(
+    settings, model = notes["settings"], notes["model"]
+    return Report(
         name=name,
         settings={key: value for key, value in settings.items() if key not in UNTOLD},
-        versions=model.get("versions", {}),
+        versions=model["versions"],
         planned=settings["epochs"],
         metric=settings["metric"] or "score",
         before=notes["before"],
         after=notes["after"],
-        host_params=model.get("params", 0),
-        room=model.get("room"),
-        places=model.get("places") or list(dict.fromkeys(held)),
-        parts=[Part(**part | {"slots": tuple(part["slots"])}) for part in model.get("parts", ())],
-        epochs=[epoch_of(*pair) for pair in zip(history, seconds, strict=True)],
+        host_params=model["params"],
+        room=model["room"],
+        places=model["places"],
+        parts=[Part(**part | {"slots": tuple(part["slots"])}) for part in model["parts"]],
+        epochs=[epoch_of(*pair) for pair in zip(notes["history"], notes["seconds"], strict=True)],
     )

@@ -5,7 +5,6 @@ decide what the first one measured.
 """
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -65,8 +64,6 @@ _VERBS = {
     LifecycleOp.FOSSILIZE.name: "keep",
     LifecycleOp.PRUNE.name: "prune",
 }
-_DECISION = re.compile(rf"({'|'.join(_VERBS.values())}) (\S+) at (.+?)(?: \((\w+)\))?")
-_CHANGE = re.compile(r"(.+): (\w+) -> (\w+) \((\w+)\)")
 
 
 @dataclass(frozen=True)
@@ -91,18 +88,6 @@ class GrowthDecision:
         seed = host.seed_slots[slot].seed
         assert seed is not None  # else it would not be legal
         return cls(op.name, slot, seed.blueprint)
-
-    @classmethod
-    def of(cls, note: "Mapping[str, Any] | str") -> "GrowthDecision":
-        """From a run's history; some checkpoints hold the words."""
-        if not isinstance(note, str):
-            return cls(**note)
-        found = _DECISION.fullmatch(note)
-        if found is None:
-            return cls(note.upper())
-        verb, blueprint, slot, blend = found.groups()
-        op = next(op for op, each in _VERBS.items() if each == verb)
-        return cls(op, slot, blueprint, None if blend is None else blend.upper())
 
     @property
     def changes_something(self) -> bool:
@@ -130,15 +115,6 @@ class StageChange:
         slot = catalogue.slots.names[record.slot]
         stages = record.before.name, record.after.name
         return cls(slot, *stages, record.cause, record.reason)
-
-    @classmethod
-    def of(cls, note: "Mapping[str, Any] | str") -> "StageChange":
-        """From a run's history; some checkpoints hold the words."""
-        if not isinstance(note, str):
-            return cls(**note)
-        found = _CHANGE.fullmatch(note)
-        assert found is not None
-        return cls(*found.groups())
 
     def __str__(self) -> str:
         return f"{self.slot}: {self.before} -> {self.after} ({self.cause})"

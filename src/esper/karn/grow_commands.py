@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from esper import api
@@ -24,7 +23,6 @@ from esper.kasmina.export_files import Written
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.nissa import RunReader, StoreError, require_sinks
 from esper.show.report import FOLDER, write_growth_report
-from esper.show.terminal import table_of
 from esper.simic.training import RunError
 
 REPORT = "report.txt"
@@ -182,38 +180,19 @@ def _say_code(*named: str) -> None:
 
 
 def show_growth(command: Show) -> None:
-    """What a run came to; of one whose model cannot be built here, what its telemetry says."""
-    if "model" in api.read_origin(command.path):
-        print(GrowthOrigin(command.path).load_run().report())
-    else:
-        _print_epochs(command.path)
+    """What a run came to; neither its model nor its data are needed."""
+    print(api.read_report(command.path))
     with suppress(StoreError), RunReader(command.path) as reader:
-        for row in reader.anomalies():
+        for row in reader.each("anomalies"):
             print(f"epoch {row['round']}: ANOMALY {row['message']} {row['advice']}")
-        for _, text in reader.notes():
-            print(text)
-
-
-def _print_epochs(path: Path) -> None:
-    """Losses and scores, and the changes of stages with their reasons."""
-    names = ("train_loss", "val_loss", "score", "committed", "added", "seconds")
-    table = table_of("epoch", *names, title=f"{path}: its epochs", right=("epoch", *names))
-    with RunReader(path) as reader:
-        for row in reader.epochs():
-            numbers = (row[name] for name in names)
-            cells = ("" if value is None else f"{value:,.4g}" for value in numbers)
-            table.add_row(str(row["round"]), *cells)
-        changes = list(reader.query("SELECT * FROM lifecycle ORDER BY round, event, n"))
-    Console().print(table)
-    for row in changes:
-        stages = f"{row['slot']}: {row['blueprint']} {row['before']} -> {row['after']}"
-        print(f"after epoch {row['round']}: {stages} ({row['reason'] or row['cause']})")
+        for row in reader.each("notes"):
+            print(row["text"])
 
 
 def report_growth(command: WriteReport) -> None:
     """Its page; neither its model nor its data are needed."""
     folder = command.out or command.path / FOLDER
-    print(f"Report: {write_growth_report(api.read_facts(command.path), folder)}")
+    print(f"Report: {write_growth_report(api.read_report(command.path), folder)}")
 
 
 def line_of(path: Path) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from esper.show.growth_facts import GrowthFacts, ShownSeed
+from esper.show.growth_facts import Report, SeedLife
 from esper.show.palette import BLUE, GREEN, GREY, MANY, ORANGE, PURPLE, SKY, STAGE_COLOURS
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure
 from esper.show.timelines import ROW, draw_slots, shown_slots
@@ -19,11 +19,11 @@ PHASES = {"train": BLUE, "measure": SKY, "decide": ORANGE}
 _DASHED, _DOTTED = (0, (4, 1.6)), (0, (1, 1.6))
 
 
-def growth(facts: GrowthFacts, theme: Theme) -> Figure:
+def growth(facts: Report, theme: Theme) -> Figure:
     """Score, losses and contributions above, slots below, on the same axis of epochs."""
     if not facts.epochs:
         raise AbsentError("No epoch has ended yet")
-    story, lives = facts.story, facts.lives
+    story, lives = facts.story, facts.seeds
     slots = shown_slots(story)
     measured = [life for life in lives if life.contribution is not None]
     heights = [SCORE, SMALL, *([SMALL] if measured else []), ROW * max(len(slots), 1) + 0.2]
@@ -45,12 +45,12 @@ def growth(facts: GrowthFacts, theme: Theme) -> Figure:
     return figure
 
 
-def _epochs(facts: GrowthFacts) -> np.ndarray:
+def _epochs(facts: Report) -> np.ndarray:
     return np.array([epoch.number for epoch in facts.epochs])
 
 
 def _score(
-    axes: Axes, facts: GrowthFacts, lives: list[ShownSeed], colours: dict[str, str], theme: Theme
+    axes: Axes, facts: Report, lives: list[SeedLife], colours: dict[str, str], theme: Theme
 ) -> None:
     """As it is, with only what is permanent, and without each seed."""
     epochs, score, committed = _epochs(facts), facts.curve("score"), facts.curve("committed")
@@ -75,7 +75,7 @@ def _score(
     legend_beside(axes)
 
 
-def _losses(axes: Axes, facts: GrowthFacts) -> None:
+def _losses(axes: Axes, facts: Report) -> None:
     dot: Look = {"marker": "." if len(facts.epochs) < 3 else ""}
     axes.plot(_epochs(facts), facts.curve("train_loss"), color=GREY, label="training", **dot)
     axes.plot(_epochs(facts), facts.curve("val_loss"), color=BLUE, label="validation", **dot)
@@ -84,7 +84,7 @@ def _losses(axes: Axes, facts: GrowthFacts) -> None:
 
 
 def _contributions(
-    axes: Axes, lives: list[ShownSeed], colours: dict[str, str], theme: Theme
+    axes: Axes, lives: list[SeedLife], colours: dict[str, str], theme: Theme
 ) -> None:
     """What the score loses without each seed."""
     said: set[str] = set()
@@ -100,14 +100,14 @@ def _contributions(
 # --- parameters ----------------------------------------------------------------------------
 
 
-def parameters(facts: GrowthFacts, theme: Theme) -> Figure:
+def parameters(facts: Report, theme: Theme) -> Figure:
     """A bar for each part of the model, and in it what grew there."""
     parts = [part for part in facts.parts if not part.opened and (part.params or part.slots)]
     if not parts:
         raise AbsentError("The parts of this model were not recorded")
     figure = new_figure(PART * len(parts) + 1.1)
     axes = figure.subplots()
-    present = {life.slot: life.last for life in facts.lives if life.left is None}
+    present = {life.slot: life.last for life in facts.seeds if life.left is None}
     widest = 0
     said: set[str] = set()
     for row, part in enumerate(parts):
@@ -146,7 +146,7 @@ def _once(label: str, said: set[str]) -> str | None:
 # --- cost ----------------------------------------------------------------------------------
 
 
-def costs(facts: GrowthFacts, theme: Theme) -> Figure:
+def costs(facts: Report, theme: Theme) -> Figure:
     """Seconds of every epoch, phase upon phase; and its floating-point operations."""
     if not facts.seconds and facts.flops is None:
         raise AbsentError("What this run cost was not recorded")

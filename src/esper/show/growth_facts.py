@@ -7,6 +7,7 @@ pictures show it; the decision stands at the edge between the two.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
@@ -43,6 +44,7 @@ class ShownEpoch:
     score: float  # percent
     committed: float | None  # with permanent seeds only; None: not measured
     added: int  # parameters in seeds, after the decision
+    most_added: int  # before or after it
     op: str
     decision: str = ""  # in words; empty where nothing was changed
     slot: str | None = None  # that the decision names
@@ -75,52 +77,90 @@ class Part:
         return f"{self.path} {self.kind}".strip()
 
 
+GROWING, PERMANENT, PRUNED = "growing", "permanent", "pruned"
+SWITCHED_OFF = "switched off at the end"  # since it was not permanent
+
+
 @dataclass(frozen=True, kw_only=True)
-class ShownSeed:
-    """A seed from its planting to its end."""
+class SeedLife:
+    """A seed from its planting to its end, and what became of it."""
 
     slot: str
     states: Mapping[int, SlotState]  # after these epochs, in order
     contributions: Mapping[int, float]  # points, in these epochs, until it was pruned
     left: int | None  # the epoch after which it was gone; None: it is there
-    ended: bool  # was it gone because the run was over?
+    at_end: bool  # was it gone because the run was over?
 
     @property
     def last(self) -> SlotState:
         return self.states[max(self.states)]
 
     @property
-    def planted(self) -> int:
-        return min(self.states)
+    def blueprint(self) -> str:
+        return str(self.last.blueprint)
+
+    @property
+    def params(self) -> int:
+        return max(state.params for state in self.states.values())
 
     @property
     def name(self) -> str:
-        return f"{self.last.blueprint} at {self.slot}"
+        return f"{self.blueprint} at {self.slot}"
 
     @property
-    def kept(self) -> int | None:
-        """The epoch after which it became permanent."""
-        stages = ((epoch, state.stage) for epoch, state in self.states.items())
-        return next((epoch for epoch, stage in stages if stage == SeedStage.FOSSILIZED.name), None)
-
-    @property
-    def contribution(self) -> float | None:
-        """When it was last measured."""
-        return [*self.contributions.values()][-1] if self.contributions else None
+    def planted(self) -> int:
+        """The epoch after which it was planted."""
+        return min(self.states)
 
     @property
     def fate(self) -> str:
-        if self.kept is not None:
-            return f"permanent after epoch {self.kept}"
-        if self.left is None:
+        """growing, permanent, pruned, or switched off at the end"""
+        if self._first(SeedStage.FOSSILIZED) is not None:
+            return PERMANENT
+        if self._first(SeedStage.PRUNED) is None and (self.left is None or self.at_end):
+            return GROWING if self.left is None else SWITCHED_OFF
+        return PRUNED
+
+    @property
+    def ended(self) -> int | None:
+        """The epoch after which its fate was decided."""
+        kept, pruned = self._first(SeedStage.FOSSILIZED), self._first(SeedStage.PRUNED)
+        return kept or pruned or self.left
+
+    def _first(self, stage: SeedStage) -> int | None:
+        return next((n for n, state in self.states.items() if state.stage == stage.name), None)
+
+    @property
+    def contribution(self) -> float | None:
+        """In percent points, when it was last measured."""
+        return [*self.contributions.values()][-1] if self.contributions else None
+
+    @property
+    def course(self) -> str:
+        if self.ended is None:
             return f"on probation: {self.last.stage.lower()}"
-        gone = f"pruned, gone after epoch {self.left}"
-        return "not permanent at the end: left out" if self.ended else gone
+        return f"{self.fate} after epoch {self.ended}"
+
+    @property
+    def missed(self) -> str:
+        """The contribution in words that nobody takes for what growing won."""
+        if self.contribution is None:
+            return ""
+        size, last = abs(self.contribution), self.fate == PERMANENT
+        if self.contribution < 0.0:
+            return f", {'stands' if last else 'stood'} in the way by {size:.2f} points"
+        if not last:
+            return f", was missed by {size:.2f} points when it was last left out"
+        return f", is missed by {size:.2f} points if it is left out"
+
+    def __str__(self) -> str:
+        planted = f"{self.params:,} parameters, planted after epoch {self.planted}"
+        return f"{self.name}: {planted}, {self.course}{self.missed}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrowthFacts:
-    """One run, as far as it is."""
+class Report:
+    """One run, as far as it is: what grew, when, and what it was worth; prints as text."""
 
     name: str
     settings: Row
@@ -135,13 +175,18 @@ class GrowthFacts:
     parts: Sequence[Part] = ()
     epochs: Sequence[ShownEpoch] = ()
 
-    @property
-    def lives(self) -> list[ShownSeed]:
-        """Every seed that was ever planted, in order."""
+    @cached_property
+    def seeds(self) -> tuple[SeedLife, ...]:
+        """Every one that ever lived, in the order in which they were planted."""
         found = [life for slot in self.places for life in self._lives_at(slot)]
-        return sorted(found, key=lambda life: life.planted)
+        return tuple(sorted(found, key=lambda life: life.planted))
 
-    def _lives_at(self, slot: str) -> Iterator[ShownSeed]:
+    @property
+    def grown(self) -> tuple[SeedLife, ...]:
+        """Those that became part of the network."""
+        return tuple(seed for seed in self.seeds if seed.fate == PERMANENT)
+
+    def _lives_at(self, slot: str) -> Iterator[SeedLife]:
         held = {e.number: state for e in self.epochs for state in e.slots if state.slot == slot}
         numbers = [epoch.number for epoch in self.epochs]
         for lives, life in groupby(numbers, lambda n: n in held and bool(held[n].blueprint)):
@@ -149,7 +194,7 @@ class GrowthFacts:
                 continue
             states = {number: held[number] for number in life}
             gone = next((epoch for epoch in self.epochs if epoch.number > max(states)), None)
-            yield ShownSeed(
+            yield SeedLife(
                 slot=slot,
                 states=states,
                 contributions={  # measured of what the epoch before left
@@ -160,7 +205,7 @@ class GrowthFacts:
                     and states[number - 1].stage != SeedStage.PRUNED.name
                 },
                 left=None if gone is None else gone.number,
-                ended=gone is not None and gone.op not in LifecycleOp.__members__,
+                at_end=gone is not None and gone.op not in LifecycleOp.__members__,
             )
 
     @property
@@ -185,6 +230,28 @@ class GrowthFacts:
     def added(self) -> int:
         """Parameters in seeds now."""
         return self.epochs[-1].added if self.epochs else 0
+
+    @property
+    def share(self) -> float:
+        """The same in percent of the model."""
+        return 100.0 * self.added / max(self.host_params, 1)
+
+    @property
+    def most_added(self) -> int:
+        """Parameters in seeds at any time, those on probation included."""
+        return max((epoch.most_added for epoch in self.epochs), default=0)
+
+    @property
+    def within_budget(self) -> bool:
+        return self.room is None or self.most_added <= self.room
+
+    @property
+    def limit(self) -> str:
+        return "no limit" if self.room is None else f"allowed {self.room:,}"
+
+    @property
+    def controller(self) -> str:
+        return str(self.settings["controller"])
 
     @property
     def where(self) -> str:
@@ -232,3 +299,32 @@ class GrowthFacts:
             control=None,
             failure=None,
         )
+
+    def __str__(self) -> str:
+        known, after = self.settings, self.after
+        where = f", on {known['device']} in {known['precision']} precision"
+        lines = [
+            f"{len(self.epochs)} of {self.planned} epochs under {self.controller!r}"
+            + (where if known["device"] else ""),
+            f"parameters: {self.host_params:,} + {self.added:,} ({self.share:+.1f} %), at most "
+            f"{self.most_added:,} in seeds at any time, {self.limit}: "
+            + ("within the budget" if self.within_budget else "OVER THE BUDGET"),
+            f"{self.score_name}: {_shown(self.before)} before training"
+            + (f", {_shown(after)} of the exported network" if after else ""),
+        ]
+        if known["score"] and self.metric != "accuracy":
+            lines.append(f"a score is {known['score']}")
+        if "test_score" in after:
+            lines.append(f"test: {_shown(after, 'test_')}")
+        lines += ["", "grown:" if self.grown else "nothing grew for good"]
+        lines += [f"  {seed}" for seed in self.grown]
+        if others := [f"  {seed}" for seed in self.seeds if seed.fate != PERMANENT]:
+            lines += ["", "planted, and not permanent:", *others]
+        if decided := [epoch for epoch in self.epochs if epoch.decision]:
+            lines += ["", "decisions:"]
+            lines += [f"  after epoch {epoch.number}: {epoch.decision}" for epoch in decided]
+        return "\n".join(lines)
+
+
+def _shown(scores: Mapping[str, float], of: str = "") -> str:
+    return f"{scores[f'{of}score']:.2f} (loss {scores[f'{of}loss']:.4g})"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from esper.show.growth_charts import costs, growth, parameters, spoken_flops
-from esper.show.growth_facts import GrowthFacts
+from esper.show.growth_facts import Report
 from esper.show.model_drawing import drawing
 from esper.show.page import (
     NOTHING,
@@ -27,7 +27,7 @@ EMPTY = {"drawing": "The parts of this model were not recorded.", "seeds": "Noth
 EMPTY["decisions"] = "Nothing was decided but to wait."
 
 
-def contents(facts: GrowthFacts) -> list[Section]:
+def contents(facts: Report) -> list[Section]:
     """All sections, their pictures not drawn yet."""
     more = {"drawing": drawing(facts), "seeds": _seeds(facts), "decisions": _decisions(facts)}
     found = []
@@ -42,14 +42,14 @@ def contents(facts: GrowthFacts) -> list[Section]:
     return found
 
 
-def page(facts: GrowthFacts, sections: Sequence[Section]) -> str:
+def page(facts: Report, sections: Sequence[Section]) -> str:
     """The whole page as HTML."""
     tables = {"run": facts.settings} | ({"versions": facts.versions} if facts.versions else {})
     said = (facts.name, headline(facts), tiles(facts), sections)
     return assembled(*said, cautions=cautions(facts), settings=tables)
 
 
-def head(facts: GrowthFacts) -> str:
+def head(facts: Report) -> str:
     """What a notebook shows of a run: the page's beginning and its first picture."""
     first = drawn(contents(facts)[0])
     picture = Markup("".join(map(pictured, first.pictures)))
@@ -57,7 +57,7 @@ def head(facts: GrowthFacts) -> str:
     return fill("inline", headline=headline(facts), tiles=figures, picture=picture)
 
 
-def tiles(facts: GrowthFacts) -> list[dict[str, str]]:
+def tiles(facts: Report) -> list[dict[str, str]]:
     """The few numbers that people look for first."""
     score, before = facts.latest_score, facts.before.get("score")
     found = []
@@ -67,36 +67,33 @@ def tiles(facts: GrowthFacts) -> list[dict[str, str]]:
     if "test_score" in facts.after:
         test = f"{facts.after['test_score']:.2f} %"
         found.append({"what": "on test data", "value": test, "more": "which nothing looked at"})
-    limit = "no limit" if facts.room is None else f"allowed {facts.room:,}"
     added = f"{facts.host_params:,} + {facts.added:,}"
-    share = 100.0 * facts.added / max(facts.host_params, 1)
-    found.append({"what": "parameters", "value": added, "more": f"{share:+.1f} %, {limit}"})
-    lives, kept = facts.lives, [life for life in facts.lives if life.kept is not None]
-    planted = f"of {len(lives)} planted" if lives else "none was planted"
-    found.append({"what": "seeds kept", "value": str(len(kept)), "more": planted})
+    more = f"{facts.share:+.1f} %, {facts.limit}"
+    found.append({"what": "parameters", "value": added, "more": more})
+    planted = f"of {len(facts.seeds)} planted" if facts.seeds else "none was planted"
+    found.append({"what": "seeds kept", "value": str(len(facts.grown)), "more": planted})
     spent = duration(sum(facts.seconds.values())) if facts.seconds else "not recorded"
     found.append({"what": "time", "value": spent, "more": facts.where})
     counted = spoken_flops(facts.flops)
     return [*found, {"what": "FLOPs of training", "value": counted, "more": "matrix products"}]
 
 
-def headline(facts: GrowthFacts) -> str:
+def headline(facts: Report) -> str:
     """What grew, and what the network came to."""
-    kept = [life.name for life in facts.lives if life.kept is not None]
+    kept = [seed.name for seed in facts.grown]
     done = len(facts.epochs)
     epochs = f"{done} epochs" if done == facts.planned else f"{done} of {facts.planned} epochs"
     if not done:
         return "Nothing has been trained yet."
     grew = f"{listed(kept)} grew into the network" if kept else "nothing grew for good"
-    share = 100.0 * facts.added / max(facts.host_params, 1)
-    cost = f" ({facts.added:,} parameters, {share:+.1f} %)" if kept else ""
+    cost = f" ({facts.added:,} parameters, {facts.share:+.1f} %)" if kept else ""
     network = "The exported network" if facts.after else "So far the network"
     before = f" ({facts.before['score']:.2f} % before training)" if facts.before else ""
     score = f"{facts.latest_score:.2f} %{before}"
     return f"In {epochs} {grew}{cost}. {network} has {facts.score_name} {score}."
 
 
-def cautions(facts: GrowthFacts) -> list[str]:
+def cautions(facts: Report) -> list[str]:
     """What a reader should know before believing the figures, and what is missing."""
     found = []
     if len(facts.epochs) < facts.planned:
@@ -107,7 +104,7 @@ def cautions(facts: GrowthFacts) -> list[str]:
             "Decisions look at the validation data, which flatters their score a little; a test "
             "set (test=) is looked at by nothing but the report."
         )
-    if any(life.kept is not None for life in facts.lives):
+    if facts.grown:
         found.append(
             "A contribution says how much the score falls if a seed is left out of this network, "
             'not what growing has won: for that, train the same model with controller="never".'
@@ -115,26 +112,26 @@ def cautions(facts: GrowthFacts) -> list[str]:
     return found
 
 
-def _seeds(facts: GrowthFacts) -> Markup:
+def _seeds(facts: Report) -> Markup:
     """Every seed that ever lived."""
     rows = fill_each(
         "planted",
         (
             {
-                "seed": life.last.blueprint,
+                "seed": life.blueprint,
                 "slot": life.slot,
-                "params": f"{max(state.params for state in life.states.values()):,}",
+                "params": f"{life.params:,}",
                 "planted": life.planted,
-                "fate": life.fate,
+                "fate": life.course,
                 "worth": "—" if life.contribution is None else signed(life.contribution),
             }
-            for life in facts.lives
+            for life in facts.seeds
         ),
     )
     return fill("seeds", rows=rows) if rows else NOTHING
 
 
-def _decisions(facts: GrowthFacts) -> Markup:
+def _decisions(facts: Report) -> Markup:
     """What was decided after which epoch, what passed with time, and why that was possible."""
     rows = []
     for epoch in facts.epochs:

@@ -3,7 +3,7 @@
 Drawn as SVG in the colours of the page, so that it is sharp and follows its theme.
 """
 
-from esper.show.growth_facts import GrowthFacts, Part, ShownSeed
+from esper.show.growth_facts import Part, Report, SeedLife
 from esper.show.page import NOTHING, Markup, fill
 from esper.show.palette import GREY, STAGE_COLOURS
 
@@ -14,10 +14,10 @@ LETTERS, SEED_LETTERS = 40, 46  # that fit in a box
 NARROW = 26  # height of the line that opens a module
 
 
-def drawing(facts: GrowthFacts) -> Markup:
+def drawing(facts: Report) -> Markup:
     """The whole model from top to bottom; nothing where its parts are not known."""
-    lives: dict[str, list[ShownSeed]] = {}
-    for life in facts.lives:
+    lives: dict[str, list[SeedLife]] = {}
+    for life in facts.seeds:
         lives.setdefault(life.slot, []).append(life)
     pieces, height = [], LEFT
     for place, part in enumerate(facts.parts):
@@ -43,20 +43,20 @@ def drawing(facts: GrowthFacts) -> Markup:
     return fill("drawing", height=height, words=words, pieces=whole) if pieces else NOTHING
 
 
-def _seed(slot: str, lives: list[ShownSeed]) -> dict[str, str]:
+def _seed(slot: str, lives: list[SeedLife]) -> dict[str, str]:
     """What is in a slot's box."""
     there = next((life for life in lives if life.left is None), None)
     if there is not None:
         colour = STAGE_COLOURS[there.last.stage]
-        name = f"{there.last.blueprint} · {there.last.params:,} parameters"
-        return {"name": name, "more": there.fate, "colour": colour, "kind": "full"}
-    tried = ", ".join(dict.fromkeys(str(life.last.blueprint) for life in lives))
+        name = f"{there.blueprint} · {there.last.params:,} parameters"
+        return {"name": name, "more": there.course, "colour": colour, "kind": "full"}
+    tried = ", ".join(dict.fromkeys(life.blueprint for life in lives))
     more = f"tried: {tried}" if tried else "nothing was planted"
     more = shortened(more, SEED_LETTERS)
     return {"name": f"slot {slot}, empty", "more": more, "colour": GREY, "kind": "empty"}
 
 
-def _said(part: Part, lives: dict[str, list[ShownSeed]]) -> str:
+def _said(part: Part, lives: dict[str, list[SeedLife]]) -> str:
     boxes = [_seed(slot, lives.get(slot, [])) for slot in part.slots]
     return "; ".join([part.label, *(f"a slot with {box['name']}, {box['more']}" for box in boxes)])
 

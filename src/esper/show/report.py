@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from esper.archive import write_whole
 from esper.leyline.errors import DataError, EsperError
-from esper.show.growth_facts import GrowthFacts
+from esper.show.growth_facts import Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +36,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     )
 
 
-def write_growth_report(facts: GrowthFacts, folder: Path) -> Path:
+def write_growth_report(facts: Report, folder: Path) -> Path:
     """Write what a run of `grow` came to, as far as it is, into this folder; return the page."""
     require_matplotlib()
     from esper.show.growth_page import contents, page
@@ -46,7 +46,7 @@ def write_growth_report(facts: GrowthFacts, folder: Path) -> Path:
     return _written(folder, sections, page(facts, sections))
 
 
-def growth_figure(facts: GrowthFacts, *, dark: bool = False) -> "Figure":
+def growth_figure(facts: Report, *, dark: bool = False) -> "Figure":
     """How a network grew, as one figure."""
     require_matplotlib()
     from esper.show.growth_charts import growth
@@ -55,7 +55,7 @@ def growth_figure(facts: GrowthFacts, *, dark: bool = False) -> "Figure":
     return styled(partial(growth, facts), DARK if dark else LIGHT)
 
 
-def growth_head(facts: GrowthFacts) -> str:
+def growth_head(facts: Report) -> str:
     """The beginning of the page as HTML, for a notebook."""
     require_matplotlib()
     from esper.show.growth_page import head
