@@ -48,7 +48,7 @@ def curve_of(folder: Path) -> list[tuple[int, float, float, float]]:
     with RunReader(folder) as reader:
         return [
             (line["round"], line["score"], line["low"], line["high"])
-            for line in reader.evaluations()
+            for line in reader.each("evaluations")
             if line["controller"] == "tamiyo" and line["context"] == "all"
         ]
 

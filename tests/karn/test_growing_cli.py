@@ -95,7 +95,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_ends_like_a_whole_one(
     assert tensors_of(out) == tensors_of(run)
     with RunReader(out) as stopped, RunReader(run) as whole:
         assert stopped.digest() == whole.digest()
-        assert "KeyboardInterrupt" in stopped.notes()[0][1]
+        assert "KeyboardInterrupt" in next(stopped.each("notes"))["text"]
     assert (out / "report.txt").read_text() == (run / "report.txt").read_text()
 
 

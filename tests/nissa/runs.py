@@ -17,6 +17,7 @@ from esper.nissa import (
     Hub,
     LifecycleChanged,
     RunLayout,
+    RunReader,
     RunStore,
     Sampled,
     Stepped,
@@ -133,3 +134,8 @@ def write_until_killed(path: Path) -> None:
                 time.sleep(0.0002)
             assert hub.commit(number)
             print(number, flush=True)
+
+
+def counted(reader: RunReader) -> dict[str, int]:
+    """How many events of each kind there are."""
+    return dict(reader.query("SELECT kind, count(*) FROM events GROUP BY kind").rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from esper.nissa import Event, Hub, Noted, RunReader, RunStore, Sampled
-from tests.nissa.runs import LAYOUT, a_round
+from tests.nissa.runs import LAYOUT, a_round, counted
 
 
 class Recorder:
@@ -135,7 +135,7 @@ def test_a_slow_sink_that_is_not_durable_holds_nobody_up(tmp_path: Path) -> None
         assert time.perf_counter() - start < 5
         gate.set()
     with RunReader(tmp_path) as reader:
-        assert reader.counts()["decision"] == 100
+        assert counted(reader)["decision"] == 100
         lost = reader.dropped()
     assert lost["recorder: decision"] > 0
     assert sum(lost.values()) == sum(hub.dropped.values())
@@ -154,8 +154,8 @@ def test_a_sink_that_fails_is_reported_once_and_training_goes_on(tmp_path: Path)
     assert "'recorder' failed and was dropped" in told[0]
     assert "the cable was pulled" in told[0]
     with RunReader(tmp_path) as reader:
-        assert reader.counts()["decision"] == 15
-        assert [text for _, text in reader.notes()] == told
+        assert counted(reader)["decision"] == 15
+        assert [row["text"] for row in reader.each("notes")] == told
 
 
 @pytest.mark.parametrize("where", ["write", "commit"])

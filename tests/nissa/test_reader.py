@@ -15,7 +15,6 @@ from esper.leyline import LifecycleOp, SeedStage
 from esper.nissa import (
     AnomalyFound,
     Decisions,
-    Evaluated,
     Hub,
     LifecycleChanged,
     Noted,
@@ -27,7 +26,18 @@ from esper.nissa import (
     StoredEvent,
     StoreError,
 )
-from tests.nissa.runs import ENVS, LAYOUT, OPS, SLOTS, STEPS, a_round, decisions, ended, written
+from tests.nissa.runs import (
+    ENVS,
+    LAYOUT,
+    OPS,
+    SLOTS,
+    STEPS,
+    a_round,
+    counted,
+    decisions,
+    ended,
+    written,
+)
 
 
 @pytest.fixture
@@ -35,27 +45,12 @@ def run(tmp_path: Path) -> Path:
     return written(tmp_path / "run.sqlite", rounds=3)
 
 
-def test_rounds_have_their_returns_and_evaluations(run: Path) -> None:
-    with RunStore(run, LAYOUT) as store:
-        store.write(
-            [
-                Evaluated(round=2, controller="tamiyo", context=["a", "all"], score=[1.0, 5.0]),
-                Evaluated(round=2, controller="heuristic", context=["a", "b"], score=[1.0, 2.0]),
-            ]
-        )
+def test_rounds_have_their_returns(run: Path) -> None:
     with RunReader(run) as reader:
-        first, second, third = reader.rounds()
-    assert (first.round, first.episodes, third.evaluations) == (1, ENVS, {})
+        first, second, _ = reader.rounds()
+    assert (first.round, first.episodes) == (1, ENVS)
     assert second.mean_return == pytest.approx(ended(2).returns.mean())
     assert second.rolled_back == ended(2).rolled_back.sum()
-    assert second.evaluations == {"tamiyo": 5.0, "heuristic": 1.5}
-
-
-def test_update_metrics_are_read_by_name(run: Path) -> None:
-    with RunReader(run) as reader:
-        assert reader.update() == {"kl": pytest.approx(0.03), "heads.op.entropy": 0.5}
-        assert reader.update(1)["kl"] == 0.01
-        assert reader.series("kl") == [(1, 0.01), (2, 0.02), (3, pytest.approx(0.03))]
 
 
 def test_a_decision_is_read_by_name_with_its_observation(run: Path) -> None:
@@ -172,12 +167,12 @@ def test_runs_rollbacks_anomalies_and_counts(run: Path) -> None:
     with RunReader(run) as reader:
         (started,) = reader.runs()
         assert started["config"] == {"envs": 6}
-        (anomaly,) = reader.anomalies()
+        (anomaly,) = reader.each("anomalies")
         assert (anomaly["name"], anomaly["raised"]) == ("entropy_collapse", 1)
-        assert reader.counts()["decision"] == 3 * STEPS
-        assert reader.counts()["rollback"] == 1
+        assert counted(reader)["decision"] == 3 * STEPS
+        assert counted(reader)["rollback"] == 1
         assert reader.last_commit() == 3
-        assert len(reader.episodes(2)) == ENVS
+        assert sum(row["round"] == 2 for row in reader.each("episodes")) == ENVS
         (found,) = reader.query("SELECT reason FROM lifecycle WHERE round = 1 AND n = 0").rows
         assert found == ("room for 40 parameters",)
 
@@ -233,7 +228,7 @@ def test_the_columns_of_a_table_can_be_asked_for(run: Path) -> None:
 
 def test_a_finished_run_is_one_file_and_reading_adds_none(run: Path) -> None:
     with RunReader(run) as reader:
-        assert reader.counts()["decision"] == 3 * STEPS
+        assert counted(reader)["decision"] == 3 * STEPS
         assert [file.name for file in run.parent.iterdir()] == ["run.sqlite"]
 
 
@@ -241,13 +236,13 @@ def test_a_run_is_read_beyond_its_end_by_those_who_had_it_open(tmp_path: Path) -
     store = RunStore(tmp_path, LAYOUT)
     store.write(a_round(1))
     with RunReader(tmp_path) as reader:
-        assert reader.counts()["decision"] == STEPS
+        assert counted(reader)["decision"] == STEPS
         store.write(a_round(2))
         store.close()
-        assert reader.counts()["decision"] == 2 * STEPS
+        assert counted(reader)["decision"] == 2 * STEPS
         with RunStore(tmp_path, LAYOUT) as store:
             store.write(a_round(3))
-            assert reader.counts()["decision"] == 3 * STEPS
+            assert counted(reader)["decision"] == 3 * STEPS
 
 
 def test_a_path_with_odd_characters_is_opened(tmp_path: Path) -> None:

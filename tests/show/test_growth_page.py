@@ -66,7 +66,7 @@ def test_the_page_says_what_grew_what_became_of_every_seed_and_why() -> None:
     for row in (
         "<td>norm</td><td>body.act</td><td>33</td><td>2</td><td>permanent after epoch 5</td>",
         "<td>wide</td><td>head</td><td>33</td><td>3</td><td>pruned after epoch 4</td>",
-        "<td>mlp</td><td>head</td><td>33</td><td>6</td><td>switched off at the end after epoch 7</td>",
+        "<td>mlp</td><td>head</td><td>33</td><td>6</td><td>switched off at the end after epoch 7<",
         "<td>5</td><td>keep norm at body.act</td><td>it pays</td>",
     ):
         assert row in text

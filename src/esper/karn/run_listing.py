@@ -69,13 +69,16 @@ def show_run(command: Show) -> None:
         for controller, round_, score, low, high in rows:
             table.add_row(controller, str(round_), f"{score:+.3f}", f"[{low:+.3f}, {high:+.3f}]")
         console.print(table if rows else "Nothing has been evaluated yet.")
-        metrics = sorted(reader.update().items())
+        metrics = reader.query(
+            "select name, value from updates where round = (select max(round) from updates) "
+            "order by name"
+        ).rows
         table = table_of("metric", "value", title="the last update", right=("value",))
         for name, value in metrics:
-            table.add_row(name, f"{value:.4g}")
+            table.add_row(name, f"{float('nan') if value is None else value:.4g}")
         if metrics:
             console.print(table)
-        anomalies = list(reader.anomalies())
+        anomalies = list(reader.each("anomalies"))
         for row in anomalies:
             word = "[red]anomaly[/red]" if row["raised"] else "[green]over[/green]"
             said = escape(f"{row['message']} {row['advice']}")

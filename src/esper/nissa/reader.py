@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from esper.archive.files import replace_whole, unfinished
 from esper.leyline import LifecycleOp, SeedStage
-from esper.nissa.events import KINDS, SUMMARY, Event, StepEvent
+from esper.nissa.events import KINDS, Event, StepEvent
 from esper.nissa.schema import RunLayout
 from esper.nissa.store import (
     BLOBS,
@@ -61,14 +61,13 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSummary:
-    """One round: its episodes, and the evaluation after it if there was one."""
+    """What the episodes of one round came to."""
 
     round: int
     episodes: int
     mean_return: float | None
     net_gain: float | None  # mean, points
     rolled_back: int
-    evaluations: Mapping[str, float]  # score of each controller
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,95 +144,38 @@ class RunReader(AbstractContextManager["RunReader"]):
 
     # --- questions ---------------------------------------------------------------------------
 
-    def counts(self) -> dict[str, int]:
-        """How many events of each kind there are."""
-        return dict(self._rows("SELECT kind, count(*) FROM events GROUP BY kind ORDER BY kind"))
-
     def dropped(self) -> dict[str, int]:
         """How many events of each kind were lost, because a sink was too slow."""
-        return dict(self._rows("SELECT sink || ': ' || what, sum(count) FROM dropped GROUP BY 1"))
+        sql = "SELECT sink || ': ' || what, sum(count) FROM dropped GROUP BY 1"
+        return dict(self.query(sql).rows)
 
     def last_commit(self) -> int | None:
         """The latest round that is known to be whole."""
-        found: int | None = self._rows("SELECT max(round) FROM commits")[0][0]
-        return found
+        ((found,),) = self.query("SELECT max(round) FROM commits").rows
+        return None if found is None else int(found)
 
     def runs(self) -> list[dict[str, Any]]:
         """Starts and resumptions: configuration, versions, seeds and data, from JSON."""
         return [
             {name: json.loads(v) if isinstance(v, str) else v for name, v in row.items()}
-            for row in self._table("SELECT * FROM runs ORDER BY event")
+            for row in self.query("SELECT * FROM runs ORDER BY event")
         ]
 
     def rounds(self) -> list[RoundSummary]:
-        """Every round with episodes or an evaluation, in order."""
-        played = {
-            row["round"]: row
-            for row in self._table(
-                "SELECT round, count(*) AS episodes, avg(returns) AS mean_return, "
-                "avg(net_gain) AS net_gain, sum(rolled_back) AS rolled_back "
-                "FROM episodes GROUP BY round"
-            )
-        }
-        # A figure over all contexts stands for them; without one it is their mean.
-        scores: dict[int, dict[str, float]] = {}
-        for number, controller, whole, mean in self._rows(
-            "SELECT round, controller, max(score) FILTER (WHERE context = ?1), avg(score) "
-            "FROM evaluations GROUP BY round, controller ORDER BY round, min(event)",
-            (SUMMARY,),
-        ):
-            scores.setdefault(number, {})[controller] = mean if whole is None else whole
-        empty = {"episodes": 0, "mean_return": None, "net_gain": None, "rolled_back": 0}
-        return [
-            RoundSummary(
-                **{"round": number, **empty, **played.get(number, {})},
-                evaluations=scores.get(number, {}),
-            )
-            for number in sorted(played.keys() | scores.keys())
-        ]
-
-    def update(self, round: int | None = None) -> dict[str, float]:
-        """The metrics of a round's update, or of the latest."""
-        found = self._rows(
-            "SELECT name, value FROM updates WHERE round = "
-            "coalesce(?1, (SELECT max(round) FROM updates)) ORDER BY event, n",
-            (round,),
+        """Every round with episodes, in order."""
+        played = self.query(
+            "SELECT round, count(*) AS episodes, avg(returns) AS mean_return, "
+            "avg(net_gain) AS net_gain, sum(rolled_back) AS rolled_back "
+            "FROM episodes GROUP BY round ORDER BY round"
         )
-        return {name: float("nan") if value is None else value for name, value in found}
-
-    def series(self, metric: str) -> list[tuple[int, float]]:
-        """(round, value) of one metric of updates."""
-        return self._rows(
-            "SELECT round, value FROM updates WHERE name = ? ORDER BY round", (metric,)
-        )
-
-    def episodes(self, round: int | None = None) -> Table:
-        """Episodes of a round, or of all of them."""
-        return self._table(
-            "SELECT * FROM episodes WHERE ?1 IS NULL OR round = ?1 ORDER BY round, event, n",
-            (round,),
-        )
-
-    def evaluations(self) -> Table:
-        return self._table("SELECT * FROM evaluations ORDER BY round, event, n")
-
-    def epochs(self) -> Table:
-        """Of a network that grows: losses and scores of every epoch, and what each phase took."""
-        return self._table(
-            "SELECT e.*, (SELECT sum(value) FROM samples s WHERE s.round = e.round "
-            "AND name LIKE 'seconds_%') AS seconds FROM epochs e ORDER BY round"
-        )
-
-    def contributions(self) -> Table:
-        """Of a network that grows: what each seed was worth after every epoch."""
-        return self._table("SELECT * FROM contributions ORDER BY round, event, n")
+        return [RoundSummary(**row) for row in played]
 
     def decisions(self, round: int, env: int = 0) -> list[DecisionRecord]:
         """The decisions of one episode, with observations by name where they were kept."""
         rewards = {row["step"]: row["reward"] for row in self.steps(round, env)}
         blobs = {
             row["step"]: own
-            for row in self._table("SELECT * FROM observations WHERE round = ?", (round,))
+            for row in self.query("SELECT * FROM observations WHERE round = ?", (round,))
             for watched, own in _blobs_by_environment(row)
             if watched == env
         }
@@ -261,10 +203,10 @@ class RunReader(AbstractContextManager["RunReader"]):
     def _of_environment(self, table: str, round: int, env: int) -> list[Row]:
         """Rows of one episode; in a large population most environments' are packed."""
         sql = f"SELECT * FROM {table} WHERE round = ? AND env = ? ORDER BY step"  # noqa: S608
-        rows: list[Row] = list(self._table(sql, (round, env)))
+        rows: list[Row] = list(self.query(sql, (round, env)))
         if rows:
             return rows
-        packs = self._table(
+        packs = self.query(
             "SELECT * FROM packs WHERE round = ? AND kind = ? ORDER BY step, first", (round, table)
         )
         return [row for _, row in _packed_rows(packs, env)]
@@ -276,7 +218,7 @@ class RunReader(AbstractContextManager["RunReader"]):
         observation is made before a decision, so the alpha at the end of a step is in the next.
         """
         by_step: dict[int, list[Row]] = {}
-        for change in self._table(
+        for change in self.query(
             "SELECT * FROM lifecycle WHERE round = ? AND env = ? ORDER BY event, n", (round, env)
         ):
             by_step.setdefault(change["step"], []).append(change)
@@ -309,7 +251,7 @@ class RunReader(AbstractContextManager["RunReader"]):
         ):
             if matters[op]:
                 counts.setdefault(number, np.zeros(len(names), np.int64))[action] += times
-        packs = self._table(
+        packs = self.query(
             "SELECT * FROM packs WHERE kind = 'decisions' AND name IN (?, ?)", (first, head)
         )
         for number, _, _, arrays in _unpacked(packs):
@@ -320,14 +262,6 @@ class RunReader(AbstractContextManager["RunReader"]):
             (number, dict(zip(names, (found / max(found.sum(), 1)).tolist(), strict=True)))
             for number, found in sorted(counts.items())
         ]
-
-    def anomalies(self) -> Table:
-        """What was found, in order; `raised` is 0 where it was over."""
-        return self._table("SELECT * FROM anomalies ORDER BY round, event")
-
-    def notes(self) -> list[tuple[int, str]]:
-        """(round, text)"""
-        return self._rows("SELECT round, text FROM notes ORDER BY round, event")
 
     def digest(self, round: int | None = None) -> str:
         """A hash of what does not depend on when and how often a run was interrupted.
@@ -343,8 +277,6 @@ class RunReader(AbstractContextManager["RunReader"]):
             order = self._key(table)
             if order == list(Event.key) and "env" in columns:
                 order = ["round", "step", "env", "n"]
-            if not columns:
-                continue  # an older file
             skipped = "name != 'peak_memory_bytes'" if table == "updates" else "1"
             for row in self._each(
                 f"SELECT {', '.join(map(quoted, sorted(columns)))} FROM {table} "  # noqa: S608
@@ -358,7 +290,7 @@ class RunReader(AbstractContextManager["RunReader"]):
 
     def events(self, since: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """Events after number `since`, in order, with their rows."""
-        found = self._table(
+        found = self.query(
             "SELECT id, kind, round, step, time FROM events WHERE id > ? ORDER BY id LIMIT ?",
             (since, limit),
         )
@@ -367,7 +299,7 @@ class RunReader(AbstractContextManager["RunReader"]):
             kind = KINDS[event["kind"]]
             of = "step" if issubclass(kind, StepEvent) else "id"
             sql = f"SELECT * FROM {kind.table} WHERE round = ? AND {kind.key[1]} = ?"  # noqa: S608
-            rows = list(self._table(sql, (event["round"], event[of])))
+            rows = list(self.query(sql, (event["round"], event[of])))
             events.append(StoredEvent(**event, rows=rows))
         return events
 
@@ -387,10 +319,10 @@ class RunReader(AbstractContextManager["RunReader"]):
                 time.sleep(poll)
 
     def each(self, table: str) -> Iterator[dict[str, Any]]:
-        """The rows of a table one by one, in order of their keys."""
+        """The rows of a table one by one, in order of their keys: `each("anomalies")`."""
         names = self._columns(table)
         sql = f"SELECT * FROM {table} ORDER BY {', '.join(self._key(table))}"  # noqa: S608
-        for row in self._each(sql) if names else ():  # an older file may not have it
+        for row in self._each(sql):
             yield dict(zip(names, row, strict=True))
 
     def export(self, path: str | Path) -> int:
@@ -432,18 +364,9 @@ class RunReader(AbstractContextManager["RunReader"]):
         """The answer to any SELECT. Whatever would change something is refused."""
         self._connection.set_authorizer(_authorize)
         try:
-            cursor = self._connection.execute(sql, values)
-            rows = cursor.fetchall()
-        except (sqlite3.Error, sqlite3.Warning) as error:
-            if str(error) == "interrupted":
-                raise KeyboardInterrupt from error
-            if any(hint in str(error) for hint in ("authoriz", "readonly", "may not be modified")):
-                raise StoreError(
-                    "A run's file is only read", given=sql.strip()[:200], valid="one SELECT"
-                ) from error
-            raise StoreError(
-                "SQLite does not accept this query", given=f"{sql.strip()[:200]} ({error})"
-            ) from error
+            with self._reading(sql):
+                cursor = self._connection.execute(sql, values)
+                rows = cursor.fetchall()
         finally:
             self._connection.set_authorizer(None)
         if cursor.description is None:
@@ -451,33 +374,35 @@ class RunReader(AbstractContextManager["RunReader"]):
         return Table(tuple(column[0] for column in cursor.description), rows)
 
     def _columns(self, table: str) -> list[str]:
-        return [name for (name,) in self._rows("SELECT name FROM pragma_table_info(?)", (table,))]
+        found = self.query("SELECT name FROM pragma_table_info(?)", (table,)).rows
+        return [name for (name,) in found]
 
     def _key(self, table: str) -> list[str]:
         sql = "SELECT name FROM pragma_table_info(?) WHERE pk ORDER BY pk"
-        return [name for (name,) in self._rows(sql, (table,))]
+        return [name for (name,) in self.query(sql, (table,)).rows]
 
     def _each(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        with self._reading():
+        """The rows of an answer of any size, one by one."""
+        with self._reading(sql):
             yield from self._connection.execute(sql, values)
 
-    def _table(self, sql: str, values: Sequence[Any] = ()) -> Table:
-        with self._reading():
-            cursor = self._connection.execute(sql, values)
-            names = tuple(column[0] for column in cursor.description)
-            return Table(names, cursor.fetchall())
-
-    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return self._table(sql, values).rows
-
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _reading(self, sql: str) -> Iterator[None]:
+        given = sql.strip()[:200]
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, sqlite3.Warning) as error:
             if str(error) == "interrupted":  # by Ctrl-C, which SQLite turned into this
                 raise KeyboardInterrupt from error
-            raise StoreError(f"{self.path} cannot be read", given=error) from error
+            if any(hint in str(error) for hint in ("authoriz", "readonly", "may not be modified")):
+                raise StoreError(
+                    "A run's file is only read", given=given, valid="one SELECT"
+                ) from error
+            if type(error) is sqlite3.DatabaseError:
+                raise StoreError(f"{self.path} cannot be read", given=error) from error
+            raise StoreError(
+                "SQLite does not accept this query", given=f"{given} ({error})"
+            ) from error
 
 
 # --- from stored rows to answers ---------------------------------------------------------------

@@ -32,7 +32,7 @@ from esper.nissa.events import KINDS, Decisions, Event, StepEvent
 from esper.nissa.schema import Numeric, RunLayout, Watched
 
 FILE = "events.sqlite"
-SCHEMA_VERSION = 1  # of tables and columns that are there; new ones do not change it
+SCHEMA_VERSION = 2  # of tables and columns; files of others are refused
 APPLICATION = 0x45535052  # "ESPR", in the header of every such file
 BUSY_SECONDS = 30.0
 DEFAULT_ROWS = 256  # environments that have rows of their own
@@ -86,16 +86,12 @@ def schema(layout: RunLayout) -> list[str]:
             "A head's name becomes a column of `decisions`, and that one is taken",
             given=", ".join(clashing),
         )
-    return [
-        *(f"CREATE TABLE {table}" for table in _OTHER_TABLES),
-        *(_created(kind, layout) for kind in KINDS.values()),
-    ]
-
-
-def _created(kind: type[Event], layout: RunLayout) -> str:
-    columns = [f"{quoted(name)} {sql}" for name, sql in columns_of(kind, layout).items()]
-    columns.append(f"PRIMARY KEY ({', '.join(kind.key)})")
-    return f"CREATE TABLE {kind.table} ({', '.join(columns)}) WITHOUT ROWID"
+    tables = list(_OTHER_TABLES)
+    for kind in KINDS.values():
+        columns = [f"{quoted(name)} {sql}" for name, sql in columns_of(kind, layout).items()]
+        columns.append(f"PRIMARY KEY ({', '.join(kind.key)})")
+        tables.append(f"{kind.table} ({', '.join(columns)}) WITHOUT ROWID")
+    return [f"CREATE TABLE {table}" for table in tables]
 
 
 def quoted(name: str) -> str:
@@ -257,11 +253,6 @@ class RunStore(AbstractContextManager["RunStore"]):
                         given=f"{name} {ours[name]}, in the file {theirs[name]}"[:400],
                         fix="give every run a directory of its own",
                     )
-            with _transaction(connection):  # what was not known when the file was made
-                for kind in KINDS.values():
-                    if not self._columns(kind.table):
-                        connection.execute(_created(kind, layout))
-                    self._add_columns(kind.table, columns_of(kind, layout))
             return
         with _transaction(connection):
             for statement in schema(layout):

@@ -189,8 +189,8 @@ def read_facts(run: Path) -> Facts:
             ),
             shares=_shares(reader, rounds),
             attribution=_best_attribution(reader),
-            anomalies=[row for row in reader.anomalies() if row["raised"]],
-            notes=reader.notes(),
+            anomalies=[row for row in reader.each("anomalies") if row["raised"]],
+            notes=[(row["round"], row["text"]) for row in reader.each("notes")],
             dropped=reader.dropped(),
             resumed_after=[row["round"] for row in reader.runs()[1:]],
             late=late,
@@ -238,7 +238,7 @@ def _best_attribution(reader: RunReader) -> list[Row]:
 def _scores(reader: RunReader) -> tuple[list[Score], dict[str, Score]]:
     """Of the controller in training, and of those that were judged before the first round."""
     found: dict[str, list[Score]] = defaultdict(list)
-    for row in reader.evaluations():
+    for row in reader.each("evaluations"):
         if row["context"] == SUMMARY and row["score"] is not None:
             low, high = row["low"], row["high"]
             known = low is not None and high is not None and high > low

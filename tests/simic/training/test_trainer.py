@@ -138,9 +138,9 @@ def test_every_decision_and_step_of_every_environment_is_told_once(whole: RunFol
         ).rows[0][0]
         assert terms < 1e-9
         assert reader.query("select count(distinct round) from updates").rows == [(ROUNDS,)]
-        assert not list(reader.anomalies())
+        assert not list(reader.each("anomalies"))
         assert not reader.dropped()
-        assert not reader.notes()
+        assert not list(reader.each("notes"))
         (started,) = reader.runs()
         assert started["round"] == 0
         assert started["config"]["envs"] == ENVS
@@ -322,7 +322,9 @@ def test_a_failing_sink_is_reported_once_and_training_finishes(
     )
     assert train_run(run)
     with RunReader(run.path) as reader:
-        assert [text for _, text in reader.notes()] == ["Telemetry of rounds 3 to 4 is not whole."]
+        assert [row["text"] for row in reader.each("notes")] == [
+            "Telemetry of rounds 3 to 4 is not whole."
+        ]
         assert reader.query("select count(*) from decisions where round = 5").rows == [
             (HORIZON * ENVS,)
         ]
