@@ -2,7 +2,6 @@
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +138,6 @@ def test_another_version_is_refused_with_both(tmp_path: Path) -> None:
 
 @pytest.fixture
 def new_event() -> Iterator[type[Event]]:
-    @dataclass(frozen=True, kw_only=True)
     class Weighed(Event, kind="weighing", table="weighings"):
         step: int
         env: Integers  # [M]
@@ -152,9 +150,7 @@ def new_event() -> Iterator[type[Event]]:
     del KINDS["weighing"]
 
 
-def test_a_new_event_is_a_dataclass_and_nothing_else(
-    tmp_path: Path, new_event: type[Event]
-) -> None:
+def test_a_new_event_is_a_class_and_nothing_else(tmp_path: Path, new_event: type[Event]) -> None:
     given = new_event(round=1, step=2, env=[4, 5], stage=[0, 2], scale="kg", weight=[1.5, np.nan])  # type: ignore[call-arg]
     with RunStore(tmp_path, LAYOUT) as store:
         store.write([given])

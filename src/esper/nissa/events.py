@@ -3,8 +3,8 @@
 An event copies what it keeps when it is made, and keeps little, so that whoever makes it may go on
 with its arrays. They are arrays on the CPU: tensors, numpy or lists. What was not measured is NaN.
 
-The annotations of an event are its table too: a new event is a new dataclass here, and a sentence
-in docs/telemetry.md.
+The annotations of an event are its table too: a new event is a new class here, and a sentence in
+docs/telemetry.md.
 
 Shapes: `N` environments, `W` watched environments (the first ones), `H` heads, `A` actions of the
 largest head, `F` features, `M` rows of an event.
@@ -13,31 +13,10 @@ largest head, `F` features, `M` rows of an event.
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields, is_dataclass
 from numbers import Real
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, dataclass_transform
 
-from esper.nissa.schema import (
-    LOG_PROBS,
-    Array,
-    Blueprints,
-    Causes,
-    Field,
-    Integers,
-    JsonMapping,
-    Masks,
-    Measures,
-    NamedNumbers,
-    Numeric,
-    Observations,
-    PerEnvironment,
-    Probabilities,
-    Reals,
-    RunLayout,
-    Slots,
-    Stages,
-    Text,
-    Texts,
-    fields_of,
-)
+from esper.nissa import schema
+from esper.nissa.schema import Array, Field, Measures, PerEnvironment, RunLayout
 
 DEFAULT_WATCHED = 16  # environments whose observations, probabilities and masks are kept
 SUMMARY = "all"  # the context of an evaluation's figure over all contexts
@@ -45,8 +24,15 @@ KINDS: "dict[str, type[Event]]" = {}
 """Every kind of event, by its name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Record:
+    """Whatever is derived from it is a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Event(Record):
     """Something that happened in a round of training."""
 
     kind: ClassVar[str]
@@ -64,11 +50,12 @@ class Event:
         cls, kind: str = "", table: str = "", droppable: bool = False, repeatable: bool = True
     ) -> None:
         cls.kind, cls.table, cls.droppable, cls.repeatable = kind, table, droppable, repeatable
-        cls.declared = {**cls.declared, **fields_of(cls)}
+        cls.declared = {**cls.declared, **schema.fields_of(cls)}
         copied = [item for item in cls.declared.items() if type(item[1]).kept is not Field.kept]
         cls._kept = sorted(
-            copied, key=lambda item: hasattr(cls, item[0]) or isinstance(item[1], Text)
+            copied, key=lambda item: hasattr(cls, item[0]) or isinstance(item[1], schema.Text)
         )
+        super().__init_subclass__()
         if kind:
             KINDS[kind] = cls
 
@@ -80,43 +67,40 @@ class Event:
             if value is not None:
                 value = kind.kept(name, value, rows)
                 object.__setattr__(self, name, value)
-                if rows is None and isinstance(kind, Numeric):
+                if rows is None and isinstance(kind, schema.Numeric):
                     rows = len(value)
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepEvent(Event):
     """About every environment of a step: its table has a row for each of those that were active."""
 
     key = ("round", "step", "env")
     step: int
-    active: Annotated[Array, Numeric("?")] | None = None  # [N] the others idled
+    active: Annotated[Array, schema.Numeric("?")] | None = None  # [N] the others idled
     first_env: Annotated[int, Field()] = 0  # the number of the first row
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunStarted(Event, kind="run", table="runs", repeatable=False):
     """A run began, or was resumed after `round`."""
 
-    config: JsonMapping
-    versions: JsonMapping = field(default_factory=dict)
-    seeds: JsonMapping = field(default_factory=dict)
-    data: JsonMapping = field(default_factory=dict)  # fingerprints by name
+    config: schema.JsonMapping
+    versions: schema.JsonMapping = field(default_factory=dict)
+    seeds: schema.JsonMapping = field(default_factory=dict)
+    data: schema.JsonMapping = field(default_factory=dict)  # fingerprints by name
     layout: Annotated[RunLayout | None, Field()] = None  # for sinks that need names
 
 
-@dataclass(frozen=True, kw_only=True)
 class Decisions(StepEvent, kind="decision", table="decisions"):
     """What was decided for every environment, and of the watched ones why."""
 
     actions: Annotated[Array, PerEnvironment("<i4", 2)]  # [N, H] in the layout's order of heads
     values: Annotated[Array, PerEnvironment("<f4", column="value")]  # [N]
     log_probs: Annotated[  # [N, H] of the actions taken
-        Array, PerEnvironment("<f4", 2, column="log_prob", blob=LOG_PROBS)
+        Array, PerEnvironment("<f4", 2, column="log_prob", blob=schema.LOG_PROBS)
     ]
-    observations: Observations | None = None  # [N or W, F]
-    masks: Masks | None = None  # [N or W, H, A] bool: what was legal
-    probabilities: Probabilities | None = None  # [N or W, H, A]
+    observations: schema.Observations | None = None  # [N or W, F]
+    masks: schema.Masks | None = None  # [N or W, H, A] bool: what was legal
+    probabilities: schema.Probabilities | None = None  # [N or W, H, A]
     watched: InitVar[int] = DEFAULT_WATCHED
 
     def __post_init__(self, watched: int) -> None:
@@ -126,7 +110,6 @@ class Decisions(StepEvent, kind="decision", table="decisions"):
         super().__post_init__()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Stepped(StepEvent, kind="step", table="steps"):
     """What came of a decision in every environment: its reward, term by term, and measurements."""
 
@@ -137,68 +120,62 @@ class Stepped(StepEvent, kind="step", table="steps"):
     measures: Annotated[Mapping[str, Array], Measures()] = field(default_factory=dict)  # [N] each
 
 
-@dataclass(frozen=True, kw_only=True)
 class LifecycleChanged(Event, kind="lifecycle", table="lifecycle"):
     """Slots that changed their stage during a step, in the order in which they did."""
 
     step: int
-    env: Integers  # [M]
-    slot: Slots  # [M]
-    before: Stages  # [M] SeedStage
-    after: Stages  # [M] SeedStage
-    cause: Causes  # [M] LifecycleOp (from 0) or Cause (below 0)
-    blueprint: Blueprints | None = None  # [M] index in the catalogue; below 0: nothing
-    reason: Texts | None = None  # [M] why a gate let it pass, or the governor did not
+    env: schema.Integers  # [M]
+    slot: schema.Slots  # [M]
+    before: schema.Stages  # [M] SeedStage
+    after: schema.Stages  # [M] SeedStage
+    cause: schema.Causes  # [M] LifecycleOp (from 0) or Cause (below 0)
+    blueprint: schema.Blueprints | None = None  # [M] index in the catalogue; below 0: nothing
+    reason: schema.Texts | None = None  # [M] why a gate let it pass, or the governor did not
 
 
-@dataclass(frozen=True, kw_only=True)
 class EpisodeEnded(Event, kind="episode", table="episodes"):
     """Episodes that ended with a step. Scores are percent, gains points."""
 
     step: int
-    env: Integers  # [M]
-    context: Texts  # [M]
-    seed: Integers  # [M] of the case
-    test: Reals | None = None  # [M]
-    validation: Reals  # [M] the committed network, mean of the last epochs
-    control: Reals  # [M] the same case, never grown
-    net_gain: Reals  # [M] over the control, less the rent
-    returns: Reals  # [M] sum of the rewards
-    added: Integers  # [M] parameters
-    exposure: Reals  # [M] share of the host's parameters × share of the episode
-    interventions: Integers  # [M]
-    rolled_back: Integers  # [M] bool
+    env: schema.Integers  # [M]
+    context: schema.Texts  # [M]
+    seed: schema.Integers  # [M] of the case
+    test: schema.Reals | None = None  # [M]
+    validation: schema.Reals  # [M] the committed network, mean of the last epochs
+    control: schema.Reals  # [M] the same case, never grown
+    net_gain: schema.Reals  # [M] over the control, less the rent
+    returns: schema.Reals  # [M] sum of the rewards
+    added: schema.Integers  # [M] parameters
+    exposure: schema.Reals  # [M] share of the host's parameters × share of the episode
+    interventions: schema.Integers  # [M]
+    rolled_back: schema.Integers  # [M] bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class RolledBack(Event, kind="rollback", table="rollbacks"):
     """Environments that failed and were put back to their last good state."""
 
     step: int
-    env: Integers  # [M]
-    reason: Texts  # [M]
+    env: schema.Integers  # [M]
+    reason: schema.Texts  # [M]
 
 
-@dataclass(frozen=True, kw_only=True)
 class UpdateMetrics(Event, kind="update", table="updates"):
     """What an update of the learner reports, flat: `flatten(agent.update())`."""
 
-    metrics: NamedNumbers
+    metrics: schema.NamedNumbers
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluated(Event, kind="evaluation", table="evaluations"):
     """Scores of one controller on fixed contexts; the context "all" is the figure over them."""
 
     controller: str
-    context: Texts  # [M]
-    score: Reals  # [M]
-    low: Reals | None = None  # [M] of a 95 % interval
-    high: Reals | None = None  # [M]
-    episodes: Integers | None = None  # [M]
+    context: schema.Texts  # [M]
+    score: schema.Reals  # [M]
+    low: schema.Reals | None = None  # [M] of a 95 % interval
+    high: schema.Reals | None = None  # [M]
+    episodes: schema.Integers | None = None  # [M]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Attributed(Event, kind="attribution", table="attributions"):
     """What each seed of an evaluation's best episode is worth, in points of validation accuracy."""
 
@@ -206,13 +183,12 @@ class Attributed(Event, kind="attribution", table="attributions"):
     context: str
     seed: int  # of the case
     score: float  # of the episode
-    slot: Slots  # [M]
-    blueprint: Blueprints  # [M]
-    shapley: Reals  # [M] sum: the network with all its seeds less the one with none
-    left_out: Reals  # [M] the network with all its seeds less the one without this
+    slot: schema.Slots  # [M]
+    blueprint: schema.Blueprints  # [M]
+    shapley: schema.Reals  # [M] sum: the network with all its seeds less the one with none
+    left_out: schema.Reals  # [M] the network with all its seeds less the one without this
 
 
-@dataclass(frozen=True, kw_only=True)
 class EpochEnded(Event, kind="epoch", table="epochs"):
     """An epoch of a network that grows; 0 is the network before training. Scores are percent."""
 
@@ -224,16 +200,14 @@ class EpochEnded(Event, kind="epoch", table="epochs"):
     most_added: int = 0  # before or after it
 
 
-@dataclass(frozen=True, kw_only=True)
 class Contributed(Event, kind="contribution", table="contributions"):
     """What every seed that a growing network shows is worth: its score less that without it."""
 
-    slot: Texts  # [M]
-    blueprint: Texts  # [M]
-    contribution: Reals  # [M] points
+    slot: schema.Texts  # [M]
+    blueprint: schema.Texts  # [M]
+    contribution: schema.Reals  # [M] points
 
 
-@dataclass(frozen=True, kw_only=True)
 class GrowthEnded(Event, kind="outcome", table="outcomes"):
     """A network has grown to its end: what is exported, on validation and on test data."""
 
@@ -244,7 +218,6 @@ class GrowthEnded(Event, kind="outcome", table="outcomes"):
     added: int  # parameters
 
 
-@dataclass(frozen=True, kw_only=True)
 class AnomalyFound(Event, kind="anomaly", table="anomalies"):
     """Something is wrong with the learning, or no longer is."""
 
@@ -261,22 +234,19 @@ class AnomalyFound(Event, kind="anomaly", table="anomalies"):
         return f"{self.message} {self.advice}".strip()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sampled(Event, kind="sample", table="samples", repeatable=False, droppable=True):
     """Numbers that are nice to have: times of phases, counts of stages."""
 
     step: int | None = None
-    values: NamedNumbers
+    values: schema.NamedNumbers
 
 
-@dataclass(frozen=True, kw_only=True)
 class Noted(Event, kind="note", table="notes", repeatable=False):
     """A sentence for people, as when a sink failed."""
 
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Dropped(Event, kind="dropped", table="dropped", repeatable=False):
     """How many events of a kind a sink was too slow for."""
 

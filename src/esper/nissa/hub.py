@@ -7,10 +7,11 @@ for, counted. A sink that fails is reported once and dropped, and training goes 
 
 import sys
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from queue import Empty, Full, Queue
 from typing import Protocol, runtime_checkable
 
 from esper.nissa.events import Dropped, Event, Noted
@@ -59,52 +60,42 @@ class _Channel:
     ) -> None:
         self.sink, self.durable = sink, isinstance(sink, DurableSink)
         self.dropped: Counter[str] = Counter()  # all of them, for people
-        self.alive = True
-        self._failed, self._capacity, self._patience = failed, capacity, patience
-        self._waiting: deque[Event | _Commit] = deque()
+        self.alive, self._closing = True, False
+        self._failed, self._patience = failed, patience
+        self._waiting: Queue[Event | _Commit] = Queue(capacity)
         self._fresh: Counter[tuple[int, str]] = Counter()  # (round, kind) dropped, not yet told
-        self._urgent = False  # something waits that should not wait for more
-        self._closing = False
-        self._obituary: str | None = None  # why it failed, until people were told
-        self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
-        self._room = threading.Condition(self._lock)
+        self._lock = threading.Lock()  # of what is counted, and of who says that it failed
+        self._urgent = threading.Event()  # something waits that should not wait for more
         self._thread = threading.Thread(target=self._run, name=f"nissa {sink.name}", daemon=True)
         self._thread.start()
 
-    def put(self, event: Event) -> None:
-        with self._lock:
-            there = len(self._waiting) < self._capacity or self._make_room(event)
-            if there and self.alive and not self._closing:
-                self._waiting.append(event)
-                if len(self._waiting) >= BATCH:
-                    self._work.notify()
-        if self._obituary is not None:
-            self._tell()
-
-    def _make_room(self, event: Event) -> bool:
-        """Is there room for this event now, or later? With the lock."""
-        if event.droppable or not self.durable:
-            self.dropped[event.kind] += 1
-            self._fresh[event.round, event.kind] += 1
-            return False
-        self._hurry()
-        there = self._room.wait_for(
-            lambda: len(self._waiting) < self._capacity or not self.alive, self._patience
-        )
-        if not there:
-            self._give_up(f"it has written nothing for {self._patience:g} seconds")
-        return there
+    def put(self, item: Event | _Commit) -> None:
+        """Hand it over, where nothing may be lost when there is room for it."""
+        if self._closing:
+            return
+        needed = isinstance(item, _Commit) or (self.durable and not item.droppable)
+        if self._waiting.full():
+            self._urgent.set()
+        try:
+            self._waiting.put(item, needed, self._patience)
+        except Full:
+            if isinstance(item, _Commit) or needed:
+                self._fail(f"it has written nothing for {self._patience:g} seconds")
+                return
+            with self._lock:
+                self.dropped[item.kind] += 1
+                self._fresh[item.round, item.kind] += 1
+        if isinstance(item, _Commit) or self._waiting.qsize() >= BATCH:
+            self._urgent.set()
 
     def request(self, round: int) -> Callable[[], bool]:
         """Have everything before put on the disk; what is returned waits until it is there, and
         is False if the sink failed."""
         mark = _Commit(round)
-        with self._lock:
-            if not self.alive or self._closing:
-                return lambda: False
-            self._waiting.append(mark)
-            self._hurry()
+        if self.alive:
+            self.put(mark)
+        if self._closing or not self.alive:
+            return lambda: False
 
         def wait() -> bool:
             if not mark.done.wait(self._patience):
@@ -114,9 +105,8 @@ class _Channel:
         return wait
 
     def close(self) -> None:
-        with self._lock:
-            self._closing = True
-            self._hurry()
+        self._closing = True
+        self._urgent.set()
         # One that hangs was given up already.
         self._thread.join(self._patience if self.durable and self.alive else CLOSING_SECONDS)
 
@@ -129,33 +119,30 @@ class _Channel:
             for (round, kind), count in fresh.items()
         ]
 
-    def _hurry(self) -> None:
-        self._urgent = True
-        self._work.notify()
-
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                self._work.wait_for(
-                    lambda: self._urgent or len(self._waiting) >= BATCH, BATCH_SECONDS
-                )
-                self._urgent = False
-                batch = list(self._waiting)
-                self._waiting.clear()
-                ending = self._closing or not self.alive
-                self._room.notify_all()
+        ending = False
+        while not ending:
+            self._urgent.wait(BATCH_SECONDS)
+            self._urgent.clear()
+            ending = self._closing or not self.alive
+            batch = self._taken()
             try:
                 self._write([*(self.take_dropped() if self.durable else ()), *batch])
             except Exception as error:
-                self._release(batch)
-                self._fail(f"{type(error).__name__}: {error}")
+                self._fail(f"{type(error).__name__}: {error}", batch)
                 ending = True
-            if ending:
-                break
         try:
             self.sink.close()
         except Exception as error:
             self._fail(f"{type(error).__name__}: {error}")
+
+    def _taken(self) -> list[Event | _Commit]:
+        """All that waits, but for what comes meanwhile."""
+        found = []
+        with suppress(Empty):
+            for _ in range(self._waiting.qsize()):
+                found.append(self._waiting.get_nowait())
+        return found
 
     def _write(self, batch: Sequence[Event | _Commit]) -> None:
         events: list[Event] = []
@@ -174,35 +161,16 @@ class _Channel:
             self.sink.write(events[first : first + BATCH])
         events.clear()
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, batch: Sequence[Event | _Commit] = ()) -> None:
+        """Take nothing any more, keep nobody who waits, and say why, once."""
         with self._lock:
-            self._give_up(why)
-        self._tell()
-
-    def _give_up(self, why: str) -> None:
-        """Take nothing any more, with the lock. Then, without it, `_tell`."""
-        if not self.alive:
-            return
-        self.alive = False
-        self._release(self._waiting)
-        self._waiting.clear()
-        self._room.notify_all()
-        self._work.notify()
-        self._obituary = (
-            f"Telemetry sink {self.sink.name!r} failed and was dropped, training goes on: {why}"
-        )
-
-    def _tell(self) -> None:
-        with self._lock:
-            text, self._obituary = self._obituary, None
-        if text is not None:
-            self._failed(text)
-
-    @staticmethod
-    def _release(items: Sequence[Event | _Commit] | deque[Event | _Commit]) -> None:
-        for item in items:
+            first, self.alive = self.alive, False
+        for item in (*batch, *self._taken()):
             if isinstance(item, _Commit):
                 item.done.set()
+        if first:
+            dropped = f"Telemetry sink {self.sink.name!r} failed and was dropped"
+            self._failed(f"{dropped}, training goes on: {why}")
 
 
 def tell(text: str) -> None:

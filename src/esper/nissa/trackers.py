@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from esper.archive.files import write_whole
 from esper.leyline.errors import EsperError, UnknownNameError, first_line
 from esper.leyline.ops import cause_name
 from esper.leyline.stages import SeedStage
@@ -28,7 +27,6 @@ from esper.nissa.hub import Sink
 from esper.nissa.schema import RunLayout
 
 PROJECT = "esper"  # where neither its settings nor the environment name another
-REMEMBERED = "trackers.json"  # under which name each knows the run, so that a curve goes on
 Numbers = Mapping[str, float]
 
 
@@ -108,16 +106,6 @@ class Tracker:
                 self.say(title, text, event.round)
         self.flush()
 
-    def _known(self, path: Path | None) -> str | None:
-        """Under which name it knows the run in this folder, if it knows it."""
-        return None if path is None else _remembered(path).get(self.package)
-
-    def _remember(self, path: Path | None, name: str) -> None:
-        if path is not None:
-            path.mkdir(parents=True, exist_ok=True)
-            names = _remembered(path) | {self.package: name}
-            write_whole(path / REMEMBERED, json.dumps(names) + "\n")
-
     @contextmanager
     def _beginning(self, fix: str) -> Iterator[None]:
         try:
@@ -127,7 +115,7 @@ class Tracker:
             raise EsperError(f"{self.name} does not begin", given=given, fix=fix) from error
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        """Of the run, whatever JSON can hold; once more where it goes on."""
+        """Of the run, whatever JSON can hold."""
 
     def log(self, numbers: Numbers, round: int) -> None: ...
     def say(self, title: str, text: str, round: int) -> None: ...
@@ -181,13 +169,10 @@ class WandbSink(Tracker):
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
             usual |= {"dir": str(path), "name": path.resolve().name}
-        if (known := self._known(path)) is not None:
-            usual |= {"id": known, "resume": "allow"}
         with self._beginning("wandb login, or set the environment variable WANDB_MODE=offline"):
             self._run = wandb.init(**usual | settings)
         # Steps of its own must rise, and it drops what comes late: a note, or an epoch once more.
         self._run.define_metric("*", step_metric="round")
-        self._remember(path, self._run.id)
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         self._run.config.update(dict(settings), allow_val_change=True)
@@ -213,8 +198,6 @@ class MlflowSink(Tracker):
         """`path`: the run's folder; `uri`: of the tracking server or store."""
         self.require_installed()
         self._entities = import_module("mlflow.entities")
-        known = self._known(path)
-        self._goes_on = known is not None
         self._said: Counter[str] = Counter()  # texts, by the name of their tag
         self._measured: list[Any] = []  # not yet sent: a request for each would take too long
         with self._beginning(
@@ -222,21 +205,13 @@ class MlflowSink(Tracker):
             "whose store mlflow-skinny lacks"
         ):
             self._client = import_module("mlflow").MlflowClient(uri)
-            if known is not None:
-                self._client.update_run(known, status="RUNNING")
-            self._id = known or self._created(path, experiment)
-        self._remember(path, self._id)
-
-    def _created(self, path: Path | None, experiment: str | None) -> str:
-        name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        found = self._client.get_experiment_by_name(name)
-        place = self._client.create_experiment(name) if found is None else found.experiment_id
-        title = None if path is None else path.resolve().name
-        return str(self._client.create_run(place, run_name=title).info.run_id)
+            name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+            found = self._client.get_experiment_by_name(name)
+            place = self._client.create_experiment(name) if found is None else found.experiment_id
+            title = None if path is None else path.resolve().name
+            self._id = str(self._client.create_run(place, run_name=title).info.run_id)
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        if self._goes_on:  # parameters cannot be set twice
-            return
         kind = self._entities.Param
         params = [kind(name, str(value)[:_LONGEST]) for name, value in settings.items()]
         self._client.log_batch(self._id, params=params)
@@ -265,11 +240,6 @@ class MlflowSink(Tracker):
 # What every version and store of MLflow takes:
 _LONGEST = 500  # characters of a text
 _MOST = 1000  # numbers of a request
-
-
-def _remembered(path: Path) -> dict[str, str]:
-    file = path / REMEMBERED
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
 
 
 # --- by name -----------------------------------------------------------------------------------
