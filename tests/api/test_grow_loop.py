@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import esper
-from esper.api import GrowthDecision, StageChange, load_run
+from esper.api import load_run
 from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
 from tests.api.tables import CLASSES, FEATURES, INPUTS, TRAIN, VAL, Script, draw, mlp, require_same
@@ -43,19 +43,6 @@ def test_a_run_has_a_history_a_report_and_an_export() -> None:
     assert score == run.after["score"] == run.after["test_score"]
     size = sum(p.numel() for p in plain.parameters())
     assert size == report.host_params + report.added
-
-
-def test_a_history_in_words_is_reported_like_one_by_names() -> None:
-    run = grown(slots=["2", "5"])
-    told = str(run.report())
-    assert "decisions:" in told
-    run.history = [
-        record
-        | {"decision": str(GrowthDecision(**record["decision"]))}
-        | {"events": [str(StageChange(**event)) for event in record["events"]]}
-        for record in run.history
-    ]
-    assert str(run.report()) == told
 
 
 def test_what_was_not_permanent_at_the_end_is_gone() -> None:

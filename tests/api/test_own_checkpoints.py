@@ -1,7 +1,6 @@
 """`host.state_dict()` and the optimiser's, in a file of one's own, go on to the bit."""
 
 import io
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from torch import Tensor
 
 import esper
 from esper.api import GrowingModel, GrowthLostWarning, Tick
-from esper.api.host_state import pack, unpack
-from esper.archive import Archive
 from esper.leyline.errors import AgreementError, OptimizerMismatchError
 from esper.simic.agent.ppo import PPOAgent
 from esper.tamiyo.features import FeatureTable
@@ -141,28 +138,3 @@ def test_states_that_do_not_fit_are_refused_in_a_sentence_and_change_nothing() -
     require_same(before, states(host))
     with pytest.raises(OptimizerMismatchError, match="load the host's state first"):
         made()[1].load_state_dict(optimizer.state_dict())
-
-
-def test_an_archive_from_before_states_held_the_memory_is_read() -> None:
-    pair = made()
-    for number in range(4):
-        epoch(pair, "heuristic:first=1", number)
-    tensors, notes = pack(pair[0])
-    memory = pair[0].memory
-    remembered, kept = memory.pack()
-    window = {name: torch.tensor(v, dtype=torch.float64) for name, v in kept["window"].items()}
-    gradient = float(window.pop("host_gradient"))
-    plain = {name: kept[name] for name in ("classes", "unit", "compared", "ended")}
-    notes |= {
-        "memory": plain | {"host_gradient": gradient},
-        "controller": kept["controller"],
-        "steps": [pair[0].watch.steps, pair[0].watch.longest],
-    }
-    old = {name: each for name, each in tensors.items() if not name.startswith("host.memory.")}
-    old |= {f"memory.window.{name}": each for name, each in window.items()}
-    old |= {f"controller.{name}": each for name, each in remembered.items()}
-    again = made(start=5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        unpack(again[0], Archive(old, notes))
-    require_same(states(pair[0]), states(again[0]))

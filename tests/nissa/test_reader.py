@@ -23,6 +23,7 @@ from esper.nissa import (
     RunStarted,
     RunStore,
     Sampled,
+    Stepped,
     StoredEvent,
     StoreError,
 )
@@ -87,37 +88,31 @@ def test_probabilities_are_read_by_name(tmp_path: Path) -> None:
     assert found.probabilities["blueprint"] == {"norm": 0.25, "conv": 0.75}
 
 
-def played(step: int, op: LifecycleOp, alpha: float) -> Decisions:
-    return Decisions(
-        round=1,
-        step=step,
-        actions=[[op, 1, 1, 0]],
-        values=[0.0],
-        log_probs=[[0.0] * 4],
-        observations=[[0.0, 0.0, alpha, 0.0]],
-    )
-
-
 def test_a_timeline_shows_every_slot_at_the_end_of_every_step(tmp_path: Path) -> None:
     def change(step: int, before: SeedStage, after: SeedStage) -> LifecycleChanged:
         return LifecycleChanged(
-            round=1, step=step, env=[0], slot=[1], before=[before], after=[after], cause=[-1]
-        )
+            round=1, step=step, env=[0], slot=[1], before=[before], after=[after], cause=[-1],
+            blueprint=[1],
+        )  # fmt: skip
+
+    def trained(step: int, **alpha: float) -> Stepped:
+        measures = {f"alpha_{slot}": [each] for slot, each in alpha.items()}
+        return Stepped(round=1, step=step, rewards=[0.0], measures=measures)
 
     stages = SeedStage
     with RunStore(tmp_path, LAYOUT) as store:
         store.write(
             [
-                played(0, LifecycleOp.WAIT, 0.0),
-                played(1, LifecycleOp.GERMINATE, 0.0),
+                trained(0, mid=0.0),
                 change(1, stages.DORMANT, stages.GERMINATED),
                 change(1, stages.GERMINATED, stages.TRAINING),
-                played(2, LifecycleOp.ADVANCE, 0.0),
+                trained(1, mid=0.0),
                 change(2, stages.TRAINING, stages.BLENDING),
-                played(3, LifecycleOp.PRUNE, 0.5),
+                trained(2, mid=0.5),
                 change(3, stages.BLENDING, stages.PRUNED),
                 change(3, stages.PRUNED, stages.EMBARGOED),
-                played(4, LifecycleOp.WAIT, 0.0),
+                trained(3, mid=0.0),
+                trained(4),
             ]
         )
     with RunReader(tmp_path) as reader:

@@ -112,7 +112,7 @@ def test_a_seed_is_shown_in_the_epochs_that_it_trains_in_and_decisions_before_th
     # Planted after epoch 2, so that it trains in the third, whose place is 2.
     assert norm[:2] == [(2, "TRAINING", 0.0), (3, "BLENDING", 0.5)]
     assert norm[-1][0] == len(EPOCHS) - 1, "nothing trains after the last epoch"
-    assert [d.step for d in story.decisions if d.actions["op"] == "PRUNE"] == [4]
+    assert [step for step, op, _ in story.marks if op == "PRUNE"] == [4]
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)

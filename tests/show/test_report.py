@@ -4,13 +4,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
@@ -24,7 +21,7 @@ from esper.show.context_charts import habits
 from esper.show.palette import OP_COLOURS, STAGE_COLOURS
 from esper.show.run_facts import Facts, Score, Series, choose, read_facts, signed
 from esper.show.sections import contents
-from esper.show.theme import DARK, LIGHT, apart, render
+from esper.show.theme import DARK, LIGHT, render
 from esper.show.timelines import lives, shown_slots
 from esper.show.training_charts import binned, seconds_by_phase
 from esper.show.training_page import cautions, headline, page
@@ -271,9 +268,7 @@ def test_packed_environments_tell_the_same_stories(tmp_path: Path) -> None:
         assert rows.episode["env"] == packs.episode["env"]
         assert rows.cells == packs.cells
         assert rows.accuracy.tolist() == packs.accuracy.tolist()
-        assert {s: a.tolist() for s, a in rows.alpha.items()} == {
-            s: a.tolist() for s, a in packs.alpha.items()
-        }
+        assert any(cell.alpha for cell in rows.cells) == (rows.kind != "waiting")
 
 
 def test_the_control_is_the_curve_of_the_same_case(tmp_path: Path) -> None:
@@ -375,16 +370,3 @@ def test_zero_has_no_sign(value: float, text: str) -> None:
 def test_every_stage_and_op_has_a_colour() -> None:
     assert set(STAGE_COLOURS) == {stage.name for stage in SeedStage}
     assert set(OP_COLOURS) == {op.name for op in LifecycleOp}
-
-
-@given(st.lists(st.floats(-10, 10), max_size=8), st.floats(0.01, 2))
-def test_labels_stay_apart_and_in_order(wanted: list[float], gap: float) -> None:
-    found = apart(wanted, gap)
-    order = sorted(range(len(wanted)), key=lambda place: wanted[place])
-    places = [found[place] for place in order]
-    assert all(b - a >= gap - 1e-9 for a, b in pairwise(places))
-    assert sum(found) == pytest.approx(sum(wanted), abs=1e-6)
-
-
-def test_labels_with_room_stay_where_they_are() -> None:
-    assert apart([3.0, 1.0, 2.0], 0.5) == [3.0, 1.0, 2.0]

@@ -8,10 +8,11 @@ import json
 import math
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import groupby, zip_longest
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.archive.files import replace_whole, unfinished
-from esper.leyline import LifecycleOp, SeedStage
+from esper.leyline import SeedStage
 from esper.nissa.events import KINDS, Event, StepEvent
 from esper.nissa.schema import RunLayout
 from esper.nissa.store import (
@@ -101,7 +102,7 @@ class Cell:
     slot: str
     stage: str
     blueprint: str | None
-    alpha: float | None  # of watched environments
+    alpha: float | None  # None: not measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,31 +213,20 @@ class RunReader(AbstractContextManager["RunReader"]):
         return [row for _, row in _packed_rows(packs, env)]
 
     def timeline(self, round: int, env: int) -> list[Cell]:
-        """Every slot at the end of every step of one episode.
-
-        Stages from the changes, blueprints from the decisions that planted, alphas as observed. An
-        observation is made before a decision, so the alpha at the end of a step is in the next.
-        """
-        by_step: dict[int, list[Row]] = {}
+        """Every slot at the end of every step of one episode."""
+        changes = defaultdict(list)
         for change in self.query(
             "SELECT * FROM lifecycle WHERE round = ? AND env = ? ORDER BY event, n", (round, env)
         ):
-            by_step.setdefault(change["step"], []).append(change)
-        slots, decisions = self.layout.slots, self.decisions(round, env)
-        stage = dict.fromkeys(slots, SeedStage.DORMANT.name)
-        blueprint: dict[str, str | None] = dict.fromkeys(slots)
+            changes[change["step"]].append(change)
+        held: dict[str, Row] = {}  # the last change of each slot
         cells = []
-        for decision, later in zip_longest(decisions, decisions[1:]):
-            actions, after = decision.actions, later.observation if later else None
-            if actions.get("op") == LifecycleOp.GERMINATE.name and "slot" in actions:
-                blueprint[actions["slot"]] = actions.get("blueprint")
-            for made in by_step.get(decision.step, []):
-                stage[made["slot"]] = made["after"]
-            for slot in slots:
-                if stage[slot] in _EMPTY:
-                    blueprint[slot] = None
-                alpha = None if after is None else after.get(f"{slot}:alpha")
-                cells.append(Cell(decision.step, slot, stage[slot], blueprint[slot], alpha))
+        for row in self.steps(round, env):
+            held |= {change["slot"]: change for change in changes[row["step"]]}
+            for slot in self.layout.slots:
+                stage = held[slot]["after"] if slot in held else SeedStage.DORMANT.name
+                seed = None if stage in _EMPTY else held[slot]["blueprint"]
+                cells.append(Cell(row["step"], slot, stage, seed, row.get(f"alpha_{slot}")))
         return cells
 
     def action_shares(self, head: str) -> list[tuple[int, dict[str, float]]]:

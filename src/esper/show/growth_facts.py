@@ -13,7 +13,7 @@ from itertools import groupby
 import numpy as np
 
 from esper.leyline import LifecycleOp, SeedStage
-from esper.nissa import Cell, DecisionRecord
+from esper.nissa import Cell
 from esper.show.run_facts import Array, Row, Story, signed
 
 
@@ -272,7 +272,6 @@ class Report:
     @property
     def story(self) -> Story:
         """Slots and decisions over epochs, for the timeline."""
-        steps = len(self.epochs)
         return Story(
             kind="",
             episode={},
@@ -282,20 +281,9 @@ class Report:
                 for epoch in self.epochs[:-1]
                 for state in epoch.slots
             ],
-            decisions=[
-                DecisionRecord(
-                    round=0,
-                    step=epoch.number,
-                    env=0,
-                    actions={"op": epoch.op, "slot": epoch.slot or ""},
-                    value=math.nan,
-                    log_prob=math.nan,
-                )
-                for epoch in self.epochs
-            ],
+            marks=[(epoch.number, epoch.op, epoch.slot or "") for epoch in self.epochs],
             accuracy=self.curve("score"),
             committed=self.curve("committed"),
-            alpha={name: np.full(steps, math.nan) for name in self.places},
             control=None,
             failure=None,
         )

@@ -1,24 +1,13 @@
 """The page of a run of `grow`: what it says in sentences, its figures, tables and pictures."""
 
-import tomllib
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 
+from esper.show import page as pages
 from esper.show.growth_charts import costs, growth, parameters, spoken_flops
 from esper.show.growth_facts import Report
 from esper.show.model_drawing import drawing
-from esper.show.page import (
-    NOTHING,
-    Markup,
-    Picture,
-    Section,
-    assembled,
-    drawn,
-    fill,
-    fill_each,
-    pictured,
-    template,
-)
+from esper.show.page import NOTHING, Markup, Section, fill, fill_each, sections_of
 from esper.show.run_facts import signed
 from esper.show.terminal import duration, listed
 
@@ -30,29 +19,26 @@ EMPTY["decisions"] = "Nothing was decided but to wait."
 def contents(facts: Report) -> list[Section]:
     """All sections, their pictures not drawn yet."""
     more = {"drawing": drawing(facts), "seeds": _seeds(facts), "decisions": _decisions(facts)}
-    found = []
-    for name, said in tomllib.loads(template("growth.toml")).items():
-        pictures = [
-            Picture(chart, words, partial(CHARTS[chart], facts))
-            for chart, words in said.get("pictures", {}).items()
-        ]
-        absent = [EMPTY[name]] if name in more and not more[name] else []
-        parts = (pictures, absent, more.get(name, NOTHING))
-        found.append(Section(said["title"], said["reading"], *parts))
-    return found
+    sections = sections_of("growth.toml", CHARTS, facts)
+    return [
+        replace(section, more=more[name], absent=[] if more[name] else [EMPTY[name]])
+        if name in more
+        else section
+        for name, section in sections.items()
+    ]
 
 
 def page(facts: Report, sections: Sequence[Section]) -> str:
     """The whole page as HTML."""
     tables = {"run": facts.settings} | ({"versions": facts.versions} if facts.versions else {})
     said = (facts.name, headline(facts), tiles(facts), sections)
-    return assembled(*said, cautions=cautions(facts), settings=tables)
+    return pages.assembled(*said, cautions=cautions(facts), settings=tables)
 
 
 def head(facts: Report) -> str:
     """What a notebook shows of a run: the page's beginning and its first picture."""
-    first = drawn(contents(facts)[0])
-    picture = Markup("".join(map(pictured, first.pictures)))
+    first = pages.drawn(contents(facts)[0])
+    picture = Markup("".join(map(pages.pictured, first.pictures)))
     figures = fill_each("tile", tiles(facts))
     return fill("inline", headline=headline(facts), tiles=figures, picture=picture)
 

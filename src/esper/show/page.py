@@ -5,8 +5,10 @@ How it looks is in `templates/page.html`, the pieces of the page, and `templates
 
 import base64
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from string import Template
@@ -51,6 +53,23 @@ class Section:
 def template(name: str) -> str:
     """The text of a file beside the code."""
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+
+
+def sections_of(
+    file: str, charts: Mapping[str, Callable[[Any, Theme], Figure]], facts: object, **known: str
+) -> dict[str, Section]:
+    """The sections that a file beside the code names, their pictures not drawn yet."""
+    return {
+        name: Section(
+            said["title"],
+            said["reading"].format_map(known),
+            [
+                Picture(chart, words, partial(charts[chart], facts))
+                for chart, words in said.get("pictures", {}).items()
+            ],
+        )
+        for name, said in tomllib.loads(template(file)).items()
+    }
 
 
 PIECES = {

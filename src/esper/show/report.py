@@ -1,6 +1,6 @@
 """Reports: what a run came to, as pictures and one page that needs nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,26 +24,21 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     write, by default `report` in it. Pictures of an older report there are replaced.
     """
     require_matplotlib()
-    from esper.show.page import drawn
     from esper.show.run_facts import read_facts
     from esper.show.sections import contents
     from esper.show.training_page import page
 
     facts = read_facts(Path(run))
-    sections = [drawn(section) for section in contents(facts)]
-    return _written(
-        facts.path / FOLDER if out is None else Path(out), sections, page(facts, sections)
-    )
+    folder = facts.path / FOLDER if out is None else Path(out)
+    return _written(folder, contents(facts), partial(page, facts))
 
 
 def write_growth_report(facts: Report, folder: Path) -> Path:
     """Write what a run of `grow` came to, as far as it is, into this folder; return the page."""
     require_matplotlib()
     from esper.show.growth_page import contents, page
-    from esper.show.page import drawn
 
-    sections = [drawn(section) for section in contents(facts)]
-    return _written(folder, sections, page(facts, sections))
+    return _written(folder, contents(facts), partial(page, facts))
 
 
 def growth_figure(facts: Report, *, dark: bool = False) -> "Figure":
@@ -72,14 +67,19 @@ def require_matplotlib() -> None:
         ) from error
 
 
-def _written(folder: Path, sections: "Sequence[Section]", page: str) -> Path:
+def _written(
+    folder: Path, found: "Sequence[Section]", page: "Callable[[Sequence[Section]], str]"
+) -> Path:
+    from esper.show.page import drawn
+
+    sections = [drawn(section) for section in found]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("timeline-*.png"):  # of episodes that are not the chosen ones now
             old.unlink()
         for picture in (picture for section in sections for picture in section.pictures):
             (folder / f"{picture.name}.png").write_bytes(picture.light)
-        write_whole(folder / PAGE, page)
+        write_whole(folder / PAGE, page(sections))
     except OSError as error:
         raise DataError(
             f"The report cannot be written to {folder}", given=error.strerror, fix="name --out"

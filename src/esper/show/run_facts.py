@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from esper.leyline import LifecycleOp, SeedStage
 from esper.leyline.constants import SCORED_EPOCHS
-from esper.nissa import Cell, DecisionRecord, RoundSummary, RunLayout, RunReader
+from esper.nissa import Cell, RoundSummary, RunLayout, RunReader
 from esper.nissa.events import SUMMARY
 from esper.nissa.store import file_of
 
@@ -75,10 +75,9 @@ class Story:
     episode: Row
     slots: tuple[str, ...]
     cells: Sequence[Cell]
-    decisions: Sequence[DecisionRecord]
+    marks: Sequence[tuple[int, str, str]]  # step, op and slot of every decision
     accuracy: Array  # [T] percent, of the network as it is; NaN where it was not measured
     committed: Array  # [T] percent, of what is permanent
-    alpha: Mapping[str, Array]  # [T] of each slot
     control: Array | None  # [T] percent, of the same case, never grown
     failure: tuple[int, str] | None  # step and reason of a rollback
 
@@ -311,7 +310,6 @@ def _story(reader: RunReader, kind: str, episode: Row, controls: Controls) -> St
     decisions = reader.decisions(number, env)
     measured = {row["step"]: row for row in reader.steps(number, env)}
     steps = max((*measured, *(each.step for each in decisions)), default=-1) + 1
-    slots = reader.layout.slots
 
     def curve(name: str) -> Array:
         found = [measured.get(step, {}).get(name) for step in range(steps)]
@@ -329,12 +327,11 @@ def _story(reader: RunReader, kind: str, episode: Row, controls: Controls) -> St
     return Story(
         kind=kind,
         episode=episode,
-        slots=slots,
+        slots=reader.layout.slots,
         cells=reader.timeline(number, env),
-        decisions=decisions,
+        marks=[(d.step, d.actions["op"], d.actions.get("slot", "")) for d in decisions],
         accuracy=curve("accuracy"),
         committed=curve("committed"),
-        alpha={slot: curve(f"alpha_{slot}") for slot in slots},
         control=next(same_case, None),
         failure=failures[0] if failures else None,
     )

@@ -1,6 +1,5 @@
 """The sections of a report and their pictures; what they say is in `templates/sections.toml`."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -8,7 +7,7 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from esper.show.context_charts import gain_by_parameters, policy_by_context
-from esper.show.page import Picture, Section, template
+from esper.show.page import Picture, Section, sections_of
 from esper.show.run_facts import BEST, WAITING, Facts, Story
 from esper.show.theme import Theme
 from esper.show.timelines import timeline, title
@@ -27,23 +26,17 @@ TIMELINES = "timelines"  # the section whose pictures are episodes
 
 def contents(facts: Facts) -> list[Section]:
     """All sections, their pictures not drawn yet."""
-    known = {
-        "late": facts.late_words,
-        "episodes": f"{len(facts.episodes):,}",
-        "anomalies": "they are listed below" if facts.anomalies else "in this run there is none",
-    }
-    found = []
-    for name, said in tomllib.loads(template("sections.toml")).items():
-        pictures = [
-            Picture(chart, words, partial(CHARTS[chart], facts))
-            for chart, words in said.get("pictures", {}).items()
-        ]
-        section = Section(said["title"], said["reading"].format_map(known), pictures)
-        if name == TIMELINES:
-            episodes = [_episode(story) for story in facts.stories]
-            section = replace(section, pictures=episodes, absent=_not_told(facts))
-        found.append(section)
-    return found
+    sections = sections_of(
+        "sections.toml",
+        CHARTS,
+        facts,
+        late=facts.late_words,
+        episodes=f"{len(facts.episodes):,}",
+        anomalies="they are listed below" if facts.anomalies else "in this run there is none",
+    )
+    episodes = [_episode(story) for story in facts.stories]
+    told = replace(sections[TIMELINES], pictures=episodes, absent=_not_told(facts))
+    return [*(sections | {TIMELINES: told}).values()]
 
 
 def _episode(story: Story) -> Picture:

@@ -1,7 +1,7 @@
 """How pictures look: two themes, and what every picture needs. The colours are `show.palette`'s."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,25 +104,3 @@ def legend_beside(axes: Axes, **more: Any) -> None:
     axes.legend(
         loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, handlelength=1.4, **more
     )
-
-
-def apart(wanted: Sequence[float], gap: float) -> list[float]:
-    """Places as near as possible to the wanted ones, in their order, at least `gap` apart."""
-    order = sorted(range(len(wanted)), key=lambda place: wanted[place])
-    groups: list[tuple[list[int], float]] = []  # members and their centre
-    for place in order:
-        members, centre = [place], wanted[place]
-        while groups:
-            before, middle = groups[-1]
-            if centre - middle >= gap * (len(members) + len(before)) / 2:
-                break
-            groups.pop()
-            size = len(members) + len(before)
-            centre = (centre * len(members) + middle * len(before)) / size
-            members = before + members
-        groups.append((members, centre))
-    found = [0.0] * len(wanted)
-    for members, centre in groups:
-        for rank, place in enumerate(members):
-            found[place] = centre + gap * (rank - (len(members) - 1) / 2)
-    return found

@@ -108,7 +108,7 @@ def draw_slots(axes: Axes, story: Story, slots: Sequence[str], theme: Theme) -> 
         axes.axhline(height, color=theme.grid, lw=1.2, zorder=0)
         for cell in cells:  # the colour says the stage, its strength alpha
             if cell.stage in _OCCUPIED:
-                thick, strong = THICK, strength(cell, story)
+                thick, strong = THICK, strength(cell)
             elif cell.stage in _RESTING:
                 thick, strong = THIN, _TYPICAL[SeedStage.EMBARGOED.name]
             else:
@@ -118,12 +118,10 @@ def draw_slots(axes: Axes, story: Story, slots: Sequence[str], theme: Theme) -> 
             axes.add_patch(Rectangle(corner, 1.0, thick, zorder=2, **look))
         _names(axes, cells, height, story, theme)
     mark: Look = {"color": theme.ink, "mec": theme.paper, "mew": 0.6, "clip_on": False, "zorder": 6}
-    for decision in story.decisions:
-        marker = OP_MARKERS.get(decision.actions.get("op", ""))
-        slot = decision.actions.get("slot", "")
-        if marker and slot in rows:
+    for step, op, slot in story.marks:
+        if op in OP_MARKERS and slot in rows:
             below = rows[slot] - THICK / 2 - 0.1
-            axes.plot(decision.step + 0.5, below, marker=marker, ms=6, **mark)
+            axes.plot(step + 0.5, below, marker=OP_MARKERS[op], ms=6, **mark)
     if story.failure is not None:
         step, _ = story.failure
         axes.axvline(step + 1, color=VERMILION, lw=1.5, ls=(0, (3, 2)))
@@ -138,13 +136,10 @@ def draw_slots(axes: Axes, story: Story, slots: Sequence[str], theme: Theme) -> 
     _legend(axes, story, theme)
 
 
-def strength(cell: Cell, story: Story) -> float:
+def strength(cell: Cell) -> float:
     """Of a cell's colour, from its alpha; full where alpha is not known."""
-    measured = story.alpha[cell.slot]
-    alpha = measured[cell.step] if cell.step < len(measured) else np.nan
-    if not np.isfinite(alpha):
-        alpha = 1.0 if cell.alpha is None else cell.alpha
-    return float(FAINTEST + (1.0 - FAINTEST) * min(max(alpha, 0.0), 1.0))
+    alpha = 1.0 if cell.alpha is None else min(max(cell.alpha, 0.0), 1.0)
+    return FAINTEST + (1.0 - FAINTEST) * alpha
 
 
 def lives(cells: Sequence[Cell]) -> list[list[Cell]]:
@@ -166,7 +161,7 @@ def _names(axes: Axes, cells: Sequence[Cell], height: float, story: Story, theme
         look: Look = {"y": above, "color": theme.ink, "fontsize": 7.5, "va": "bottom"}
         if len(stretch) >= wide:
             centre = stretch[len(stretch) // 2]
-            bar = tint(STAGE_COLOURS[centre.stage], strength(centre, story), theme.paper)
+            bar = tint(STAGE_COLOURS[centre.stage], strength(centre), theme.paper)
             colour = readable_on(bar)
             look = {"y": height, "color": colour, "fontsize": 8.5, "va": "center_baseline"}
         axes.text(middle, s=name, ha="center", zorder=4, **look)
@@ -175,7 +170,7 @@ def _names(axes: Axes, cells: Sequence[Cell], height: float, story: Story, theme
 def _legend(axes: Axes, story: Story, theme: Theme) -> None:
     """Only of what there is to see."""
     stages = {cell.stage for cell in story.cells}
-    ops = {decision.actions.get("op", "") for decision in story.decisions}
+    ops = {op for _, op, _ in story.marks}
     entries: list[Patch | Line2D] = [
         Patch(fc=tint(STAGE_COLOURS[name], _TYPICAL.get(name, 1.0), theme.paper), label=words)
         for name, words in _SHOWN.items()

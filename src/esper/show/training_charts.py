@@ -14,7 +14,6 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFor
 
 from esper.leyline.constants import KL_STOP_FACTOR
 from esper.show import palette
-from esper.show import theme as themes
 from esper.show.run_facts import Facts, Series, Shares
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure, over_rounds
 
@@ -69,7 +68,7 @@ def learning_curve(facts: Facts, theme: Theme) -> Figure:
     envs = facts.setting("envs")
     if envs:
         axes.set_xlabel(f"round ({envs} training episodes each)")
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, borderaxespad=0.2)
+    legend_beside(axes)
     return figure
 
 
@@ -87,30 +86,18 @@ def _learned(axes: Axes, facts: Facts, theme: Theme) -> None:
     label = "Tamiyo, evaluated" + (" (band: 95 % interval)" if intervals else "")
     axes.plot(rounds, values, color=palette.LEARNED_COLOUR, marker="o", ms=4.5, lw=2.2, label=label)
     star: Look = {"marker": "*", "ms": 17, "mec": theme.paper, "mew": 1.4, "zorder": 5}
-    axes.plot(best.round, best.value, color=palette.LEARNED_COLOUR, **star)
+    best_said: Look = {"ls": "none", "label": f"Tamiyo's best {best}"}
+    axes.plot(best.round, best.value, color=palette.LEARNED_COLOUR, **star, **best_said)
 
 
 def _baselines(axes: Axes, facts: Facts, theme: Theme) -> None:
-    """Lines across, their names to the right of the axes, none upon another."""
-    lines: list[tuple[float, str, str]] = []
+    """Lines across."""
     colours = cycle(palette.BASELINE_COLOURS)
     for colour, (name, score) in zip(colours, facts.baselines.items(), strict=False):
         if score.interval:
             axes.axhspan(*score.interval, color=colour, alpha=0.10, lw=0)
-        axes.axhline(score.value, color=colour, lw=1.6, ls=(0, (5, 2)))
-        lines.append((score.value, colour, f"{name} {score}"))
-    axes.axhline(0.0, color=theme.ink, lw=1.1, alpha=0.7)
-    lines.append((0.0, theme.ink, "never grow 0"))
-    if facts.best is not None:
-        lines.append((facts.best.value, palette.LEARNED_COLOUR, f"Tamiyo's best {facts.best}"))
-    low, high = axes.get_ylim()
-    heights = themes.apart([value for value, _, _ in lines], 0.06 * (high - low))
-    for (value, colour, text), height in zip(lines, heights, strict=True):
-        arrow: Look = {"arrowstyle": "-", "color": colour, "linewidth": 1.6, "relpos": (0.0, 0.5)}
-        axes.annotate(
-            text, (1.0, value), (1.035, height), ("axes fraction", "data"), arrowprops=arrow,
-            va="center", color=theme.ink, annotation_clip=False,
-        )  # fmt: skip
+        axes.axhline(score.value, color=colour, lw=1.6, ls=(0, (5, 2)), label=f"{name} {score}")
+    axes.axhline(0.0, color=theme.ink, lw=1.1, alpha=0.7, label="never grow 0")
 
 
 def _limits(facts: Facts) -> tuple[float, float]:
