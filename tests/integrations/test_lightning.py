@@ -241,7 +241,7 @@ def test_metrics_are_as_if_nothing_had_been_validated_again(tmp_path: Path) -> N
             logged = float(trainer.callback_metrics["val_acc"])
             before = pl_module.accuracy.tp.clone()
             with torch.inference_mode(False):
-                host = callback.host if callback._grower.is_ready else None
+                host = callback._growth.host
             if host is not None:
                 from esper.api.ticking import measuring
 

@@ -69,7 +69,7 @@ def test_a_hugging_face_model_grows_alike(tmp_path: Path) -> None:
     def program(rank: int) -> None:
         callback, losses = test_transformers.scripted(), []
         made = test_transformers.trainer(tmp_path, 7, callback, max_grad_norm=0.1)
-        callback._grower.saw_loss = lambda loss: losses.append(loss.item())  # type: ignore
+        callback._saw_loss = lambda loss: losses.append(loss.item())  # type: ignore
         made.train()
         keep(tmp_path, rank, made.model, callback.ticks, losses)
 

@@ -296,59 +296,54 @@ def _alike(value: Any) -> Any:
 # --- what a callback does ------------------------------------------------------------------
 
 
-class Grower:
-    """One model that grows in a framework's loop; the callbacks tell it what happens there."""
+class GrowingCallback:
+    """One model that grows in a framework's loop, whose callbacks tell what happens there.
 
-    def __init__(self, settings: CallbackSettings) -> None:
-        self.settings = settings
+    `host` is the growing model, `host.export()` a plain one, `ticks` what happened.
+    """
+
+    def __init__(self, monitor: str, **settings: Any) -> None:
+        self._settings = CallbackSettings(monitor, **settings)
+        self._growth = Attachment()  # of no model yet
         self.ticks: list[Tick] = []
-        self.growth = Attachment()  # of no model yet
 
     @property
     def host(self) -> AttachedHost:
-        if self.growth.host is None:
+        if self._growth.host is None:
             raise IntegrationError(
                 "Nothing grows yet",
                 given="a callback whose training has not begun",
                 fix="ask for it when the trainer has begun to train",
             )
-        return self.growth.host
+        return self._growth.host
 
-    @property
-    def is_ready(self) -> bool:
-        return self.growth.host is not None
-
-    def attach(self, model: nn.Module) -> Attachment:
-        self.growth = attach(model)
-        return self.growth
-
-    def begin(self, whole: nn.Module, part: nn.Module, sample: Sample) -> None:
+    def _begin(self, whole: nn.Module, part: nn.Module, sample: Sample) -> None:
         """Put slots into the model."""
-        same = {name: getattr(self.settings, name) for name in _WRAPS}
+        same = {name: getattr(self._settings, name) for name in _WRAPS}
         with torch.inference_mode(False):
             AttachedHost(whole, part, on_device(sample, whole), **same)
 
-    def train(
+    def _train(
         self, optimizer: Optimizer, schedulers: Iterable[Any], *, measured: bool, ticks: int | None,
         resumed: bool,
     ) -> None:  # fmt: skip
         """Seeds learn with this optimiser from now on, for so many ticks if that is known."""
-        host, asked = self.host, self.settings
+        host, asked = self.host, self._settings
         host.join(optimizer, schedulers)
-        self.growth.recover()
+        self._growth.recover()
         if Budget.of(asked.budget).epochs is None:
             host.live_for(ticks, resumed=resumed)
         measured = measured or asked.evaluate is not None
         host.require_controller(asked.controller, measured=measured)
 
-    def saw_loss(self, loss: object) -> None:
+    def _saw_loss(self, loss: object) -> None:
         if isinstance(loss, Tensor):
-            total, count = self.growth.losses
-            self.growth.losses = [total + loss.detach().float().mean(), count + 1]
+            total, count = self._growth.losses
+            self._growth.losses = [total + loss.detach().float().mean(), count + 1]
 
-    def score(self, value: float) -> float:
+    def _score(self, value: float) -> float:
         """The monitored quantity in percent, higher is better."""
-        asked, growth = self.settings, self.growth
+        asked, growth = self._settings, self._growth
         found = number(asked.monitor, value)
         if asked.lower_is_better:
             if found < 0.0:
@@ -370,14 +365,14 @@ class Grower:
             )
         return 100.0 * found
 
-    def tick(self, value: float, again: Callable[[], float] | None) -> None:
+    def _tick(self, value: float, again: Callable[[], float] | None) -> None:
         """An epoch is over: `value` was monitored, `again` measures it of the model as it is."""
-        host, growth, asked = self.host, self.growth, self.settings
+        host, growth, asked = self.host, self._growth, self._settings
         if host.memory.ended or not host.watch.steps:
             return
         told, evaluate = None, asked.evaluate
         if evaluate is None:
-            told = self.score(value)
+            told = self._score(value)
             evaluate = None if again is None else self._compared_to(value, again)
         total, count = growth.losses
         if not count and not asked.lower_is_better:
@@ -398,22 +393,22 @@ class Grower:
         How a framework takes the mean of a loss is its own affair; other scores must be the same.
         """
         if not bool((self.host.lifecycle.alpha > 0.0).any()):
-            return lambda _: self.score(again())
+            return lambda _: self._score(again())
         with measuring(self.host):
             found = again()
-        unit = value / found if found and self.settings.lower_is_better else 1.0
-        if abs(self.score(found * unit) - self.score(value)) > SAME_SCORE:
+        unit = value / found if found and self._settings.lower_is_better else 1.0
+        if abs(self._score(found * unit) - self._score(value)) > SAME_SCORE:
             raise IntegrationError(
-                f"{self.settings.monitor} is another one when it is measured again, so what seeds "
+                f"{self._settings.monitor} is another one when it is measured again, so what seeds "
                 "contribute cannot be known",
                 given=f"{value:g} and {found:g}",
                 fix="pass evaluate=, a function that scores the model in percent",
             )
-        return lambda _: self.score(again() * unit)
+        return lambda _: self._score(again() * unit)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Training is over: take out what is not permanent."""
-        if self.is_ready and not self.host.memory.ended:
+        if self._growth.host is not None and not self.host.memory.ended:
             self.host.finish()
 
 

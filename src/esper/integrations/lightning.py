@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from esper.api import GrowingModel, Tick
 from esper.api.ticking import measuring
-from esper.integrations.attached import CallbackSettings, Grower, IntegrationError, first_batch
+from esper.integrations.attached import GrowingCallback, IntegrationError, attach, first_batch
 from esper.kasmina.probe import Sample
 from esper.kasmina.watching import call
 
@@ -26,7 +25,7 @@ except ImportError as error:
     ) from error
 
 
-class EsperCallback(Callback):  # type: ignore[misc]
+class EsperCallback(GrowingCallback, Callback):  # type: ignore[misc]
     """Lets a `LightningModule` grow: `Trainer(callbacks=[EsperCallback("val_loss")])`.
 
     `monitor` is what the module logs in validation: a loss, or a score as a fraction of 1
@@ -38,20 +37,12 @@ class EsperCallback(Callback):  # type: ignore[misc]
     `sample` is given. All other settings are those of `esper.wrap`.
 
     What grew is in the module's state below `esper.`, so it is in checkpoints and comes back from
-    them. `host` is the growing model, `host.export()` a plain one, `ticks` what happened.
+    them.
     """
 
     def __init__(self, monitor: str = "val_loss", *, module: str | None = None, **settings: Any):
+        super().__init__(monitor, **settings)
         self._module = module
-        self._grower = Grower(CallbackSettings(monitor, **settings))
-
-    @property
-    def host(self) -> GrowingModel:
-        return self._grower.host
-
-    @property
-    def ticks(self) -> list[Tick]:
-        return self._grower.ticks
 
     # --- Lightning's hooks, in the order in which they come ------------------------------
 
@@ -62,7 +53,7 @@ class EsperCallback(Callback):  # type: ignore[misc]
                 given=type(trainer.strategy).__name__,
                 valid="one device, or strategy='ddp'",
             )
-        growth = self._grower.attach(pl_module)  # before a checkpoint is loaded
+        growth = self._growth = attach(pl_module)  # before a checkpoint is loaded
         if stage == "fit":
             _require_no_average(trainer)
             if growth.host is not None:  # it was trained before, by another optimiser
@@ -70,9 +61,9 @@ class EsperCallback(Callback):  # type: ignore[misc]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The optimiser is there, and not yet loaded."""
-        if self._grower.is_ready:
+        if self._growth.host is not None:
             for optimizer in trainer.optimizers:
-                self._grower.host.leave(optimizer)
+                self._growth.host.leave(optimizer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The optimiser is there and loaded."""
@@ -87,9 +78,9 @@ class EsperCallback(Callback):  # type: ignore[misc]
                 "A tick follows every validation, and there is none",
                 fix="give the trainer validation data and the module a validation_step",
             )
-        if not self._grower.is_ready:
-            self._begin(trainer, pl_module, None)
-        self._grower.train(
+        if self._growth.host is None:
+            self._begin_with(trainer, pl_module, None)
+        self._train(
             trainer.optimizers[0],
             [config.scheduler for config in trainer.lr_scheduler_configs],
             measured=_only_loader(trainer) is not None,
@@ -100,13 +91,13 @@ class EsperCallback(Callback):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._grower.saw_loss(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
+        self._saw_loss(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Before a checkpoint is written."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        monitor = self._grower.settings.monitor
+        monitor = self._settings.monitor
         if monitor not in trainer.callback_metrics:
             raise IntegrationError(
                 "What is monitored was not logged in validation",
@@ -118,33 +109,33 @@ class EsperCallback(Callback):  # type: ignore[misc]
         again = None
         if loader is not None:
             again = partial(validated_again, trainer, pl_module, loader, monitor)
-        self._grower.tick(float(trainer.callback_metrics[monitor]), again)
+        self._tick(float(trainer.callback_metrics[monitor]), again)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._grower.end()
+        self._end()
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, *place: Any
     ) -> None:
         """A grown model that is validated, tested or predicts: put back what grew."""
-        growth = self._grower.attach(pl_module)
-        if growth.waiting and not self._grower.is_ready and trainer.state.fn != "fit":
-            self._begin(trainer, pl_module, batch)
+        growth = self._growth = attach(pl_module)
+        if growth.waiting and growth.host is None and trainer.state.fn != "fit":
+            self._begin_with(trainer, pl_module, batch)
             growth.recover()
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
     # --- beginning -----------------------------------------------------------------------
 
-    def _begin(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
-        part, sample = self._part(module), self._grower.settings.sample
+    def _begin_with(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
+        part, sample = self._part(module), self._settings.sample
         if sample is None:
             if batch is None:
                 batch = trainer.strategy.batch_to_device(first_batch(trainer.train_dataloader))
             sample = _inputs(batch)
             if part is not module and _runs(module):
                 sample = _seen_by(part, module, sample)
-        self._grower.begin(module, part, sample)
+        self._begin(module, part, sample)
 
     def _part(self, module: nn.Module) -> nn.Module:
         if self._module is not None:

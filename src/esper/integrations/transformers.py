@@ -8,14 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from esper.api import GrowingModel, Tick
-from esper.integrations.attached import (
-    CallbackSettings,
-    Grower,
-    IntegrationError,
-    first_batch,
-    on_device,
-)
+from esper.integrations import attached
+from esper.integrations.attached import GrowingCallback, IntegrationError, attach, first_batch
 from esper.kasmina.watching import call
 
 try:
@@ -28,7 +22,7 @@ except ImportError as error:
 LOSS = "eval_loss"
 
 
-class EsperCallback(TrainerCallback):  # type: ignore[misc]
+class EsperCallback(GrowingCallback, TrainerCallback):  # type: ignore[misc]
     """Lets a model grow: `Trainer(model, args, ..., callbacks=[EsperCallback()])`.
 
     A tick follows every evaluation (`eval_strategy="epoch"`). `monitor` is one of its metrics: a
@@ -37,23 +31,14 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
     a function that scores a model in percent. All other settings are those of `esper.wrap`.
 
     What grew is in the model's state below `esper.`, so it is in checkpoints and in what
-    `save_model` writes, and comes back with `resume_from_checkpoint`. `host` is the growing model,
-    `host.export()` a plain one, `ticks` what happened.
+    `save_model` writes, and comes back with `resume_from_checkpoint`.
     """
 
     def __init__(self, monitor: str = LOSS, **settings: Any) -> None:
-        self._grower = Grower(CallbackSettings(monitor, **settings))
+        super().__init__(monitor, **settings)
         self._model: nn.Module | None = None
         self._evaluated: list[str] = []  # names of metrics, since the last step
         self._forward: Any = None  # the hook that sees losses, while it trains
-
-    @property
-    def host(self) -> GrowingModel:
-        return self._grower.host
-
-    @property
-    def ticks(self) -> list[Tick]:
-        return self._grower.ticks
 
     # --- the trainer's events, in the order in which they come -----------------------------
 
@@ -61,26 +46,26 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
         """Before a checkpoint is loaded."""
         self._model = given["model"]
         if self._model is not None:
-            self._grower.attach(self._model)
+            self._growth = attach(self._model)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """The optimiser is there and loaded."""
         model: nn.Module = given["model"]
         _require_possible(args, resumed=state.global_step > 0 and model is not self._model)
         self._model = model
-        self._grower.attach(model)
-        if not self._grower.is_ready:
-            sample = self._grower.settings.sample
+        self._growth = attach(model)
+        if self._growth.host is None:
+            sample = self._settings.sample
             if sample is None:
                 loader = given["train_dataloader"]
                 sample = first_batch(getattr(loader, "base_dataloader", loader))
                 sample = dict(sample) if isinstance(sample, Mapping) else sample
-            self._grower.begin(model, model, sample)
+            self._begin(model, model, sample)
         optimizer, scheduler = given["optimizer"], given["lr_scheduler"]
-        self._grower.train(
+        self._train(
             getattr(optimizer, "optimizer", optimizer),  # accelerate's holds the real one
             [getattr(scheduler, "scheduler", scheduler)],
-            measured=self._grower.settings.monitor == LOSS,
+            measured=self._settings.monitor == LOSS,
             ticks=_evaluations(args, state),
             resumed=state.global_step > 0,
         )
@@ -88,20 +73,20 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
 
     def _see_loss(self, model: nn.Module, args: Any, output: Any) -> None:
         if model.training and torch.is_grad_enabled():
-            self._grower.saw_loss(_loss(output))
+            self._saw_loss(_loss(output))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Before a checkpoint is written; once for each of several sets of data."""
-        metrics, monitor = given["metrics"], self._grower.settings.monitor
+        metrics, monitor = given["metrics"], self._settings.monitor
         if self._forward is not None:
             self._evaluated += metrics
             if monitor in metrics:
                 again = partial(evaluation_loss, given["model"], given["eval_dataloader"])
-                self._grower.tick(float(metrics[monitor]), again if monitor == LOSS else None)
+                self._tick(float(metrics[monitor]), again if monitor == LOSS else None)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         found, self._evaluated = self._evaluated, []
-        monitor = self._grower.settings.monitor
+        monitor = self._settings.monitor
         if found and monitor not in found:
             raise IntegrationError(
                 "What is monitored is not among the metrics of the evaluation",
@@ -111,7 +96,7 @@ class EsperCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if not args.load_best_model_at_end:  # which is kept as it was evaluated
-            self._grower.end()
+            self._end()
         self._forward.remove()
         self._forward = None
 
@@ -158,7 +143,7 @@ def evaluation_loss(model: nn.Module, loader: Any) -> float:
     """Of the model as it is now: the mean over samples, as the trainer has it."""
     total, count = 0.0, 0
     for batch in loader:
-        loss = _loss(call(model, on_device(dict(batch), model)))
+        loss = _loss(call(model, attached.on_device(dict(batch), model)))
         size = next(len(each) for each in batch.values() if isinstance(each, Tensor) and each.dim())
         if not isinstance(loss, Tensor):
             raise IntegrationError(

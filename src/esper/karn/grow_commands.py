@@ -29,6 +29,7 @@ REPORT = "report.txt"
 FAILURE = "failure.txt"
 SAMPLE_ROWS = 8
 UNLIMITED = "none"  # the word for a budget without limit
+SAME = "controller optimizer lr weight_decay batch_size precision seed sinks quiet"  # in api.grow
 FORMATS: Mapping[str, tuple[Callable[..., Written], str, str]] = {  # writer, file, how to use it
     "module": (export_additions, "module", "from module import load; model = load({name}())"),
     "pt2": (export_program, "model.pt2", "torch.export.load({path!r}).module()"),
@@ -73,18 +74,10 @@ def start_growing(command: Grow) -> None:
             loss=_loss(command.loss, data),
             budget=budget,
             slots=slots,
-            controller=command.controller,
-            optimizer=command.optimizer,
-            lr=command.lr,
-            weight_decay=command.weight_decay,
-            batch_size=command.batch_size,
             device=device,
-            precision=command.precision,
-            seed=command.seed,
             out=path,
             origin=origin,
-            sinks=command.sinks,
-            quiet=command.quiet,
+            **{name: getattr(command, name) for name in SAME.split()},
         ),
         quiet=command.quiet,
     )

@@ -8,10 +8,11 @@ from rich.markup import escape
 from esper.api import GrowthFolder
 from esper.karn.commands import Events, Runs, Show, WriteReport
 from esper.karn.grow_commands import line_of
-from esper.karn.train_commands import latest_evaluations
+from esper.karn.train_commands import best_scores
 from esper.leyline.errors import DataError, EsperError
 from esper.nissa import RunReader, StoreError
 from esper.show import write_report
+from esper.show.run_facts import scores
 from esper.show.terminal import table_of
 from esper.simic.training import RunError, RunFolder
 
@@ -45,11 +46,11 @@ def _line(run: RunFolder) -> tuple[str, ...]:
         config, done = run.config, run.rounds()
     except EsperError:
         return ("unreadable", "", "", "")
-    line = None
-    with suppress(StoreError), RunReader(run.path) as reader:
-        line = latest_evaluations(reader).get("tamiyo")
+    best: object = ""
+    with suppress(StoreError):
+        best = best_scores(run.path).get("tamiyo", "")
     rounds = f"{done[-1] if done else 0} of {config.rounds}"
-    return config.suite, rounds, str(config.envs), "" if line is None else f"{line.score:+.2f}"
+    return config.suite, rounds, str(config.envs), str(best)
 
 
 def show_run(command: Show) -> None:
@@ -61,14 +62,12 @@ def show_run(command: Show) -> None:
             f"rounds are checkpointed; suite {escape(config.suite)}, {config.envs} environments"
         )
         title = "evaluations (net gain / scale, validation data)"
-        table = table_of("controller", "round", "score", "95 % interval", title=title)
-        rows = reader.query(
-            "select controller, round, score, low, high from evaluations where context = 'all' "
-            "order by controller = 'tamiyo', controller, round"
-        ).rows
-        for controller, round_, score, low, high in rows:
-            table.add_row(controller, str(round_), f"{score:+.3f}", f"[{low:+.3f}, {high:+.3f}]")
-        console.print(table if rows else "Nothing has been evaluated yet.")
+        table = table_of("controller", "round", "score, 95 % interval", title=title)
+        judged = scores(reader)
+        for controller, found in judged.items():
+            for score in found:
+                table.add_row(controller, str(score.round), str(score))
+        console.print(table if judged else "Nothing has been evaluated yet.")
         metrics = reader.query(
             "select name, value from updates where round = (select max(round) from updates) "
             "order by name"

@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -24,6 +24,7 @@ from esper.karn.garden_commands import print_standings, standing_figures
 from esper.leyline.stages import SeedStage
 from esper.nissa import RunReader, require_sinks
 from esper.show import write_report
+from esper.show.run_facts import Score, scores
 from esper.show.terminal import flat_estimate, progress, require_writable, write_flat
 from esper.simic.training import (
     PRESETS,
@@ -129,50 +130,33 @@ def _train(run: RunFolder, command: Train | Resume) -> None:
 # --- what came of it ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class JudgedController:
-    """A controller's score over all contexts."""
-
-    round: int
-    score: Estimate
-    episodes: int
-
-
-def latest_evaluations(reader: RunReader) -> dict[str, JudgedController]:
-    """By controller: its figure over all contexts; of the learner the best round's."""
-    found: dict[str, JudgedController] = {}
-    table = reader.query(
-        "select controller, round, score, low, high, episodes from evaluations "
-        "where context = 'all' order by round"
-    )
-    for controller, round_, *estimate, episodes in table.rows:
-        line = JudgedController(round_, Estimate(*map(float, estimate)), episodes)
-        if controller not in found or line.score.value > found[controller].score.value:
-            found[controller] = line
-    return found
+def best_scores(path: Path) -> dict[str, Score]:
+    """By controller, over all contexts; of the learner the best round's."""
+    with RunReader(path) as reader:
+        return {name: max(each, key=lambda s: s.value) for name, each in scores(reader).items()}
 
 
 def figures_of(path: Path) -> dict[str, float]:
     """The run in numbers, flat."""
     figures: dict[str, float] = {}
+    for name, score in best_scores(path).items():
+        estimate = Estimate(score.value, *(score.interval or (score.value, score.value)))
+        figures |= flat_estimate(f"{name}.score", estimate)
+        figures |= {f"{name}.round": score.round, f"{name}.episodes": score.episodes or 0}
     with RunReader(path) as reader:
-        for name, line in latest_evaluations(reader).items():
-            figures |= flat_estimate(f"{name}.score", line.score)
-            figures |= {f"{name}.round": line.round, f"{name}.episodes": line.episodes}
-        figures["rounds"] = len([each for each in reader.rounds() if each.round > 0])
+        figures["rounds"] = len(reader.rounds())
     return figures
 
 
 def sentence_of(path: Path) -> str:
     """What a run came to, in one sentence."""
-    with RunReader(path) as reader:
-        found = latest_evaluations(reader)
+    found = best_scores(path)
     learned = found.pop("tamiyo", None)
     if learned is None:
         return f"{path} is finished; it was never evaluated."
-    others = ", ".join(f"{name} {line.score:+.2f}" for name, line in found.items())
+    others = ", ".join(f"{name} {score}" for name, score in found.items())
     return (
-        f"Tamiyo scores {learned.score:+.2f} after round {learned.round} "
+        f"Tamiyo scores {learned} after round {learned.round} "
         "(1 is about what the best single seed gains, 0 never growing; validation data, 95 % "
         "intervals, the best of its evaluations)"
         + (f"; on the same cases {others}." if others else ".")

@@ -229,10 +229,12 @@ class RunReader(AbstractContextManager["RunReader"]):
                 cells.append(Cell(row["step"], slot, stage, seed, row.get(f"alpha_{slot}")))
         return cells
 
-    def action_shares(self, head: str) -> list[tuple[int, dict[str, float]]]:
-        """(round, share of each action) of one head, over the decisions in which it mattered."""
-        place = self.layout.heads.index(head)
-        matters = np.array([row[place] for row in self.layout.relevance])
+    def action_shares(self, head: str, op: str | None = None) -> list[tuple[int, dict[str, float]]]:
+        """(round, share of each action) of one head, over the decisions in which it mattered, or
+        those of one op."""
+        place, ops = self.layout.heads.index(head), self.layout.actions[0]
+        relevant = [row[place] for row in self.layout.relevance]
+        matters = np.array(relevant if op is None else [name == op for name in ops])
         first, names = self.layout.heads[0], self.layout.actions[place]
         counts: dict[int, NDArray[np.int64]] = {}  # of each action, by round
         for number, op, action, times in self._each(

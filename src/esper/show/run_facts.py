@@ -51,6 +51,7 @@ class Score(NamedTuple):
     round: int
     value: float
     interval: tuple[float, float] | None = None  # None, as from one case of each context
+    episodes: int | None = None
 
     def __str__(self) -> str:
         return signed(self.value) + (f" {self.spoken_interval}" if self.interval else "")
@@ -169,7 +170,9 @@ def read_facts(run: Path) -> Facts:
         late = _late_rounds(rounds)
         episodes = _of_rounds(reader, "episodes", "1", late)
         plantings = _of_rounds(reader, "lifecycle", f"after = '{SeedStage.GERMINATED.name}'", late)
-        learned, baselines = _scores(reader)
+        judged = scores(reader)
+        # The controller in training, and those that were judged before the first round.
+        learned = next((name for name, found in judged.items() if found[-1].round > 0), None)
         controls = read_controls(folder)
         stories = (_story(reader, *each, controls) for each in choose(episodes, plantings).items())
         return Facts(
@@ -178,8 +181,8 @@ def read_facts(run: Path) -> Facts:
             about=about,
             layout=reader.layout,
             rounds=rounds,
-            learned=learned,
-            baselines=baselines,
+            learned=judged.pop(learned) if learned else (),
+            baselines={name: found[-1] for name, found in judged.items()},
             updates=_series(reader, "SELECT name, round, value FROM updates ORDER BY round"),
             seconds=_series(
                 reader,
@@ -234,18 +237,16 @@ def _best_attribution(reader: RunReader) -> list[Row]:
     return [row for row in rows if all(row[key] == best[key] for key in ("round", "event"))]
 
 
-def _scores(reader: RunReader) -> tuple[list[Score], dict[str, Score]]:
-    """Of the controller in training, and of those that were judged before the first round."""
+def scores(reader: RunReader) -> dict[str, list[Score]]:
+    """By controller, over rounds."""
     found: dict[str, list[Score]] = defaultdict(list)
     for row in reader.each("evaluations"):
         if row["context"] == SUMMARY and row["score"] is not None:
             low, high = row["low"], row["high"]
             known = low is not None and high is not None and high > low
-            score = Score(row["round"], row["score"], (low, high) if known else None)
-            found[row["controller"]].append(score)
-    learned = [name for name, scores in found.items() if scores[-1].round > 0]
-    baselines = {name: scores[-1] for name, scores in found.items() if name not in learned}
-    return found[learned[0]] if learned else [], baselines
+            said = (row["round"], row["score"], (low, high) if known else None, row["episodes"])
+            found[row["controller"]].append(Score(*said))
+    return found
 
 
 def _series(reader: RunReader, sql: str) -> dict[str, Series]:
@@ -261,23 +262,10 @@ def _shares(reader: RunReader, rounds: Sequence[RoundSummary]) -> dict[str, Shar
 
     Slots are those of plantings; the head's own shares are over every op that names a slot.
     """
-    counts: dict[int, dict[str, int]] = defaultdict(lambda: dict.fromkeys(reader.layout.slots, 0))
-    for number, slot, count in reader.query(
-        "SELECT round, slot, count(*) FROM lifecycle WHERE after = ? AND cause = ? GROUP BY 1, 2",
-        (SeedStage.GERMINATED.name, LifecycleOp.GERMINATE.name),
-    ).rows:
-        counts[number][slot] = count
-    planted = [
-        (number, {slot: count / sum(found.values()) for slot, count in found.items()})
-        for number, found in sorted(counts.items())
-    ]
-    played = {each.round for each in rounds if each.episodes}
+    played = {each.round for each in rounds}
+    planting = {"slot": LifecycleOp.GERMINATE.name}
     return {
-        head: [
-            (number, found)
-            for number, found in (planted if head == "slot" else reader.action_shares(head))
-            if number in played
-        ]
+        head: [each for each in reader.action_shares(head, planting.get(head)) if each[0] in played]
         for head in reader.layout.heads
     }
 
