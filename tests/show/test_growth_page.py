@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from esper.show import theme as themes
-from esper.show.growth_charts import costs, growth, parameters, spoken_flops
+from esper.show.growth_charts import costs, growth, spoken_flops
 from esper.show.growth_page import cautions, contents, head, headline, page, tiles
 from esper.show.model_drawing import drawing
 from esper.show.report import growth_figure, write_growth_report
@@ -48,7 +48,7 @@ def test_a_page_is_written_with_its_pictures_in_both_themes(tmp_path: Path) -> N
     written = write_growth_report(growth_facts(), tmp_path / "report")
     text = written.read_text(encoding="utf-8")
     names = {file.stem for file in written.parent.glob("*.png")}
-    assert names == {"growth", "parameters", "costs"}
+    assert names == {"growth", "costs"}
     assert text.count("data:image/png;base64,") == 2 * len(names)
     assert not re.findall(r'(?:src|srcset|href)="(?!data:image|#)', text), "it loads nothing"
     assert all(words for words in re.findall(r'<img alt="([^"]*)"', text))
@@ -118,7 +118,7 @@ def test_a_seed_is_shown_in_the_epochs_that_it_trains_in_and_decisions_before_th
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
 @pytest.mark.parametrize("epochs", [1, 3, 7])
 def test_every_picture_can_be_drawn_of_a_run_of_any_length(epochs: int, theme: object) -> None:
-    for draw in (growth, parameters, costs):
+    for draw in (growth, costs):
         assert isinstance(draw(growth_facts(epochs), theme), Figure)  # type: ignore[operator]
 
 
@@ -137,8 +137,6 @@ def test_what_was_not_recorded_is_absent_and_says_so() -> None:
     bare = replace(
         growth_facts(), parts=(), epochs=[replace(e, seconds={}, flops=None) for e in EPOCHS]
     )
-    with pytest.raises(AbsentError, match="were not recorded"):
-        parameters(bare, LIGHT)
     with pytest.raises(AbsentError, match="cost was not recorded"):
         costs(bare, LIGHT)
     with pytest.raises(AbsentError, match="No epoch"):
@@ -153,6 +151,8 @@ def test_the_drawing_has_every_module_and_slot_and_says_it_in_words() -> None:
     found = drawing(growth_facts())
     assert found.count('class="module"') == 4, "one is opened"
     assert "norm · 33 parameters" in found
+    assert '<rect class="bar" x="12" y="39" width="286" height="3"/>' in found, "the largest part"
+    assert f'width="{304 * 33 // 336}" height="3"' in found, "a seed's, on the same scale"
     assert "slot head, empty" in found
     assert "tried: wide, mlp" in found
     assert "&lt;Head&gt;" in found

@@ -1,4 +1,4 @@
-"""Pictures of one run of `grow`: how it grew, where its parameters are, and what it cost."""
+"""Pictures of one run of `grow`: how it grew, and what it cost."""
 
 import math
 from itertools import cycle
@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from esper.show.growth_facts import Report, SeedLife
-from esper.show.palette import BLUE, GREEN, GREY, MANY, ORANGE, PURPLE, SKY, STAGE_COLOURS
+from esper.show.palette import BLUE, GREEN, GREY, MANY, ORANGE, PURPLE, SKY
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure
 from esper.show.timelines import ROW, draw_slots, shown_slots
 
 SCORE, SMALL = 2.4, 1.7  # inches
-PART = 0.34  # inches, of a bar
 PHASES = {"train": BLUE, "measure": SKY, "decide": ORANGE}
 _DASHED, _DOTTED = (0, (4, 1.6)), (0, (1, 1.6))
 
@@ -95,45 +94,6 @@ def _contributions(
     axes.axhline(0.0, color=theme.ink, lw=1.0, alpha=0.7)
     axes.set_title("contribution of each seed, points")
     legend_beside(axes)
-
-
-# --- parameters ----------------------------------------------------------------------------
-
-
-def parameters(facts: Report, theme: Theme) -> Figure:
-    """A bar for each part of the model, and in it what grew there."""
-    parts = [part for part in facts.parts if not part.opened and (part.params or part.slots)]
-    if not parts:
-        raise AbsentError("The parts of this model were not recorded")
-    figure = new_figure(PART * len(parts) + 1.1)
-    axes = figure.subplots()
-    present = {life.slot: life.last for life in facts.seeds if life.left is None}
-    widest = 0
-    said: set[str] = set()
-    for row, part in enumerate(parts):
-        axes.barh(row, part.params, height=0.62, color=BLUE, label=_once("the model", said))
-        total, words = part.params, [f"{part.params:,}"]
-        for slot in part.slots:
-            if (state := present.get(slot)) is not None:
-                look: Look = {"color": STAGE_COLOURS[state.stage], "height": 0.62}
-                label = _once(f"seeds, {state.stage.lower()}", said)
-                axes.barh(row, state.params, left=total, label=label, **look)
-                total += state.params
-                words.append(f"{state.params:,} {state.blueprint}")
-        aside: Look = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(" + ".join(words), (total, row), fontsize=8.5, color=theme.faint, **aside)
-        widest = max(widest, total)
-    axes.set_yticks(range(len(parts)), [part.label for part in parts])
-    axes.set_ylim(len(parts) - 0.4, -0.6)
-    axes.set_xlim(0, 1.22 * max(widest, 1))
-    axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axes.set_xlabel("parameters")
-    axes.grid(visible=False)
-    axes.tick_params(axis="y", length=0)
-    if len(said) > 1:
-        legend_beside(axes)
-    return figure
 
 
 def _once(label: str, said: set[str]) -> str | None:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from esper.show import page as pages
-from esper.show.growth_charts import costs, growth, parameters, spoken_flops
+from esper.show.growth_charts import costs, growth, spoken_flops
 from esper.show.growth_facts import Report
 from esper.show.model_drawing import drawing
 from esper.show.page import NOTHING, Markup, Section, fill, fill_each, sections_of
 from esper.show.run_facts import signed
 from esper.show.terminal import duration, listed
 
-CHARTS = {"growth": growth, "parameters": parameters, "costs": costs}  # by name of their pictures
+CHARTS = {"growth": growth, "costs": costs}  # by name of their pictures
 EMPTY = {"drawing": "The parts of this model were not recorded.", "seeds": "Nothing was planted."}
 EMPTY["decisions"] = "Nothing was decided but to wait."
 

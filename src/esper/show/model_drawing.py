@@ -3,6 +3,8 @@
 Drawn as SVG in the colours of the page, so that it is sharp and follows its theme.
 """
 
+from typing import Any
+
 from esper.show.growth_facts import Part, Report, SeedLife
 from esper.show.page import NOTHING, Markup, fill
 from esper.show.palette import GREY, STAGE_COLOURS
@@ -11,6 +13,7 @@ from esper.show.palette import GREY, STAGE_COLOURS
 BOX, PITCH = 44, 60  # height of a box, and from one to the next
 LEFT, WIDE, INDENT = 8, 310, 16  # of a module's box
 LETTERS, SEED_LETTERS = 40, 46  # that fit in a box
+BAR = 304  # the longest in a seed's box
 NARROW = 26  # height of the line that opens a module
 
 
@@ -19,6 +22,7 @@ def drawing(facts: Report) -> Markup:
     lives: dict[str, list[SeedLife]] = {}
     for life in facts.seeds:
         lives.setdefault(life.slot, []).append(life)
+    most = max((part.params for part in facts.parts if not part.opened), default=0) or 1
     pieces, height = [], LEFT
     for place, part in enumerate(facts.parts):
         x = LEFT + INDENT * part.depth
@@ -29,12 +33,14 @@ def drawing(facts: Report) -> Markup:
         wide, middle = WIDE - INDENT * part.depth, height + BOX / 2
         size = "no parameters" if not part.params else f"{part.params:,} parameters"
         names = {"name": shortened(part.path or "(whole model)", LETTERS), "kind": part.kind}
-        pieces.append(fill("module", x=x, y=height, wide=wide, size=size, **names))
+        bar = (wide - 24) * part.params // most
+        pieces.append(fill("module", x=x, y=height, wide=wide, size=size, bar=bar, **names))
         rows = max(1, len(part.slots))
         for row, slot in enumerate(part.slots):
             look = _seed(slot, lives.get(slot, []))
+            bar = BAR * min(look["params"], most) // most
             bend = f"M{x + wide} {middle} H{LEFT + WIDE + 26} V{middle + row * PITCH} h24"
-            pieces.append(fill("seed", y=height + row * PITCH, path=bend, **look))
+            pieces.append(fill("seed", y=height + row * PITCH, path=bend, bar=bar, **look))
         if place + 1 < len(facts.parts):
             pieces.append(fill("way", x=LEFT + WIDE / 2, y=height + BOX, end=height + rows * PITCH))
         height += rows * PITCH
@@ -43,17 +49,19 @@ def drawing(facts: Report) -> Markup:
     return fill("drawing", height=height, words=words, pieces=whole) if pieces else NOTHING
 
 
-def _seed(slot: str, lives: list[SeedLife]) -> dict[str, str]:
+def _seed(slot: str, lives: list[SeedLife]) -> dict[str, Any]:
     """What is in a slot's box."""
     there = next((life for life in lives if life.left is None), None)
     if there is not None:
         colour = STAGE_COLOURS[there.last.stage]
-        name = f"{there.blueprint} · {there.last.params:,} parameters"
-        return {"name": name, "more": there.course, "colour": colour, "kind": "full"}
+        name = f"{there.blueprint} · {there.params:,} parameters"
+        look = {"colour": colour, "kind": "full", "params": there.params}
+        return {"name": name, "more": there.course, **look}
     tried = ", ".join(dict.fromkeys(life.blueprint for life in lives))
     more = f"tried: {tried}" if tried else "nothing was planted"
     more = shortened(more, SEED_LETTERS)
-    return {"name": f"slot {slot}, empty", "more": more, "colour": GREY, "kind": "empty"}
+    look = {"colour": GREY, "kind": "empty", "params": 0}
+    return {"name": f"slot {slot}, empty", "more": more, **look}
 
 
 def _said(part: Part, lives: dict[str, list[SeedLife]]) -> str:
