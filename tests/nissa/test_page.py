@@ -24,6 +24,6 @@ def test_the_page_names_every_event_anomaly_and_table(tmp_path: Path) -> None:
     with RunStore(tmp_path, LAYOUT), RunReader(tmp_path) as reader:
         tables = reader.query("SELECT name FROM sqlite_schema WHERE type = 'table'")
     names = [name for (name,) in tables.rows if not name.startswith("sqlite") and name != "meta"]
-    names += [kind.__name__ for kind in KINDS.values()] + [rule.name for rule in RULES]
+    names += [kind.__name__ for kind in KINDS.values()] + list(RULES)
     assert len(QUERIES) >= 5
     assert not [name for name in names if f"`{name}`" not in PAGE]

@@ -6,10 +6,9 @@
 import platform
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -107,13 +106,14 @@ def _train(run: RunFolder, command: Train | Resume) -> None:
             "Ctrl-C stops after the round; nothing is lost.",
             flush=True,
         )
-    view = _Silent() if quiet else _Screen(config) if sys.stderr.isatty() else _Lines(config)
-    with view, ExitStack() as bars:
+    view = _Screen(config) if sys.stderr.isatty() else _Lines(config)
+    with closing(view), ExitStack() as bars:
         tell = bars.enter_context(progress(quiet=quiet))
 
         def listen(report: RoundReport) -> None:
             bars.close()  # two displays at once would overwrite each other
-            view.show(report)
+            if not quiet:
+                view.show(report)
 
         finished = train_run(run, listener=listen, tell=tell, stop=stop)
     if not finished:
@@ -196,22 +196,13 @@ def run_demo(options: Demo) -> None:
 # --- progress -----------------------------------------------------------------------------------
 
 
-class _Silent:
-    """Shows nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *failure: object) -> None: ...
-
-    def show(self, report: RoundReport) -> None: ...
-
-
-class _Lines(_Silent):
+class _Lines:
     """One plain line a round, where there is no terminal."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config, self.began, self.first = config, time.monotonic(), 0
+
+    def close(self) -> None: ...
 
     def show(self, report: RoundReport) -> None:
         self.first = self.first or report.round
@@ -243,7 +234,7 @@ class _Screen(_Lines):
         self.live = Live(console=self.console, auto_refresh=False)
         self.evaluations: list[str] = []
 
-    def __exit__(self, *failure: object) -> None:
+    def close(self) -> None:
         self.live.stop()
 
     def show(self, report: RoundReport) -> None:

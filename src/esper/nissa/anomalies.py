@@ -6,7 +6,7 @@ values where all returns are equal) count as neither.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from esper.leyline import RATIO_COLLAPSE, RATIO_EXPLOSION, AgreementError
 from esper.nissa.events import AnomalyFound, flatten
 
 Numbers = Mapping[str, float]
-Readings = Iterator[tuple[str, float]]  # head ("": all of them) and number
+Readings = Iterator[tuple[tuple[str, str], float]]  # rule, head ("": all of them), and number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,29 +51,10 @@ class Course:
 class Rule:
     """One kind of anomaly; its threshold is the one of its name."""
 
-    name: str
     high: bool  # is too much bad, or too little?
     patience: str  # which of the thresholds; "" is one update
-    read: Callable[[Numbers, Thresholds], Iterable[tuple[str, float]]]  # head and number
     what: str  # the number, for people; {} are the metrics that are not finite
     advice: str
-
-    def threshold(self, numbers: Numbers, limits: Thresholds) -> float:
-        if self.name == "log_prob_mismatch":
-            return numbers["stored_log_prob_tolerance"]
-        return float(getattr(limits, self.name, 0.0))
-
-    def message(
-        self, course: Course, head: str, value: float, threshold: float, numbers: Numbers
-    ) -> str:
-        title = self.name.replace("_", " ").capitalize() + (f" of head {head!r}" if head else "")
-        what = self.what.format(", ".join(_not_finite(numbers)[:3]) or "none")
-        if not course.raised:
-            return f"{title} is over: {what} is {value:.4g} (threshold {threshold:g})."
-        side, more = "above" if self.high else "below", "s" if course.bad > 1 else ""
-        return (
-            f"{title}: {what} is {value:.4g}, {side} {threshold:g}, for {course.bad} update{more}."
-        )
 
 
 class AnomalyDetector:
@@ -89,23 +70,32 @@ class AnomalyDetector:
         if numbers.get("valid_steps", 1.0) == 0.0:
             return []
         found = []
-        for rule in RULES:
-            for head, value in rule.read(numbers, self.thresholds):
-                threshold = rule.threshold(numbers, self.thresholds)
-                course = self._courses.setdefault((rule.name, head), Course())
-                if self._turns(course, rule, value, threshold):
-                    event = AnomalyFound(
-                        round=round,
-                        name=rule.name,
-                        head=head,
-                        raised=course.raised,
-                        seen=value,
-                        threshold=threshold,
-                        updates=course.bad,
-                        message=rule.message(course, head, value, threshold, numbers),
-                        advice=rule.advice if course.raised else "",
-                    )
-                    found.append(event)
+        for (name, head), value in sorted(readings(numbers, self.thresholds), key=_in_order):
+            rule, threshold = RULES[name], float(getattr(self.thresholds, name, 0.0))
+            if name == "log_prob_mismatch":
+                threshold = numbers["stored_log_prob_tolerance"]
+            course = self._courses.setdefault((name, head), Course())
+            if not self._turns(course, rule, value, threshold):
+                continue
+            title = name.replace("_", " ").capitalize() + (f" of head {head!r}" if head else "")
+            what = rule.what.format(", ".join(_not_finite(numbers)[:3]) or "none")
+            message = f"{title} is over: {what} is {value:.4g} (threshold {threshold:g})."
+            if course.raised:
+                side, more = "above" if rule.high else "below", "s" if course.bad > 1 else ""
+                lasting = f"{side} {threshold:g}, for {course.bad} update{more}"
+                message = f"{title}: {what} is {value:.4g}, {lasting}."
+            event = AnomalyFound(
+                round=round,
+                name=name,
+                head=head,
+                raised=course.raised,
+                seen=value,
+                threshold=threshold,
+                updates=course.bad,
+                message=message,
+                advice=rule.advice if course.raised else "",
+            )
+            found.append(event)
         return found
 
     def _turns(self, course: Course, rule: Rule, value: float, threshold: float) -> bool:
@@ -135,15 +125,14 @@ class AnomalyDetector:
         }
 
     def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
-        known = {rule.name for rule in RULES}
         courses = {}
         for key, (bad, good, raised) in state.items():
             name, _, head = key.partition("/")
-            if name not in known:
+            if name not in RULES:
                 raise AgreementError(
                     "A saved detector knows another anomaly",
                     given=repr(name),
-                    valid=", ".join(sorted(known)),
+                    valid=", ".join(sorted(RULES)),
                 )
             courses[name, head] = Course(bad, good, bool(raised))
         self._courses = courses
@@ -153,134 +142,112 @@ def _not_finite(numbers: Numbers) -> list[str]:
     return [name for name, value in numbers.items() if not math.isfinite(value)]
 
 
-def _finite(numbers: Numbers, name: str) -> float | None:
-    value = numbers.get(name)
-    return value if value is not None and math.isfinite(value) else None
+def _in_order(reading: tuple[tuple[str, str], float]) -> int:
+    return list(RULES).index(reading[0][0])
 
 
-def _of_heads(numbers: Numbers, limits: Thresholds, path: str) -> Readings:
-    """A metric of every head that mattered often enough to be judged."""
-    steps = numbers.get("valid_steps", math.inf)
+def readings(numbers: Numbers, limits: Thresholds) -> Readings:
+    """What can be judged of an update."""
+
+    def known(name: str) -> float | None:
+        value = numbers.get(name)
+        return value if value is not None and math.isfinite(value) else None
+
+    yield ("not_a_number", ""), len(_not_finite(numbers))
+    error, tolerance = known("stored_log_prob_error"), known("stored_log_prob_tolerance")
+    if error is not None and tolerance is not None:
+        yield ("log_prob_mismatch", ""), error
+    values, returns = known("value_std"), known("return_std")
+    explained = known("explained_variance")
+    learns = returns is None or returns > limits.min_return_spread
+    if learns and values is not None and returns is not None and explained is not None:
+        yield ("value_collapse", ""), max(values / returns, explained)
+    moved = numbers.get("optimizer_steps", 1.0) != 0.0
+    norms: dict[str, float | None] = {}
     parts = (name.split(".") for name in numbers)
-    heads = dict.fromkeys(part[1] for part in parts if part[0] == "heads" and len(part) == 3)
-    for head in heads:
-        share = _finite(numbers, f"heads.{head}.relevant_fraction")
+    for head in dict.fromkeys(part[1] for part in parts if part[0] == "heads" and len(part) == 3):
+        of_head = {name: known(f"heads.{head}.{name}") for name in OF_HEADS}
+        share = of_head["relevant_fraction"]
         share = 1.0 if share is None else share
-        value = _finite(numbers, path.format(head))
-        if share > 0 and share * steps >= limits.min_mattering_steps and value is not None:
-            yield head, value
+        steps = share * numbers.get("valid_steps", math.inf) if share > 0 else 0.0
+        if steps < limits.min_mattering_steps:
+            continue
+        if moved:
+            norms[head] = known(f"gradient_norms.heads.{head}")
+        if (entropy := of_head["entropy"]) is not None:
+            yield ("entropy_collapse", head), entropy
+        clipped = of_head["clip_fraction"]
+        for name, end in (("ratio_explosion", "ratio_max"), ("ratio_collapse", "ratio_min")):
+            if (ratio := of_head[end]) is not None:
+                # Extreme ratios say something only where many steps moved, others always.
+                extreme = not limits.ratio_collapse <= ratio <= limits.ratio_explosion
+                if not extreme or clipped is None or clipped >= limits.min_clipped:
+                    yield (name, head), ratio
+    if moved:
+        norms["value"] = known("gradient_norms.value")
+    for head, norm in norms.items():
+        if norm is not None:
+            yield ("gradient_explosion", head), norm
+            if learns:
+                yield ("gradient_vanishing", head), norm
 
 
-def _ratios(numbers: Numbers, limits: Thresholds, which: str) -> Readings:
-    """Extreme ratios say something only where many steps moved, others always."""
-    for head, value in _of_heads(numbers, limits, f"heads.{{}}.{which}"):
-        clipped = _finite(numbers, f"heads.{head}.clip_fraction")
-        extreme = not limits.ratio_collapse <= value <= limits.ratio_explosion
-        if not extreme or clipped is None or clipped >= limits.min_clipped:
-            yield head, value
-
-
-def _value_spread(numbers: Numbers, limits: Thresholds) -> Readings:
-    values, returns = _finite(numbers, "value_std"), _finite(numbers, "return_std")
-    explained = _finite(numbers, "explained_variance")
-    if values is None or returns is None or explained is None:
-        return
-    if returns > limits.min_return_spread:
-        yield "", max(values / returns, explained)
-
-
-def _gradients(numbers: Numbers, limits: Thresholds) -> Readings:
-    if numbers.get("optimizer_steps", 1.0) == 0.0:
-        return
-    yield from _of_heads(numbers, limits, "gradient_norms.heads.{}")
-    value = _finite(numbers, "gradient_norms.value")
-    if value is not None:
-        yield "value", value
-
-
-def _gradients_with_something_to_learn(numbers: Numbers, limits: Thresholds) -> Readings:
-    spread = _finite(numbers, "return_std")
-    if spread is None or spread > limits.min_return_spread:
-        yield from _gradients(numbers, limits)
-
-
-def _log_probs(numbers: Numbers, limits: Thresholds) -> Readings:
-    error = _finite(numbers, "stored_log_prob_error")
-    if error is not None and _finite(numbers, "stored_log_prob_tolerance") is not None:
-        yield "", error
-
-
-RULES = (
-    Rule(
-        "not_a_number",
+OF_HEADS = ("relevant_fraction", "entropy", "ratio_max", "ratio_min", "clip_fraction")
+RULES = {
+    "not_a_number": Rule(
         True,
         "",
-        lambda numbers, limits: [("", len(_not_finite(numbers)))],
         "the number of metrics that are NaN or infinite ({})",
         "Resume from the last good checkpoint with a lower learning rate; if it comes back, look "
         "for infinite observations or rewards in the round before.",
     ),
-    Rule(
-        "log_prob_mismatch",
+    "log_prob_mismatch": Rule(
         True,
         "",
-        _log_probs,
         "|ratio - 1| before the first step",
         "Rollout and update do not compute the same thing: look for wrong hidden states, masks or "
         "a lower precision in one of them. Results until it is found are not to be trusted.",
     ),
-    Rule(
-        "ratio_explosion",
+    "ratio_explosion": Rule(
         True,
         "ratio_patience",
-        lambda numbers, limits: _ratios(numbers, limits, "ratio_max"),
         "the largest probability ratio",
         "The policy moves too far in one update: lower the learning rate or the number of epochs, "
         "or set a target for the KL.",
     ),
-    Rule(
-        "ratio_collapse",
+    "ratio_collapse": Rule(
         False,
         "ratio_patience",
-        lambda numbers, limits: _ratios(numbers, limits, "ratio_min"),
         "the smallest probability ratio",
         "The policy abandons actions within one update: lower the learning rate or the number of "
         "epochs, or set a target for the KL.",
     ),
-    Rule(
-        "entropy_collapse",
+    "entropy_collapse": Rule(
         False,
         "entropy_patience",
-        lambda numbers, limits: _of_heads(numbers, limits, "heads.{}.entropy"),
         "its share of the highest entropy",
         "The head always takes the same action: if it is not the right one, raise the entropy "
         "coefficient or start anew from an earlier checkpoint.",
     ),
-    Rule(
-        "value_collapse",
+    "value_collapse": Rule(
         False,
         "value_patience",
-        _value_spread,
         "the larger of (spread of values / spread of returns) and variance explained",
         "Values are the same everywhere while returns are not: raise the value coefficient or the "
         "value clip, and check that observations tell the cases apart.",
     ),
-    Rule(
-        "gradient_vanishing",
+    "gradient_vanishing": Rule(
         False,
         "gradient_patience",
-        _gradients_with_something_to_learn,
         "its gradient's norm",
         "The head does not learn: check that its advantages are not all zero and that its "
         "probabilities are not saturated.",
     ),
-    Rule(
-        "gradient_explosion",
+    "gradient_explosion": Rule(
         True,
         "gradient_patience",
-        _gradients,
         "its gradient's norm before clipping",
         "Gradients are clipped to noise: check the scale of rewards and observations, and lower "
         "the learning rate.",
     ),
-)
+}

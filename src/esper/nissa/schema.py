@@ -61,12 +61,7 @@ class RunLayout:
             for head, size in zip(space.names, space.sizes, strict=True)
         )
         for head, names, size in zip(space.names, actions, space.sizes, strict=True):
-            if len(names) != size:
-                raise AgreementError(
-                    f"Head {head!r} has another number of actions than names",
-                    given=", ".join(names),
-                    valid=f"{size} names",
-                )
+            _require_as_many(f"names of head {head!r}", len(names), size)
         return cls(space.names, actions, space.relevance, tuple(features), slots, blueprints)
 
     @cached_property
@@ -101,6 +96,11 @@ class RunLayout:
 def _frozen(value: Any) -> Any:
     """Lists as tuples, also inside."""
     return tuple(_frozen(inner) for inner in value) if isinstance(value, list) else value
+
+
+def _require_as_many(what: str, given: int, valid: int) -> None:
+    if given != valid:
+        raise AgreementError(f"There is another number of {what}", given=given, valid=valid)
 
 
 # --- kinds of fields -------------------------------------------------------------------------
@@ -211,12 +211,7 @@ class PerEnvironment(Numeric):
     def stored(self, name: str, value: NDArray[Any], layout: RunLayout) -> dict[str, Any]:
         if self.column:
             return {self.column: value if self.axes == 1 else value.astype("<f8").sum(1)}
-        if value.shape[1] != len(layout.heads):
-            raise AgreementError(
-                "Decisions have another number of heads than the run",
-                given=value.shape[1],
-                valid=", ".join(layout.heads),
-            )
+        _require_as_many("heads", value.shape[1], len(layout.heads))
         return dict(zip(layout.heads, value.T, strict=True))
 
 
@@ -265,20 +260,12 @@ class Blob:
     def encode(self, given: NDArray[Any], layout: RunLayout) -> NDArray[Any]:
         """[W, bytes or numbers]"""
         if self.names is None:
-            if given.shape[1] != len(layout.heads) or given.shape[2] < max(layout.sizes):
-                raise AgreementError(
-                    "Masks or probabilities do not have the run's heads",
-                    given=list(given.shape),
-                    valid=f"[environments, {len(layout.heads)}, {max(layout.sizes)}]",
-                )
+            _require_as_many("heads", given.shape[1], len(layout.heads))
+            _require_as_many("actions", min(given.shape[2], max(layout.sizes)), max(layout.sizes))
             parts = [given[:, head, :size] for head, size in enumerate(layout.sizes)]
             given = np.concatenate(parts, axis=1)
-        elif given.shape[1] != len(self.names(layout)):
-            raise AgreementError(
-                "Observations have another number of features than the run",
-                given=given.shape[1],
-                valid=len(self.names(layout)),
-            )
+        else:
+            _require_as_many("features", given.shape[1], len(self.names(layout)))
         if self.dtype == "?":
             return np.packbits(given, axis=1, bitorder="little")
         with np.errstate(over="ignore"):  # beyond the range of float16 is infinite
