@@ -87,17 +87,17 @@ def resume_growing(command: Resume) -> None:
     """Go on from the last checkpoint; model and data are built anew from where they came."""
     path, quiet = command.path, command.quiet
     origin = GrowthOrigin(path, command.model, command.data)
-    run = origin.load_run(quiet=quiet)
-    if run.finished:
-        epochs = len(run.history)
+    report = api.read_report(path)
+    epochs = len(report.epochs)
+    if report.after:
         print(f"{path} is finished: {epochs} epochs. Write its network: esper export {path}")
         return
-    if not quiet and origin.keeps_sample:  # else this was said already
-        _say_code(origin.data)
+    if not quiet:
+        _say_code(origin.model, origin.data)
     found = origin.load_data()
     device = find_device(origin.notes["device"])
     if not quiet:
-        print(f"{path}: going on after epoch {len(run.history)}", flush=True)
+        print(f"{path}: going on after epoch {epochs}", flush=True)
     _watched(
         path,
         lambda: api.resume(
@@ -107,7 +107,7 @@ def resume_growing(command: Resume) -> None:
             found.val,
             test=found.test,
             device=device,
-            sample=None if origin.keeps_sample else origin.sample_of(found, device),
+            sample=origin.sample_of(found, device),
             sinks=origin.notes.get("sinks", ()),
             quiet=quiet,
         ),
@@ -151,18 +151,11 @@ class GrowthOrigin:
 
     def sample_of(self, data: NamedData, device: torch.device) -> Any:
         """The sample that the run could not keep, from its data as when it began."""
+        if self.keeps_sample:
+            return None
         settings = api.GrowSettings.of(GrowthFolder(self.path).checkpoint().notes["settings"])
         batches = Batches.of("train", data.train, settings.batch_size, shuffle=True)
         return batches.first(settings.seed, device)[0]
-
-    def load_run(self, *, quiet: bool = False) -> api.GrownRun:
-        """The run as it is, around a model built anew; says which code of yours that runs."""
-        if not quiet:
-            _say_code(self.model, *([] if self.keeps_sample else [self.data]))
-        model, sample = self.build_model(), None
-        if not self.keeps_sample:
-            sample = self.sample_of(self.load_data(), torch.device("cpu"))
-        return api.load_run(self.path, model, sample=sample)
 
 
 def _say_code(*named: str) -> None:
@@ -191,14 +184,11 @@ def report_growth(command: WriteReport) -> None:
 def line_of(path: Path) -> tuple[str, str, str]:
     """What a list of runs says of one: model, epochs, score; one that is damaged is listed too."""
     try:
-        notes = GrowthFolder(path).checkpoint().notes
+        report, model = api.read_report(path), api.read_origin(path).get("model", "")
     except EsperError:
         return ("unreadable", "", "")
-    settings, history = notes["settings"], notes["history"]
-    model = (settings["origin"] or {}).get("model", "")
-    scores = [notes["after"], *history[-1:]]
-    score = next((f"{each['score']:.2f}" for each in scores if each), "")
-    return Path(model).name, f"{len(history)} of {settings['epochs']}", score
+    score = "" if report.latest_score is None else f"{report.latest_score:.2f}"
+    return Path(model).name, f"{len(report.epochs)} of {report.planned}", score
 
 
 def show_places(command: Inspect) -> None:
@@ -275,13 +265,18 @@ def export_run(command: Export) -> None:
         "is not a run of esper grow", fix="name the directory that esper grow wrote"
     )
     origin = GrowthOrigin(path, command.model)
-    run = origin.load_run()
-    if not run.finished:
+    report = api.read_report(path)
+    if not report.after:
         raise RunError(
             f"{path} is not finished",
-            given=f"epoch {len(run.history)} of {run.settings.epochs}",
+            given=f"epoch {len(report.epochs)} of {report.planned}",
             fix=f"go on with: esper resume {path}",
         )
+    sample = None
+    _say_code(origin.model, *([] if origin.keeps_sample else [origin.data]))
+    if not origin.keeps_sample:
+        sample = origin.sample_of(origin.load_data(), torch.device("cpu"))
+    run = api.load_run(path, origin.build_model(), sample=sample)
     write, place, use = FORMATS[command.format]
     batch = {} if command.format == "module" else {"dynamic_batch": not command.fixed_batch}
     written = write(run.host, run.sample, command.out or path / place, **batch)
