@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import esper
-from esper.api import load_run, read_origin
+from esper.api import load_run, read_report
 from esper.archive import ArchiveError
 from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
@@ -230,7 +230,7 @@ def test_the_origin_comes_back(tmp_path: Path) -> None:
     origin = {"model": "net.py:Net", "data": {"name": "digits", "sizes": [1, 2]}}
     esper.grow(mlp(), TRAIN, VAL, controller="never", origin=origin, out=tmp_path / "run",
                **SETTINGS)  # fmt: skip
-    assert read_origin(tmp_path / "run") == origin
+    assert read_report(tmp_path / "run").origin == origin
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:

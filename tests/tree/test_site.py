@@ -13,7 +13,7 @@ from esper import api
 
 ROOT = Path(__file__).parents[2]
 # Of no use but to the command line.
-LEFT_OUT = {"__version__", "GrowthFolder", "read_origin", "read_report"}
+LEFT_OUT = {"__version__", "GrowthFolder", "read_report"}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .grow_loop import grow, load_run, resume
     from .grow_settings import Budget, GrowSettings
     from .growing_model import ForgottenTickWarning, GrowingModel, GrowthLostWarning, wrap
-    from .grown_runs import GrownRun, GrowthFolder, Report, SeedLife, read_origin, read_report
+    from .grown_runs import GrownRun, GrowthFolder, Report, SeedLife, read_report
     from .inspection import Inspection, inspect
     from .scoring import score_of_loss
     from .ticking import FractionWarning, GrowthDecision, StageChange, Tick

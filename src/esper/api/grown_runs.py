@@ -98,11 +98,6 @@ def read_report(path: str | Path) -> Report:
     return report_of(folder.path.resolve().name, folder.checkpoint().notes)
 
 
-def read_origin(path: str | Path) -> dict[str, Any]:
-    """What `grow(origin=...)` was given: where model and data come from, for the command line."""
-    return dict(GrowthFolder(path).checkpoint().notes["settings"]["origin"] or {})
-
-
 @dataclass
 class GrownRun:
     """What `grow` returns: print its `report()`, take the network with `export()`.

@@ -156,6 +156,7 @@ def report_of(name: str, notes: Record) -> Report:
         name=name,
         settings={key: value for key, value in settings.items() if key not in UNTOLD},
         versions=model["versions"],
+        origin=settings["origin"] or {},
         planned=settings["epochs"],
         metric=settings["metric"] or "score",
         before=notes["before"],

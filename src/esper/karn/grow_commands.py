@@ -87,9 +87,8 @@ def resume_growing(command: Resume) -> None:
     """Go on from the last checkpoint; model and data are built anew from where they came."""
     path, quiet = command.path, command.quiet
     origin = GrowthOrigin(path, command.model, command.data)
-    report = api.read_report(path)
-    epochs = len(report.epochs)
-    if report.after:
+    epochs = len(origin.report.epochs)
+    if origin.report.after:
         print(f"{path} is finished: {epochs} epochs. Write its network: esper export {path}")
         return
     if not quiet:
@@ -120,7 +119,8 @@ class GrowthOrigin:
     if they were moved."""
 
     def __init__(self, path: Path, model: str | None = None, data: str | None = None) -> None:
-        self.path, self.notes = path, api.read_origin(path)
+        self.path, self.report = path, api.read_report(path)
+        self.notes = self.report.origin
         if "model" not in self.notes:
             raise RunError(
                 f"{path} was not made by esper grow",
@@ -153,9 +153,9 @@ class GrowthOrigin:
         """The sample that the run could not keep, from its data as when it began."""
         if self.keeps_sample:
             return None
-        settings = api.GrowSettings.of(GrowthFolder(self.path).checkpoint().notes["settings"])
-        batches = Batches.of("train", data.train, settings.batch_size, shuffle=True)
-        return batches.first(settings.seed, device)[0]
+        settings = self.report.settings
+        batches = Batches.of("train", data.train, settings["batch_size"], shuffle=True)
+        return batches.first(settings["seed"], device)[0]
 
 
 def _say_code(*named: str) -> None:
@@ -184,11 +184,12 @@ def report_growth(command: WriteReport) -> None:
 def line_of(path: Path) -> tuple[str, str, str]:
     """What a list of runs says of one: model, epochs, score; one that is damaged is listed too."""
     try:
-        report, model = api.read_report(path), api.read_origin(path).get("model", "")
+        report = api.read_report(path)
     except EsperError:
         return ("unreadable", "", "")
     score = "" if report.latest_score is None else f"{report.latest_score:.2f}"
-    return Path(model).name, f"{len(report.epochs)} of {report.planned}", score
+    model = Path(report.origin.get("model", "")).name
+    return model, f"{len(report.epochs)} of {report.planned}", score
 
 
 def show_places(command: Inspect) -> None:
@@ -265,11 +266,10 @@ def export_run(command: Export) -> None:
         "is not a run of esper grow", fix="name the directory that esper grow wrote"
     )
     origin = GrowthOrigin(path, command.model)
-    report = api.read_report(path)
-    if not report.after:
+    if not origin.report.after:
         raise RunError(
             f"{path} is not finished",
-            given=f"epoch {len(report.epochs)} of {report.planned}",
+            given=f"epoch {len(origin.report.epochs)} of {origin.report.planned}",
             fix=f"go on with: esper resume {path}",
         )
     sample = None

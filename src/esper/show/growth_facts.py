@@ -165,6 +165,7 @@ class Report:
     name: str
     settings: Row
     versions: Row = field(default_factory=dict)
+    origin: Row = field(default_factory=dict)  # of model and data, for the command line
     planned: int  # epochs
     metric: str
     before: Mapping[str, float]  # loss and score before training
