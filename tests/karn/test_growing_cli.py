@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import esper
-from esper.karn.grow_commands import GrowthOrigin
+from esper.api import read_report
 from esper.karn.named_sources import load_data
 from esper.nissa import RunReader
 from esper.show import theme
@@ -338,6 +338,6 @@ def test_device_precision_and_decay_are_options_that_a_run_keeps(folder: Path) -
     there = "cuda:0" if torch.cuda.is_available() else "cpu"
     assert f", on {there}" in told.stdout.splitlines()[0]
     assert " in bf16 precision" in told.stdout
-    settings = GrowthOrigin(out).load_run().settings
-    assert (settings.precision, settings.weight_decay) == ("bf16", 0.2)
-    assert settings.device.startswith(there)
+    settings = read_report(out).settings
+    assert (settings["precision"], settings["weight_decay"]) == ("bf16", 0.2)
+    assert settings["device"].startswith(there)
