@@ -1,28 +1,47 @@
-"""The benchmark of growing: a fair start from scratch, paired figures, and a run in seconds."""
+"""The study of growing: fair starts, fair searches, figures of known results, a run in seconds."""
 
 import dataclasses
 import json
+import math
 import sys
-from functools import partial
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import esper
-from esper.tolaria.data.image_sets import FASHION_MNIST, idx_splits
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def growing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def growing(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The modules of the study."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import growing
+    import growing_figures
+    import growing_jobs
+    import growing_page
+    import growing_replay
+    import growing_tasks
 
-    return growing
+    return SimpleNamespace(
+        main=growing.main,
+        figures=growing_figures,
+        jobs=growing_jobs,
+        page=growing_page,
+        replay=growing_replay,
+        tasks=growing_tasks,
+    )
+
+
+# --- trainings -----------------------------------------------------------------------------------
 
 
 def net() -> nn.Sequential:
@@ -51,11 +70,11 @@ def grown_net(blueprint: str) -> nn.Module:
 
 @pytest.mark.parametrize("blueprint", ["norm", "lora", "gate", "attention", "mlp"])
 def test_a_network_from_scratch_keeps_nothing_of_what_was_trained(
-    growing: ModuleType, blueprint: str
+    growing: SimpleNamespace, blueprint: str
 ) -> None:
     plain, host = grown_net(blueprint), net()
     shapes = {name: tensor.shape for name, tensor in plain.state_dict().items()}
-    growing.start_anew(plain, host)
+    growing.jobs.start_anew(plain, host)
     found = plain.state_dict()
     assert {name: tensor.shape for name, tensor in found.items()} == shapes
     for name, tensor in host.state_dict().items():
@@ -73,78 +92,254 @@ def _starts_well(name: str, tensor: Tensor) -> Tensor:
     return (tensor.abs() <= 1.0).all() & (name.endswith("bias") | (tensor == 1.0).all())
 
 
-def test_ways_are_compared_on_the_same_seeds(growing: ModuleType) -> None:
-    def outcome(test: float) -> object:
-        return growing.Outcome(100, test, 50.0, 0.01, [], 1.0)
-
-    # Seeds differ by far more than ways, which a comparison of the same seeds does not mind.
-    found = [
-        {"never": outcome(level), "default": outcome(level), "grown": outcome(level + 1.0)}
-        | {"scratch": outcome(level - 2.0)}
-        for level in (10.0, 50.0, 90.0)
-    ]
-    lines = growing.lines_of(growing.TASKS["mnist1d"], found)
-    gaps = {line.way: line.difference for line in lines}
-    assert gaps["never"] is None
-    assert tuple(gaps["grown"]) == pytest.approx((1.0, 1.0, 1.0))
-    assert tuple(gaps["scratch"]) == pytest.approx((-2.0, -2.0, -2.0))
-    figures = lines[2].figures()
-    assert figures["growing_mnist1d_grown_test"] == pytest.approx(51.0)
-    assert figures["growing_mnist1d_grown_difference_lo"] == pytest.approx(1.0)
-
-
-def test_every_controller_of_the_tasks_fits_its_host_within_the_budget(
-    growing: ModuleType,
-) -> None:
-    inputs = {
-        "mnist1d": torch.randn(6, 40),
-        "fashion_mnist": torch.randn(6, 1, 28, 28),
-        "stdlib": torch.randint(256, (6, 32)),
-    }
-    for name, task in growing.TASKS.items():
-        budget = esper.Budget(growing.BUDGET, task.epochs)
-        # A host that refuses its controller raises; what the budget has no room for is not offered.
-        host = esper.wrap(task.build(), inputs[name], slots=list(task.slots), budget=budget)
-        chosen = host.require_controller(task.controller)
-        offered = {
-            f"{place.path}/{blueprint}"
-            for place in esper.inspect(task.build(), inputs[name], budget=budget).places
-            for blueprint in place.options
-        }
-        assert set(chosen.config.places) <= offered
-
-
-def test_a_quick_run_is_kept_and_not_trained_again(
-    growing: ModuleType,
+def test_a_quick_study_trains_everything_once_and_says_what_came_out(
+    growing: SimpleNamespace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["growing.py", "--quick", "--tasks", "mnist1d", "--steps", "0"]
-    words += ["--runs", str(tmp_path / "runs"), "--json", str(tmp_path / "figures.json")]
-    words += ["--picture", str(tmp_path / "picture.png")]
-    monkeypatch.setattr(sys, "argv", words)
+    study = growing.jobs.Study(tmp_path, quick=True)
+    with ThreadPoolExecutor(1) as pool:
+        growing.jobs.carry_out_all(study, ["mnist1d_mlp"], pool, 1)
+    assert "16 jobs done, 0 of them failed, 0 can be done next" in capsys.readouterr().out
+    assert sum(study.count("mnist1d_mlp").values()) == 16
+    monkeypatch.setattr(growing.jobs, "carry_out", lambda *_: pytest.fail("trained again"))
+    words = ["growing.py", "--quick", "--runs", str(tmp_path), "--report"]
+    monkeypatch.setattr(sys, "argv", [*words, "--json", str(tmp_path / "figures.json")])
     growing.main()
-    first = (tmp_path / "figures.json").read_text()
-    monkeypatch.setattr(growing, "compare", lambda *_: pytest.fail("trained again"))
-    growing.main()
-    assert (tmp_path / "figures.json").read_text() == first
-    figures = json.loads(first)
-    host, grown = (figures[f"growing_mnist1d_{way}_params"] for way in ("never", "grown"))
-    assert host < grown <= 1.15 * host
-    assert grown == figures["growing_mnist1d_scratch_params"]
-    assert (tmp_path / "picture.png").stat().st_size > 10_000
-    assert "convpool at 0 (1/1)" in capsys.readouterr().out
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert "default_minus_never_mnist1d_mlp" in figures
+    kept = study.found(growing.jobs.Job("mnist1d_mlp", "candidate", 0, 1))
+    assert kept["grown"] == ["gate at 0"]
+    assert len(kept["curve"]) == len(kept["flops"]) == 13
+    host = study.found(growing.jobs.Job("mnist1d_mlp", "never", 0))
+    assert host["params"] < kept["params"] <= 1.25 * host["params"]
+    right = growing.jobs.unpacked_numbers(kept["each"], exact=True, count=64)
+    assert 100.0 * right.mean() == pytest.approx(kept["test"])
+
+
+def test_a_training_that_diverges_counts_as_knowing_nothing(growing: SimpleNamespace) -> None:
+    task = growing.tasks.TASKS["friedman_small"].quick()
+    model, data = growing.jobs.newborn(task, 0), task.data(0)
+    run, outcome = growing.jobs.train(task, data, model, 0, 1e12, budget=None, controller="never")
+    assert run is None
+    assert outcome["test"] == outcome["validation"] == 0.0
+
+
+def test_a_wider_host_is_about_as_large_as_wanted(growing: SimpleNamespace) -> None:
+    def size(task: Any, factor: float) -> int:
+        return sum(parameter.numel() for parameter in task.build(factor).parameters())
+
+    for task in growing.tasks.TASKS.values():
+        wanted = 1.12 * size(task, 1.0)
+        found = size(task, growing.jobs.wider(task, wanted))
+        assert found == pytest.approx(wanted, rel=0.06), task.name
+
+
+def test_numbers_of_samples_come_back_as_they_were(growing: SimpleNamespace) -> None:
+    right = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+    text = growing.jobs.packed_numbers(right, exact=True)
+    found = growing.jobs.unpacked_numbers(text, exact=True, count=11)
+    assert found.tolist() == right.tolist()
+    losses = torch.tensor([0.25, 3.5, 17.0])
+    text = growing.jobs.packed_numbers(losses, exact=False)
+    found = growing.jobs.unpacked_numbers(text, exact=False, count=3)
+    assert found.tolist() == losses.tolist()
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+def test_every_host_has_candidates_within_the_budget(growing: SimpleNamespace) -> None:
+    for task in growing.tasks.TASKS.values():
+        candidates = task.candidates()
+        size = sum(parameter.numel() for parameter in task.build(1.0).parameters())
+        assert len(set(candidates)) == len(candidates) >= 8, task.name
+        assert all(0 < each.params <= 0.25 * size for each in candidates), task.name
+
+
+def test_tags_say_what_the_page_says_of_them(growing: SimpleNamespace) -> None:
+    few = {"train": 3, "validation": 2, "test": 2}
+    tokens, tags = growing.tasks.TASKS["tags_conv"].load(5, few, None)["train"]
+    for line, labels in zip(tokens.tolist(), tags.tolist(), strict=True):
+        for place, (token, tag) in enumerate(zip(line, labels, strict=True)):
+            seen = token in line[:place]
+            more = place > 0 and token > line[place - 1]
+            assert tag == 2 * seen + more
+
+
+def test_targets_of_regressions_are_scaled_by_what_is_trained_on(growing: SimpleNamespace) -> None:
+    for name in ("friedman_small", "arm"):
+        task = growing.tasks.TASKS[name]
+        data = task.data(3)
+        targets = data["train"][1]
+        assert float(targets.mean()) == pytest.approx(0.0, abs=1e-5)
+        assert float(targets.std()) == pytest.approx(1.0, rel=1e-5)
+        assert len(data["test"][0]) == task.samples["test"]
+        assert not torch.equal(data["test"][1], task.data(4)["test"][1])
+
+
+def test_what_was_packed_is_what_would_be_read_here(
+    growing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Path(esper.__file__).parent
+    corpus = growing.tasks.read_corpus
+    monkeypatch.setattr(growing.tasks, "read_corpus", lambda: corpus(here))
+    images = torch.arange(24, dtype=torch.uint8)
+    clothes = {"images": images.view(3, 1, 2, 4), "labels": images[:3]}
+    pool = growing.tasks.clothes_pool
+    monkeypatch.setattr(growing.tasks, "clothes_pool", lambda packed: clothes)
+    growing.tasks.text_pool.cache_clear()
+    growing.tasks.pack(tmp_path)
+    packed = growing.tasks.text_pool(tmp_path)
+    assert packed == growing.tasks.text_pool(None)
+    assert packed.size <= growing.tasks.POOLED_BYTES
+    growing.tasks.text_pool.cache_clear()
+    found = pool(tmp_path)
+    assert all(torch.equal(found[name], tensor) for name, tensor in clothes.items())
 
 
 def test_data_that_are_not_there_are_answered_with_the_command_that_gets_them(
-    growing: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    growing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ESPER_DATA", raising=False)
-    source = dataclasses.replace(FASHION_MNIST, packaged=tmp_path)
-    lost = dataclasses.replace(growing.TASKS["fashion_mnist"], load=partial(idx_splits, source))
-    monkeypatch.setitem(growing.TASKS, "fashion_mnist", lost)
-    monkeypatch.setattr(sys, "argv", ["growing.py", "--quick", "--tasks", "fashion_mnist"])
+    lost = dataclasses.replace(growing.tasks.FASHION_MNIST, packaged=tmp_path)
+    monkeypatch.setattr(growing.tasks, "FASHION_MNIST", lost)
+    growing.tasks.clothes_pool.cache_clear()
+    words = ["growing.py", "--plan", "--quick", "--tasks", "fashion_small"]
+    monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit, match=r"apt-get install .*dataset-fashion-mnist"):
         growing.main()
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("freedom", "limit"), [(1, 12.706), (4, 2.776), (11, 2.201), (60, 2.0)])
+def test_students_quantiles_are_those_of_tables(
+    growing: SimpleNamespace, freedom: int, limit: float
+) -> None:
+    assert growing.figures.t_quantile(freedom) == pytest.approx(limit, abs=6e-4)
+
+
+def test_a_ranking_is_judged_by_what_its_first_ones_gain(growing: SimpleNamespace) -> None:
+    gains = np.asarray([1.0, 4.0, 2.0, 3.0])
+    good = growing.figures.Ranking.of([10, 40, 20, 30], gains)
+    assert (good.spearman, good.top1, good.top3) == pytest.approx((1.0, 1.0, 1.0))
+    poor = growing.figures.Ranking.of([40, 10, 20, 30], gains)
+    assert (poor.top1, poor.top3) == pytest.approx((0.25, 0.75))
+    assert poor.spearman == pytest.approx(-0.8)
+    assert math.isnan(growing.figures.Ranking.of([1, 2], np.asarray([-1.0, -2.0])).top1)
+
+
+def write_study(jobs: ModuleType, tasks: ModuleType, folder: Path, name: str) -> Any:
+    """A study of one task as if it were trained: never 50, the best candidate 60 points."""
+    study = jobs.Study(folder)
+    task = tasks.TASKS[name]
+
+    def write(job: Any, score: float, right: int, **more: Any) -> None:
+        each = torch.zeros(task.samples["test"], dtype=torch.float64)
+        each[:right] = 1.0
+        outcome = {
+            "rate": 0.01,
+            "params": 100,
+            "validation": score,
+            "test": score + 0.01 * job.seed,
+            "curve": [score - 1.0, score],
+            "each": jobs.packed_numbers(each, exact=True),
+            "flops": [10.0, 10.0],
+            "shadow_flops": [0.0, 0.0],
+            "grown": [],
+            "seconds": 1.0,
+            "machine": "a machine",
+        }
+        path = folder / job.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(outcome | more))
+
+    def by_kind(job: Any) -> tuple[float, int, dict[str, Any]]:
+        if job.kind == "candidate":
+            return (60.0 if job.detail == 3 else 40.0), 50, {}
+        if job.kind == "default":
+            scratch = [{"validation": v, "test": v, "rate": v, "params": 1} for v in (1, 9, 2)]
+            more = {"scratch": scratch, "shadow_flops": [10.0, 0.0]}
+            return 58.0, 0 if job.seed == 0 else 50, more  # harm on the first seed
+        return {"wider": 55.0, "race": 51.0, "tune": 10.0 + job.detail}.get(job.kind, 50.0), 50, {}
+
+    for _ in range(3):  # every time with what waits for the last one
+        for job in list(study.jobs(name)):
+            score, right, more = by_kind(job)
+            write(job, score, right, **more)
+    return study
+
+
+def test_figures_of_known_results(
+    growing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growing.figures, "optuna_here", lambda: None)
+    study = write_study(growing.jobs, growing.tasks, tmp_path, "digits_mlp")
+    assert study.rate("digits_mlp") == max(growing.tasks.RATES)
+    results = growing.figures.read_results(study)
+    found = growing.figures.figures(results)
+    count = len(results[0].candidates)
+    wanted = {
+        "share_of_best_place": 0.8,
+        "harm_rate": 0.2,
+        "cost_factor": 1.5,
+        "default_minus_never_digits_mlp": 8.0,
+        "default_minus_never_digits_mlp_lo": 8.0,
+        "vs_random_place": 58.0 - (60.0 + 40.0 * (count - 1)) / count,
+        "vs_race": 7.0,
+        "vs_wider": 3.0,
+        "tasks_clearly_better": 1,
+        "tasks_clearly_worse": 0,
+    }
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted)
+    assert results[0].scores["scratch"].tolist() == [9.0] * 5
+    assert "vs_optuna" not in found
+
+
+def test_the_page_holds_every_task_and_what_came_out(
+    growing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (growing.figures, growing.page):
+        monkeypatch.setattr(module, "optuna_here", lambda: None)
+    study = write_study(growing.jobs, growing.tasks, tmp_path, "digits_mlp")
+    text = growing.page.page(study, growing.figures.read_results(study))
+    for name in growing.tasks.TASKS:
+        assert f"| `{name}` |" in text
+    assert "| `share_of_best_place` | 0.80" in text
+    assert "| `harm_rate` | 0.20 | < 0.1: not reached |" in text
+    assert "Optuna is not installed" in text
+    assert len(growing.page.draw_gains(growing.figures.read_results(study))) > 10_000
+
+
+# --- what Optuna would have found ---------------------------------------------------------------
+
+
+def trainings(growing: SimpleNamespace) -> Any:
+    """Of six candidates, the fifth of which is the best."""
+    places = [("a", "norm"), ("a", "mlp"), ("b", "norm"), ("b", "mlp"), ("c", "norm"), ("c", "mlp")]
+    candidates = [growing.tasks.Candidate(place, blueprint, 1) for place, blueprint in places]
+    final = np.asarray([10.0, 20.0, 30.0, 40.0, 90.0, 50.0])
+    curves = final[:, None] * np.linspace(0.5, 1.0, 6)
+    return growing.replay.Trainings(candidates, curves, np.ones((6, 6)), final)
+
+
+def test_a_search_with_much_to_spend_finds_the_best_and_with_little_its_first(
+    growing: SimpleNamespace,
+) -> None:
+    optuna = pytest.importorskip("optuna")
+    known = trainings(growing)
+    little, much = growing.replay.searched(optuna, known, [6.0, 600.0])
+    assert much == pytest.approx(90.0)
+    assert 10.0 < little < 70.0
+
+
+def test_what_a_search_answers_is_what_it_had_finished_in_time(growing: SimpleNamespace) -> None:
+    best: Callable[..., float] = growing.replay._best_within
+    finished = [(5.0, 30.0, 1.0), (9.0, 40.0, 2.0), (15.0, 90.0, 3.0)]
+    assert best(finished, 10.0) == 2.0
+    assert best(finished, 15.0) == 3.0
+    assert best(finished, 1.0) == 1.0  # the first, whatever it cost

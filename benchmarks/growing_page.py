@@ -1,0 +1,223 @@
+"""The page of `growing.py`: what was registered, and what came out, from the kept trainings."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from string import Template
+
+import numpy as np
+from growing_figures import HARM, OTHERS, RIVALS, TaskResults, figures, vs
+from growing_jobs import PLANTED, Study
+from growing_replay import LEAST_EPOCHS, SAMPLERS, optuna_here
+from growing_tasks import BUDGET, OWN_RATES, RATES, SEEDS, TASKS, TUNING_SEEDS, Task
+from matplotlib.figure import Figure
+
+from esper.garden.statistics import Estimate
+from esper.show.palette import BLUE, GREEN, GREY, ORANGE, VERMILION
+from esper.show.theme import LIGHT, Theme, new_figure, render
+
+BARS = {"share_of_best_place": 0.75, "harm_rate": 0.10, "cost_factor": 2.0}
+TEMPLATE = Path(__file__).with_name("growing_page.md")
+NOT_YET = "## What came out\n\nNothing is trained yet.\n"
+COMMAND = "python benchmarks/growing.py --runs DIR --report --json docs/growing.json --write"
+LINEAR = 5.0  # points on both sides of 0 that a picture shows undistorted
+
+
+def page(study: Study, results: Sequence[TaskResults]) -> str:
+    """The whole page; without results only what is registered."""
+    outcome = NOT_YET
+    if results:
+        sections = (summary(results), by_task(results), ways(results), ceilings(results))
+        made = f"`{COMMAND}` makes this page of the trainings in DIR, {_machines(results)}\n"
+        outcome = "\n".join([*sections, made])
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        budget=BUDGET,
+        seeds=", ".join(map(str, SEEDS)),
+        seed_count=len(SEEDS),
+        tuning_seeds=", ".join(map(str, TUNING_SEEDS)),
+        rates=", ".join(f"{rate:g}" for rate in RATES),
+        rate_count=len(RATES),
+        own_rates=", ".join(f"{own:.3g}" for own in OWN_RATES),
+        planted=PLANTED,
+        harm=f"{HARM:g}",
+        least_epochs=LEAST_EPOCHS,
+        samplers=SAMPLERS,
+        registered=registered(study),
+        outcome=outcome,
+    )
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def registered(study: Study) -> str:
+    """What every task is."""
+    return _table(
+        ("task", "for", "host", "parameters", "candidates", "train, validation, test",
+         "epochs, batch", "scored by"),
+        [_registered_row(study, task) for task in TASKS.values()],
+    )  # fmt: skip
+
+
+def _registered_row(study: Study, task: Task) -> list[str]:
+    size = sum(parameter.numel() for parameter in task.build(1.0).parameters())
+    return [
+        f"`{task.name}`",
+        "development" if task.development else "report",
+        task.title,
+        f"{size:,}",
+        str(len(study.candidates(task.name))),
+        ", ".join(f"{count:,}" for count in task.samples.values()),
+        f"{task.epochs}, {task.batch_size}",
+        "accuracy" if task.guess is None else "loss",
+    ]
+
+
+def summary(results: Sequence[TaskResults]) -> str:
+    """The figures that put tasks together."""
+    found = figures(results)
+    rows = [_bar_row(found, name) for name in BARS if name in found]
+    reported = [each for each in results if not each.task.development]
+    for rival, words in RIVALS.items():
+        lead = vs(reported, rival)
+        if lead is not None:
+            rows.append([f"default less {words}, points (`vs_{rival}`)", f"{lead:+.2f}", ""])
+    better, worse = (int(found.get(f"tasks_clearly_{how}", 0)) for how in ("better", "worse"))
+    lines = [
+        f"## What came out\n\nOn {len(reported)} tasks for the report the default is clearly "
+        f"better than never on {better} and clearly worse on {worse}.\n",
+        _table(("figure", "value", "bar"), rows),
+        "![What every way gains over never](growing.png)\n",
+    ]
+    if optuna_here() is None:
+        lines.insert(1, "Optuna is not installed here, so it was not compared with.\n")
+    return "\n".join(lines)
+
+
+def _bar_row(found: Mapping[str, float], name: str) -> list[str]:
+    value, bar = found[name], BARS[name]
+    sign, good = ("≥", value >= bar) if name == "share_of_best_place" else ("<", value <= bar)
+    words = f"{value:.2f}"
+    if f"{name}_lo" in found:
+        words = f"{Estimate(value, found[f'{name}_lo'], found[f'{name}_hi']):.2f}"
+    return [f"`{name}`", words, f"{sign} {bar:g}: {'reached' if good else 'not reached'}"]
+
+
+def by_task(results: Sequence[TaskResults]) -> str:
+    rows = []
+    for each in results:
+        share = each.share
+        rows.append(
+            [
+                f"`{each.task.name}`" + (" (development)" if each.task.development else ""),
+                f"{each.scores['never'].mean():.2f}",
+                f"{each.difference('default'):+.2f}",
+                f"{each.difference('ceiling'):+.2f}",
+                "—" if share is None else f"{share:.2f}",
+                f"{sum(each.harmed)}/{len(each.harmed)}",
+                f"{each.cost_factor:.2f}",
+                _kinds([run["grown"] for run in each.runs["default"]]),
+            ]
+        )
+    header = ("task", "never", "default − never", "best single place − never", "share", "harmed",
+              "cost", "what grew by default")  # fmt: skip
+    return "## By task\n\n" + _table(header, rows)
+
+
+def ways(results: Sequence[TaskResults]) -> str:
+    """Test scores of all ways."""
+    names = OTHERS | RIVALS
+    known = [way for way in names if any(way in each.scores for each in results)]
+    rows = [
+        [f"`{each.task.name}`"]
+        + [f"{each.scores[way].mean():.2f}" if way in each.scores else "" for way in known]
+        for each in results
+    ]
+    header = ["task", *(names[way] for way in known)]
+    return "## Test scores of all ways\n\nMeans over seeds, in points.\n\n" + _table(header, rows)
+
+
+def ceilings(results: Sequence[TaskResults]) -> str:
+    """The best single places, the rates, and how far the size of a seed ranks candidates."""
+    rows = []
+    for each in results:
+        best = each.candidates[each.best]
+        ranking = each.ranking([candidate.params for candidate in each.candidates])
+        rates = {"never": each.runs["never"], **each.tuned}
+        rows.append(
+            [
+                f"`{each.task.name}`",
+                f"{best} ({best.params:,})",
+                *(f"{runs[0]['rate']:.3g}" for runs in rates.values()),
+                f"{ranking.spearman:+.2f}",
+                *("—" if math.isnan(x) else f"{x:.2f}" for x in (ranking.top1, ranking.top3)),
+            ]
+        )
+    header = (
+        "task",
+        "best single place (parameters)",
+        *("rate of never", "of default, tuned", "of wider", "of scratch"),
+        *("parameters: Spearman", "top 1", "best of top 3"),
+    )
+    text = (
+        "## Places and rates\n\nThe last three columns: how well the number of a candidate's "
+        "parameters ranks candidates by what they gain on test data; the gain of its first, and of "
+        "the best of its first three, as a share of the best gain.\n\n"
+    )
+    return text + _table(header, rows)
+
+
+def _kinds(grown: Sequence[Sequence[str]]) -> str:
+    """What grew in how many of the runs."""
+    counts = Counter(name for names in grown for name in names)
+    words = [f"{name} ({count}/{len(grown)})" for name, count in counts.most_common(4)]
+    more = len(counts) - len(words)
+    return ", ".join(words + ([f"{more} more"] if more > 0 else [])) or "—"
+
+
+def _machines(results: Sequence[TaskResults]) -> str:
+    found = Counter(run["machine"] for each in results for runs in each.table for run in runs)
+    words = [f"{machine} ({count:,} candidates)" for machine, count in found.most_common()]
+    return "trained on " + "; ".join(words) + "."
+
+
+# --- picture -------------------------------------------------------------------------------------
+
+
+def draw_gains(results: Sequence[TaskResults]) -> bytes:
+    """As PNG: what every candidate and every way gains over never, task by task."""
+    return render(lambda theme: _gains(results, theme), LIGHT)
+
+
+def _gains(results: Sequence[TaskResults], theme: Theme) -> Figure:
+    figure = new_figure(1.2 + 0.42 * len(results))
+    axes = figure.add_subplot()
+    marks = {
+        "default": ("default", GREEN, "D"), "ceiling": ("best single place", BLUE, "*"),
+        "race": ("race", ORANGE, "^"), "wider": ("wider host, tuned", VERMILION, "s"),
+    }  # fmt: skip
+    for row, each in enumerate(reversed(results)):
+        never = each.scores["never"].mean()
+        gains = each.tests.mean(1) - never
+        label = "a candidate, kept to the end" if row == 0 else None
+        axes.scatter(gains, np.full(len(gains), row), s=9, color=GREY, alpha=0.5, label=label)
+        for number, (way, (words, colour, marker)) in enumerate(marks.items()):
+            gain, place = each.difference(way), row + 0.12 * (1.5 - number)
+            size = 9 if marker == "*" else 5
+            axes.errorbar(
+                gain.value, place, xerr=[[gain.value - gain.low], [gain.high - gain.value]],
+                color=colour, marker=marker, markersize=size, linewidth=1,
+                label=words if row == 0 else None,
+            )  # fmt: skip
+    axes.axvline(0.0, color=theme.faint, linewidth=1)
+    axes.set_xscale("symlog", linthresh=LINEAR)
+    axes.set_yticks(range(len(results)), [each.task.name for each in reversed(results)])
+    axes.set_xlabel(f"points of test score over never (beyond ±{LINEAR:g} by powers)")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+    return figure
