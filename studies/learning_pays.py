@@ -20,12 +20,12 @@ from esper.garden.evaluation import evaluate, fingerprint_of
 from esper.garden.playing import Controls, StoppedError
 from esper.leyline import DEFAULT_EPISODE_LENGTH, DataError, UnknownNameError
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.training.cohort import Cohort, MemberReport, MemberSettings
 from esper.simic.training.config import changed_settings
 from esper.tamiyo.controllers import Controller, LearnedController, make_controller
 from esper.tamiyo.controllers.learned import keep_controller
 from esper.tamiyo.controllers.schedules import Teacher
 from studies.bandit import fit_bandit
+from studies.cohort import Cohort, MemberReport, MemberSettings
 from studies.folders import DESCRIPTION, RESULTS, Clock, StudyFolder, Tell
 from studies.sizes import SIZES, C2Size
 from studies.tuning import Tuned, tune

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from esper.garden.cases import TRAINING_SEEDS
 from esper.simic.agent.ppo_config import PPOConfig
-from esper.simic.training.cohort import CohortSettings
+from studies.cohort import CohortSettings
 from studies.tuning import TuningSize
 
 

@@ -12,7 +12,6 @@ from esper.garden.families import (
     LENGTH,
     QUARTER,
     noisy_labels,
-    sample_gains,
     spikes,
 )
 from esper.leyline.errors import DataError, UnknownNameError
@@ -80,8 +79,10 @@ def test_a_gain_multiplies_each_sample_by_its_own_factor() -> None:
 
 
 def test_gains_differ_in_strength_and_in_nothing_else() -> None:
-    weak, strong = sample_gains(50, 7, 1.0), sample_gains(50, 7, 2.0)
-    torch.testing.assert_close(weak.square(), strong)
+    plain, weak, strong = (
+        Source(family="gain", samples=50, gain=gain).load().train.inputs for gain in (0.0, 1.0, 2.0)
+    )
+    torch.testing.assert_close(weak.square(), plain * strong)
 
 
 def test_shuffling_moves_points_the_same_way_in_every_sample_and_split() -> None:

@@ -12,10 +12,10 @@ import torch
 from esper.garden import Atlas, Context, Suite, episodes
 from esper.leyline.errors import DataError
 from esper.simic.agent.ppo_config import PPOConfig
-from esper.simic.training.cohort import CohortSettings
 from esper.tamiyo.controllers import Arm
 from esper.tamiyo.controllers.learned import is_kept, kept_controller
 from studies import learning_pays as c2
+from studies.cohort import CohortSettings
 from studies.folders import RESULTS, read_description
 from studies.sizes import C2Size
 from studies.tuning import TuningSize

@@ -52,13 +52,9 @@ def glyphs(samples: int, seed: int, parameters: Parameters) -> tuple[Tensor, Ten
 def gained_glyphs(samples: int, seed: int, parameters: Parameters) -> tuple[Tensor, Tensor]:
     """Glyphs, each sample times its own gain, log-uniform from exp(-gain) to exp(gain)."""
     inputs, labels = glyphs(samples, seed, parameters)
-    return inputs * sample_gains(samples, seed, parameters["gain"]), labels
-
-
-def sample_gains(samples: int, seed: int, spread: float) -> Tensor:
-    """[M, 1]: the factor of each sample."""
     source = torch.Generator().manual_seed(derive_seed(seed, "gain"))
-    return (spread * (2 * torch.rand(samples, 1, generator=source) - 1)).exp()
+    gains = (parameters["gain"] * (2 * torch.rand(samples, 1, generator=source) - 1)).exp()
+    return inputs * gains, labels
 
 
 def shuffled_glyphs(samples: int, seed: int, parameters: Parameters) -> tuple[Tensor, Tensor]:

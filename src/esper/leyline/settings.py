@@ -63,12 +63,9 @@ def require(
         raise error(f"{what} is out of range", given=repr(value), valid=range_)
 
 
-def require_settings(
-    owner: object, whose: str, *, error: type[EsperError] = EsperError, **ranges: Range
-) -> None:
-    """Refuse an object whose fields are outside the ranges of their types, or outside those given
-    here by name: for `__post_init__`."""
-    for name, range_ in (_annotated_ranges(type(owner)) | ranges).items():  # type: ignore[arg-type]
+def require_settings(owner: object, whose: str, *, error: type[EsperError] = EsperError) -> None:
+    """Refuse an object whose fields are outside the ranges of their types: for `__post_init__`."""
+    for name, range_ in _annotated_ranges(type(owner)).items():  # type: ignore[arg-type]
         require(f"{whose} {name!r}", getattr(owner, name), range_, error=error)
 
 

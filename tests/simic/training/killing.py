@@ -21,14 +21,13 @@ from esper.nissa import RunStore
 from esper.nissa import store as store_module
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import RunFolder, Trainer, train_run
-from esper.simic.training.cohort import Cohort
 
 PHASES = {
     "start": (RunFolder, "locked"),
     "store": (Trainer, "_store"),
     "controls": (Trainer, "_measure_controls"),
     "baselines": (Trainer, "_judge_baselines"),
-    "playing": (Cohort, "play"),
+    "playing": (Trainer, "_play"),
     "learning": (PPOAgent, "update"),
     "judging": (Trainer, "_judge"),
     "checkpoint": (Trainer, "_checkpoint"),

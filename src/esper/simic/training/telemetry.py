@@ -3,7 +3,6 @@
 Shapes: `N` environments, `S` slots, `M` changes.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,12 +38,11 @@ class Reporter:
         self,
         round_: int,
         step: int,
-        decisions: Sequence[Decision],
+        decision: Decision,
         transition: Transition,
         returns: Tensor,
     ) -> None:
-        """All that a step of a cohort of one decided and did; `returns` [N] of episodes so far."""
-        (decision,), active = decisions, transition.active
+        """All that a step decided and did; `returns` [N] of episodes so far."""
         count = max(0, self.watched - self.first_env)  # of the first environments of the run
         self.hub.emit(
             Decisions(
@@ -56,7 +54,7 @@ class Reporter:
                 observations=decision.states[:count].cpu() if count else None,
                 masks=decision.masks[:count].cpu() if count else None,
                 probabilities=self._probabilities(decision, count) if count else None,
-                active=active,
+                active=transition.active,
                 first_env=self.first_env,
                 watched=count,
             )
@@ -76,7 +74,7 @@ class Reporter:
                     "added": transition.epoch.added,
                     **alphas,
                 },
-                active=active,
+                active=transition.active,
                 first_env=self.first_env,
             )
         )

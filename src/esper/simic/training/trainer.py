@@ -9,15 +9,15 @@ Shapes: `N` environments of this process.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from esper.archive import ArchiveError
-from esper.garden import Case, Controls, Draw, Garden
+from esper.garden import Case, Controls, Draw, Garden, Transition
 from esper.garden.controller_choice import controller_of
-from esper.leyline import AgreementError, PPOUpdateMetrics, SeedStage
+from esper.leyline import AgreementError, LifecycleOp, PPOUpdateMetrics, SeedStage
 from esper.nissa import (
     AnomalyDetector,
     AnomalyFound,
@@ -36,12 +36,14 @@ from esper.nissa import (
 from esper.nissa.store import DEFAULT_ROWS
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.processes import ALONE, Processes
-from esper.simic.training.cohort import Cohort, CohortSettings, MemberSettings
+from esper.simic.agent.rollouts import collect
+from esper.simic.agent.types import Decision, Outcome
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.selection import Judge, Judgement
 from esper.simic.training.telemetry import Reporter
 from esper.simic.training.training_runs import RunFolder, require_own
 from esper.tamiyo.controllers import LearnedController
+from esper.tamiyo.network import GARDEN_FLOOR
 from esper.tolaria.population_config import PopulationConfig
 
 AGENT = "agent"  # the name of a run's one learner
@@ -106,17 +108,18 @@ class Trainer:
             device=config.device,
             config=population,
         )
-        learner = MemberSettings(
-            name=AGENT, rows=own, seed=config.seed, apprentice=False, patience=config.patience
-        )
-        self.cohort = Cohort(
-            self.garden,
-            [learner],
-            CohortSettings(rounds=config.rounds, lesson_rounds=0, ppo=config.ppo, lstm=config.lstm),
-            annealed=lambda round_, _: config.annealed(round_),
+        agent = PPOAgent.build(
+            self.garden.space,
+            self.garden.state_dim,
+            own,
+            config.horizon,
+            config.ppo,
+            lstm_hidden_dim=config.lstm,
+            seed=config.seed,
             device=config.device,
             processes=processes,
         )
+        self.agent = suited_to_gardens(agent, config.patience)
         self.judge = Judge(
             suite.training,
             seeds=config.evaluation.seeds,
@@ -126,17 +129,9 @@ class Trainer:
             processes=processes,
         )
         self.detector = AnomalyDetector()
+        self.round = 0  # rounds that are over
         self.best: float | None = None
         self.hub = Hub()
-
-    @property
-    def round(self) -> int:
-        """Rounds that are over."""
-        return self.cohort.round
-
-    @property
-    def agent(self) -> PPOAgent:
-        return self.cohort.members[0].agent
 
     # --- beginning and going on ----------------------------------------------------------
 
@@ -144,7 +139,8 @@ class Trainer:
         """Start anew, or from the last checkpoint if there is one; False if stopped meanwhile."""
         saved = self.run.rounds()
         if saved:
-            self.cohort.go_on(saved[-1], {"number": self._restore(saved[-1])})
+            self.round, numbers = saved[-1], self._restore(saved[-1])
+            self._observations = self.garden.load_state_dict({"number": numbers})
         store = self._store(new=not saved)
         sinks: list[Sink] = [store]
         if self.processes.rank == 0:
@@ -159,7 +155,7 @@ class Trainer:
             return True
         if not self._measure_controls():
             return False
-        self.cohort.begin()
+        self._observations = self.garden.reset()
         if not self._judge_baselines():
             return False
         self._checkpoint()
@@ -201,7 +197,13 @@ class Trainer:
         state = self.run.read_checkpoint(round_)
         place = self.run.checkpoint(round_)
         self.run.require_settings(state)
-        self.cohort.members[0].load(place / self._part, self.garden)
+        self.agent = PPOAgent.load(
+            place / self._part,
+            device=self.agent.device,
+            space=self.garden.space,
+            state_dim=self.garden.state_dim,
+            processes=self.processes,
+        )
         require_own(self.agent, self.config, place / self._part)
         try:
             self.detector.load_state_dict(state.notes["anomalies"])
@@ -283,11 +285,11 @@ class Trainer:
     def _one_round(self) -> RoundReport:
         clock, number = Clock(), self.round + 1
         with clock.phase("play"):
-            played = self.cohort.play(partial(self.reporter.step, number), clock.phase)
+            returns, stages = self._play(clock)
         with clock.phase("learn"):
-            (learned,) = self.cohort.learn(played)
-        metrics = learned.metrics
-        assert metrics is not None, "it learns from rewards alone"
+            self.agent.anneal(**self.config.annealed(self.round))
+            metrics = self.agent.update()
+        self.round = number
         found: tuple[AnomalyFound, ...] = ()
         if self.processes.rank == 0:
             self.hub.emit(UpdateMetrics(round=number, metrics=flatten(metrics)))
@@ -302,11 +304,27 @@ class Trainer:
         if self.processes.rank == 0:
             times = {f"seconds_{name}": spent for name, spent in clock.spent.items()}
             self.hub.emit(Sampled(round=number, values=times))
-        last = torch.nn.functional.one_hot(played.last.after.lifecycle.stage, len(SeedStage)).sum(0)
-        stages = dict(zip(self.garden.catalogue.slots.names, last.tolist(), strict=True))
-        return RoundReport(
-            number, played.returns, metrics, dict(clock.spent), stages, judged, found, self.best
+        spent = dict(clock.spent)
+        return RoundReport(number, returns, metrics, spent, stages, judged, found, self.best)
+
+    def _play(self, clock: Clock) -> tuple[Tensor, dict[str, list[int]]]:
+        """An episode of every environment, into the agent's buffer: returns [N], and by slot how
+        many ended in each stage."""
+        returns = torch.zeros(self.garden.envs, dtype=torch.float64)
+        stage = self.garden.lifecycle.stage  # [N, S]
+
+        def listen(step: int, decision: Decision, outcome: Outcome) -> None:
+            nonlocal stage
+            assert isinstance(outcome, Transition)
+            returns.add_(outcome.terms.total)
+            self.reporter.step(self.round + 1, step, decision, outcome, returns)
+            stage = outcome.after.lifecycle.stage
+
+        self._observations = collect(
+            self.agent, self.garden, self._observations, listen=listen, phase=clock.phase
         )
+        counts = one_hot(stage, len(SeedStage)).sum(0).tolist()
+        return returns, dict(zip(self.garden.catalogue.slots.names, counts, strict=True))
 
     def _judge(self, number: int) -> Judgement:
         judged = self.judge.judge(LearnedController(self.agent.network), attribute=True)
@@ -348,3 +366,10 @@ class Trainer:
 
     def close(self) -> None:
         self.hub.close()
+
+
+def suited_to_gardens(agent: PPOAgent, patience: float) -> PPOAgent:
+    """A new agent, reluctant to prune: only what is left to grow can show its worth."""
+    agent.network.prefer("op", LifecycleOp.PRUNE, -patience)
+    agent.network.observation_norm.floor.fill_(GARDEN_FLOOR)
+    return agent

@@ -7,6 +7,7 @@ Shapes: `M` samples, `P` points of a template, `W` points of the line on which a
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,7 @@ class Mnist1dConfig:
 
     samples: Count = 4000
     seed: int = 0
-    length: int = 40
+    length: Annotated[int, Range(2, whole=True)] = 40
     padding: tuple[int, int] = (36, 60)  # trailing zeros, fewest and most
     scale: NotNegative = 0.4  # spread of the amplitude, as a fraction
     max_translation: Whole = 48  # of the padded line, circular
@@ -50,7 +51,7 @@ class Mnist1dConfig:
 
     def __post_init__(self) -> None:
         whose = "Impossible MNIST-1D configuration:"
-        require_settings(self, whose, error=DataError, length=Range(2, whole=True))
+        require_settings(self, whose, error=DataError)
         low, high = self.padding
         if not 0 <= low <= high:
             raise DataError(f"{whose} 'padding'", given=self.padding, valid="0 <= fewest <= most")

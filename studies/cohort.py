@@ -1,17 +1,15 @@
 """A cohort: agents that learn side by side, each with rows of its own in one garden.
 
-Hosts of all agents train as one population, so five trainings cost little more than one; a run's
-trainer is a cohort of one. An agent may be an apprentice first: a teacher that knows every context
-says what it would do, and the agent learns to foresee that from what it sees. Then it learns by
-itself, from rewards.
+Hosts of all agents train as one population, so five trainings cost little more than one. An agent
+may be an apprentice first: a teacher that knows every context says what it would do, and the agent
+learns to foresee that from what it sees. Then it learns by itself, from rewards.
 
 Shapes: `N` rows of all members, `K` rows of one, `H` heads.
 """
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +17,20 @@ import torch
 from torch import Tensor
 
 from esper.archive import read_archive, write_archive
-from esper.garden.environment import Garden, Transition
+from esper.garden.environment import Garden
 from esper.garden.rewards import net_of_rent
 from esper.leyline import Actions, AgreementError, Legality, LifecycleOp, PPOUpdateMetrics
 from esper.leyline.constants import DEFAULT_LSTM_HIDDEN_DIM
-from esper.simic.agent import Decision, Outcome, PPOAgent, PPOConfig
-from esper.simic.agent.imitation import Lessons, LessonSettings, Notebook, learn_lessons
-from esper.simic.agent.processes import ALONE, Processes
-from esper.simic.agent.rollouts import Seat, Steer, roll_out
+from esper.simic.agent import Outcome, PPOAgent, PPOConfig
 from esper.simic.training.config import DEFAULT_FINAL_RATE, DEFAULT_PATIENCE, changed_settings
+from esper.simic.training.trainer import suited_to_gardens
 from esper.tamiyo.controllers.schedules import Teacher
-from esper.tamiyo.network import GARDEN_FLOOR
+from studies.imitation import Lessons, LessonSettings, Notebook, learn_lessons
 
 STATE, KIND, VERSION = "state", "esper cohort", 1
 _LESSONS = "lessons."
+Steer = Callable[[Legality, Tensor], Tensor]  # other actions [N, H] in place of those drawn
 TIME_ONLY = ("epoch", "remaining")  # what a blanked observation still shows
-
-Hear = Callable[[int, Sequence[Decision], Transition, Tensor], None]
-"""Is told each step of a round: its number, decisions, what came of them, returns [N] so far."""
-Phase = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +74,8 @@ class CohortSettings:
 class PlayedRound:
     """What a round's episodes came to, [N] each; NaN where the teacher played."""
 
-    returns: Tensor  # sums of rewards, whoever played
     scores: Tensor  # net gain / scale, on validation data
     acted: Tensor  # decisions other than WAIT
-    last: Transition  # the step that ended it
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,6 @@ class Member:
             device=self.agent.device,
             space=garden.space,
             state_dim=garden.state_dim,
-            processes=self.agent.processes,
         )
 
     def take_lessons(self, settings: LessonSettings) -> float:
@@ -141,12 +131,8 @@ class Cohort:
         settings: CohortSettings,
         *,
         teacher: Teacher | None = None,
-        annealed: Callable[[int, bool], dict[str, float]] | None = None,
         device: torch.device | str = "cpu",
-        processes: Processes = ALONE,
     ) -> None:
-        """`annealed`: what an update uses in place of its settings, of a round and of who was an
-        apprentice; by default as the settings say."""
         total = sum(member.rows for member in members)
         if total != garden.envs:
             raise AgreementError(
@@ -155,18 +141,15 @@ class Cohort:
         if teacher is None and any(member.apprentice for member in members):
             raise AgreementError("Apprentices need a teacher", given="none")
         self.garden, self.settings, self.teacher = garden, settings, teacher
-        self.annealed = annealed or settings.annealed
         self.round = 0  # rounds that are over
         self.members: list[Member] = []
         first = 0
         for member in members:
-            self.members.append(Member(member, first, self._agent(member, device, processes)))
+            self.members.append(Member(member, first, self._agent(member, device)))
             first += member.rows
         self._observations: Tensor | None = None
 
-    def _agent(
-        self, member: MemberSettings, device: torch.device | str, processes: Processes
-    ) -> PPOAgent:
+    def _agent(self, member: MemberSettings, device: torch.device | str) -> PPOAgent:
         agent = PPOAgent.build(
             self.garden.space,
             self.garden.state_dim,
@@ -176,12 +159,8 @@ class Cohort:
             lstm_hidden_dim=self.settings.lstm,
             seed=member.seed,
             device=device,
-            processes=processes,
         )
-        network = agent.network
-        # Only what is left to grow can show its worth.
-        network.prefer("op", LifecycleOp.PRUNE, -member.patience)
-        network.observation_norm.floor.fill_(GARDEN_FLOOR)
+        network = suited_to_gardens(agent, member.patience).network
         if member.blanked:
             table = self.garden.table
             network.visible.zero_()[[table.index(name) for name in TIME_ONLY]] = 1.0
@@ -202,44 +181,32 @@ class Cohort:
         """An episode of every row, and an update of every agent."""
         return self.learn(self.play())
 
-    def begin(self) -> Tensor:
-        """Start the first episodes, if none are under way; returns what is seen [N, F]."""
-        if self._observations is None:
-            self._observations = self.garden.reset()
-        return self._observations
-
-    def play(
-        self,
-        hear: Hear = lambda step, decisions, transition, returns: None,
-        phase: Phase = lambda name: nullcontext(),
-    ) -> PlayedRound:
+    def play(self) -> PlayedRound:
         """One episode of every row, into the agents' buffers."""
-        garden, observations = self.garden, self.begin()
+        garden, observations = self.garden, self._observations
+        if observations is None:
+            observations = garden.reset()
         led, steer = self._lesson()
-        returns = torch.zeros(garden.envs, dtype=torch.float64)
         acted = torch.zeros(garden.envs)
-        last: Transition | None = None
-
-        def listen(step: int, decisions: Sequence[Decision], outcome: Outcome) -> None:
-            nonlocal last
-            assert isinstance(outcome, Transition)
-            last = outcome
-            returns.add_(last.terms.total)
-            acted.add_(last.actions["op"] != LifecycleOp.WAIT)
-            hear(step, decisions, last, returns)
-
-        alone = len(self.members) == 1
-        seats = [Seat(each.agent, None if alone else each.rows) for each in self.members]
-        self._observations = roll_out(
-            seats, garden, observations, steer=steer, listen=listen, phase=phase
-        )
-        assert last is not None
+        for _ in range(garden.horizon):
+            legality = garden.legal()
+            decisions = [
+                each.agent.act(observations[each.rows], legality.rows(each.rows))
+                for each in self.members
+            ]
+            actions = torch.cat([decision.actions.cpu() for decision in decisions])
+            last = garden.step(steer(legality, actions))
+            for member, decision in zip(self.members, decisions, strict=True):
+                member.agent.record(decision, _part(last, member.rows))
+            acted += last.actions["op"] != LifecycleOp.WAIT
+            observations = last.observations
+        for member in self.members:
+            member.agent.finish(observations[member.rows])
+        self._observations = observations
         after, rent = last.after, garden.reward.rent
         scores = net_of_rent(after.objective, after.exposure, rent) / last.scale
         # What the teacher played says nothing about its pupil.
-        return PlayedRound(
-            returns, scores.masked_fill(led, torch.nan), acted.masked_fill(led, torch.nan), last
-        )
+        return PlayedRound(scores.masked_fill(led, torch.nan), acted.masked_fill(led, torch.nan))
 
     def _lesson(self) -> tuple[Tensor, Steer]:
         """[N] bool: rows that the teacher itself plays, to show the way; and how it does that."""
@@ -284,7 +251,7 @@ class Cohort:
             missed = member.take_lessons(replace(lessons, learning_rate=rate))
         else:
             member.lessons = None
-            member.agent.anneal(**self.annealed(self.round, member.settings.apprentice))
+            member.agent.anneal(**self.settings.annealed(self.round, member.settings.apprentice))
             metrics = member.agent.update()
         return MemberReport(
             name=member.name,
@@ -327,7 +294,7 @@ class Cohort:
                 here = {name: tensor.to(member.agent.device) for name, tensor in held.items()}
                 member.lessons = Lessons(**here)
         garden = {n: v for n, v in stored.tensors.items() if not n.startswith(_LESSONS)}
-        self.go_on(round_, garden)
+        self.round, self._observations = round_, self.garden.load_state_dict(garden)
         return True
 
     def _require_same(self, path: Path, notes: Mapping[str, Any]) -> None:
@@ -343,7 +310,11 @@ class Cohort:
                 fix="use another folder",
             )
 
-    def go_on(self, round_: int, garden: Mapping[str, Tensor]) -> None:
-        """After so many rounds, with the garden as it was then."""
-        self.round = round_
-        self._observations = self.garden.load_state_dict(garden)
+
+def _part(outcome: Outcome, rows: Tensor) -> Outcome:
+    """What came of one agent's environments."""
+
+    def taken(tensor: Any) -> Any:
+        return None if tensor is None else tensor[rows]
+
+    return Outcome(*(taken(getattr(outcome, each.name)) for each in fields(Outcome)))
