@@ -5,16 +5,33 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from esper.simic.training import RunFolder, read_config
 from tests.programs import ENVIRONMENT, esper, esper_here
-from tests.simic.training.tiny import ENVS, HORIZON, ROUNDS, TINY, digest, tiny_files, tiny_run
+from tests.simic.training import short_runs
+from tests.simic.training.tiny import (
+    BATCHES,
+    ENVS,
+    HORIZON,
+    ROUNDS,
+    TINY,
+    digest,
+    tiny_files,
+    tiny_run,
+)
 
 PACKAGES = ("torch", "numpy", "sqlite3", "matplotlib", "safetensors")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_epochs() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.garden.episodes.GARDEN_BATCHES", BATCHES)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +222,7 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
 
 @pytest.mark.slow
 def test_the_doctor_trains_stops_and_resumes() -> None:
-    told = esper("doctor")
+    told = short_runs.esper("doctor")
     assert told.returncode == 0, told.stdout
     assert "works: trained, stopped and resumed" in told.stdout
     assert "torch" in told.stdout

@@ -50,6 +50,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(themes, "render", made)
 
 
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of one theme are painted, those of the other only made."""
+
+    def made(draw: Callable[[themes.Theme], Figure], theme: themes.Theme) -> bytes:
+        return render(draw, theme) if theme is LIGHT else bytes(bool(draw(theme)))
+
+    monkeypatch.setattr(themes, "render", made)
+
+
 # --- a whole run ---------------------------------------------------------------------------
 
 
@@ -89,6 +99,7 @@ def test_the_page_shows_settings_anomalies_and_failures(reported: Path) -> None:
     assert "The versions of this run were not recorded" in text
 
 
+@pytest.mark.usefixtures("quick")
 def test_the_page_shows_what_the_best_episodes_seeds_are_worth(tmp_path: Path) -> None:
     with Run(tmp_path) as run:
         run.play(1)
@@ -123,6 +134,7 @@ def test_a_picture_is_the_same_every_time(tmp_path: Path) -> None:
 # --- runs that lack something --------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("light")
 def test_a_run_of_one_round_is_drawn(tmp_path: Path) -> None:
     with Run(tmp_path, planned=5) as run:
         run.play(1)

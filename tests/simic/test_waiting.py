@@ -159,8 +159,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return noted
 
 
-@pytest.mark.parametrize("minibatches", [1, 2])
-@pytest.mark.parametrize("accumulation_steps", [1, 3])
+@pytest.mark.parametrize(("minibatches", "accumulation_steps"), [(1, 1), (2, 3)])
 def test_an_update_waits_once_for_where_episodes_begin_and_once_for_its_metrics(
     waits: list[str],
     minibatches: int,

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,14 @@ MEAN_SCALE = sum(SCALES.values()) / len(SCALES)  # of the contexts that are trai
 
 def learning_study(**worth: float) -> LearningStudy:
     return LearningStudy(learning_results(WORTH | worth), learning_description())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_resamples() -> Iterator[None]:
+    """Intervals are a little rougher; what is tested of them does not depend on that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.garden.statistics.DEFAULT_RESAMPLES", 200)
+        yield
 
 
 @pytest.fixture(scope="module")
