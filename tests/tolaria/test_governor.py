@@ -1,5 +1,6 @@
 """Faults in one environment: found, undone, treated, and never felt by another."""
 
+import copy
 import os
 
 import pytest
@@ -72,10 +73,10 @@ class Fault:
 @pytest.mark.parametrize("host", list(HOSTS))
 def test_faults_are_undone_and_no_other_environment_notices(host: str) -> None:
     draw = torch.Generator().manual_seed(derive_seed("faults", host))
+    healthy = make_population(host, 4)
+    grow(healthy, 2)
     for _ in range(max(1, FAULTS // len(HOSTS))):
-        struck, calm = make_population(host, 4), make_population(host, 4)
-        for population in (struck, calm):
-            grow(population, 2)
+        struck, calm = copy.deepcopy(healthy), copy.deepcopy(healthy)
         governors = [Governor(each) for each in (struck, calm)]
         fault = Fault(struck, draw)
         entering = extract(struck, fault.environment).state_dict()
