@@ -2,7 +2,9 @@
 
 import pytest
 
+from tests.garden.plots import BATCHES
+
 
 @pytest.fixture(autouse=True)
 def _short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.garden.episodes.GARDEN_BATCHES", 5)
+    monkeypatch.setattr("esper.garden.episodes.GARDEN_BATCHES", BATCHES)

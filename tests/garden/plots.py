@@ -14,6 +14,7 @@ from esper.tamiyo.controllers import Controller, RandomLegal
 from esper.tolaria.population_config import PopulationConfig
 
 HORIZON = EPOCHS_ALONE + 6
+BATCHES = 2  # an epoch
 DOUBLE = PopulationConfig(dtype=torch.float64)
 
 _GLYPHS = Source(family="mnist1d", samples=500)

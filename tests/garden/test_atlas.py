@@ -29,7 +29,13 @@ from esper.tolaria.tasks import DEFAULT_BUDGET
 from tests.garden.plots import CONTEXTS, DOUBLE, DRIFT, HORIZON, LESION, NOISY, PLAIN
 
 SEEDS = 4
+BATCHES = 5  # an epoch: enough for every seed to change something
 ARMS = tuple(Arm(slot=slot, blueprint="mlp", epoch=0) for slot in ("early", "mid", "late"))
+
+
+@pytest.fixture(autouse=True)
+def _short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.garden.episodes.GARDEN_BATCHES", BATCHES)
 
 
 def made_up(gains: list[list[float]], exposure: float = 0.0) -> Atlas:

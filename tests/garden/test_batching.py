@@ -6,7 +6,7 @@ from torch import Tensor
 
 from esper.garden import Case, Draw, Garden, Transition
 from esper.tolaria.plan import HOST
-from tests.garden.plots import CONTEXTS, DRIFT, HORIZON, Listed, make_garden, walk
+from tests.garden.plots import BATCHES, CONTEXTS, DRIFT, HORIZON, Listed, make_garden, walk
 
 ROWS = 64
 DEAL = Draw(contexts=CONTEXTS, seed=1)  # a row whose task changes decides more than once
@@ -43,7 +43,7 @@ def lived(garden: Garden) -> tuple[list[Seen], list[Transition]]:
 @pytest.fixture(scope="module")
 def all_together() -> tuple[Garden, list[Seen], list[Transition]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("esper.garden.episodes.GARDEN_BATCHES", 5)
+        patch.setattr("esper.garden.episodes.GARDEN_BATCHES", BATCHES)
         garden = make_garden(ROWS, draw=DEAL)
         return garden, *lived(garden)
 

@@ -33,11 +33,17 @@ from studies import growth_pays, tuning
 from tests.garden.plots import CONTEXTS, DOUBLE, HORIZON
 
 SEEDS = 2
+BATCHES = 5  # an epoch: enough for a seed to be worth keeping
 ARM = Arm(slot="early", blueprint="convpool", blend="immediate", epoch=EPOCHS_ALONE)
 
 
 def controllers() -> list[Controller]:
     return [NeverGrow(), RandomLegal(), FixedSchedule(ARM)]
+
+
+@pytest.fixture(autouse=True)
+def _short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.garden.episodes.GARDEN_BATCHES", BATCHES)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +64,14 @@ def run(controls: Controls, **settings: object) -> list[Result]:
     )
 
 
+@pytest.fixture(scope="module")
+def usual(controls: Controls) -> list[Result]:
+    """What all controllers get, each test's own settings aside."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.garden.episodes.GARDEN_BATCHES", BATCHES)
+        return run(controls)
+
+
 def assert_close(ours: list[Result], theirs: list[Result]) -> None:
     assert [each.identity for each in ours] == [each.identity for each in theirs]
     for mine, other in zip(ours, theirs, strict=True):
@@ -68,8 +82,8 @@ def assert_close(ours: list[Result], theirs: list[Result]) -> None:
             assert getattr(mine, name) == pytest.approx(getattr(other, name), abs=1e-9)
 
 
-def test_all_controllers_meet_the_same_cases_with_the_same_controls(controls: Controls) -> None:
-    results = run(controls)
+def test_all_controllers_meet_the_same_cases_with_the_same_controls(usual: list[Result]) -> None:
+    results = usual
     names = [controller.name for controller in controllers()]
     assert len(results) == len(names) * len(CONTEXTS) * SEEDS
     by_name = {
@@ -96,12 +110,14 @@ def test_rent_is_paid_for_the_share_of_the_episode_in_which_a_seed_exists(
         assert result.exposure == pytest.approx(result.added / whole * (1 - EPOCHS_ALONE / HORIZON))
 
 
-def test_results_do_not_depend_on_how_many_rows_train_together(controls: Controls) -> None:
-    assert_close(run(controls, rows=4), run(controls, rows=64))
+def test_results_do_not_depend_on_how_many_rows_train_together(
+    controls: Controls, usual: list[Result]
+) -> None:
+    assert_close(run(controls, rows=4), usual)
 
 
 def test_an_evaluation_that_was_cut_off_goes_on_where_it_was(
-    controls: Controls, tmp_path: Path
+    controls: Controls, usual: list[Result], tmp_path: Path
 ) -> None:
     file = tmp_path / "deep" / "results.jsonl"
 
@@ -125,7 +141,7 @@ def test_an_evaluation_that_was_cut_off_goes_on_where_it_was(
     assert len(results) > 12
     assert played[0] == ("episodes", len(results) - 11), "eleven whole lines were kept"
     assert not any(what == "control" for what, _ in played)
-    assert_close(results, run(controls))
+    assert_close(results, usual)
     stored = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(stored) == 1 + len(results)
     again: list[str] = []
@@ -192,8 +208,8 @@ def test_what_cannot_be_is_refused_before_anything_is_played(controls: Controls)
     assert len(controls) == measured
 
 
-def test_standings_are_those_of_the_results(controls: Controls) -> None:
-    results = run(controls)
+def test_standings_are_those_of_the_results(usual: list[Result]) -> None:
+    results = usual
     lines = {line.controller: line for line in standings(results, rent=2.0)}
     assert list(lines) == [controller.name for controller in controllers()]
     for name, line in lines.items():

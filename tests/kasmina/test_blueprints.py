@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
@@ -90,6 +90,7 @@ def test_a_blueprint_has_a_one_line_summary(family: Family, name: str) -> None:
 
 
 @each_blueprint
+@settings(max_examples=25)
 @given(channels=st.integers(1, 40), extent=st.integers(1, 9))
 def test_the_announced_cost_is_the_real_count_and_the_seed_is_nothing_at_birth(
     family: Family, name: str, channels: int, extent: int
@@ -160,8 +161,16 @@ def test_seeds_fused_by_vmap_equal_the_same_seeds_one_by_one(family: Family, nam
             )
 
 
+# One family of each name: the same layers are in all of them, but for these.
+COMPILED = [
+    *{name: (family, name) for family, name in BLUEPRINTS}.values(),
+    (Family.CONV1D, "norm"),
+    (Family.CONV1D, "squeeze"),
+]
+
+
 @pytest.mark.slow
-@each_blueprint
+@pytest.mark.parametrize(("family", "name"), COMPILED)
 def test_fused_seeds_without_convolutions_compile_once_for_any_number_of_them(
     family: Family, name: str
 ) -> None:

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,19 @@ def counterparts(host: SlottedModel, model: nn.Module) -> Iterator[tuple[Tensor,
         yield exported.pop(found), parameter
 
 
+@cache
+def exported(name: str) -> tuple[SlottedModel, nn.Module, Any]:
+    """A host that had gradients, its export and a sample; the tests leave host and export alike."""
+    host, sample = HOSTS[name].build()
+    sum(out.square().sum() for out in tensors(seeded(host, sample))).backward()
+    model = export_module(host, sample)
+    assert all(p.grad is None for p in model.parameters())
+    return host, model, sample
+
+
 @pytest.mark.parametrize("name", HOSTS)
 def test_the_export_gives_the_outputs_of_the_committed_network(name: str) -> None:
-    host, sample = HOSTS[name].build()
-    model = export_module(host, sample)
+    host, model, sample = exported(name)
     for training in (True, False):
         host.train(training)
         model.train(training)
@@ -83,11 +93,9 @@ def test_the_export_gives_the_outputs_of_the_committed_network(name: str) -> Non
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_the_export_has_the_gradients_of_the_committed_network(name: str) -> None:
-    host, sample = HOSTS[name].build()
-    sum(out.square().sum() for out in tensors(seeded(host, sample))).backward()  # old gradients
-    model = export_module(host, sample)
-    assert all(p.grad is None for p in model.parameters())
-    host.zero_grad()
+    host, model, sample = exported(name)
+    for each in (host, model):
+        each.train().zero_grad()
     with host.committed():
         sum(out.square().sum() for out in tensors(seeded(host, sample))).backward()
     sum(out.square().sum() for out in tensors(seeded(model, sample))).backward()
@@ -98,8 +106,7 @@ def test_the_export_has_the_gradients_of_the_committed_network(name: str) -> Non
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_a_copy_of_the_export_is_whole(name: str) -> None:
-    host, sample = HOSTS[name].build()
-    model = export_module(host, sample)
+    _, model, sample = exported(name)
     twin = copy.deepcopy(model)
     names = [key for key, _ in model.named_parameters()]
     assert sorted(key for key, _ in twin.named_parameters()) == sorted(names)
@@ -150,16 +157,16 @@ except ImportError:
 
 def test_the_export_loads_and_runs_where_esper_cannot_be_imported(tmp_path: Path) -> None:
     names: dict[str, list[str]] = {}
-    for name, grown in HOSTS.items():
-        host, sample = grown.build()
-        model = export_module(host.eval(), sample)
+    for name in HOSTS:
+        host, model, sample = exported(name)
+        model.eval()
         args = sample if isinstance(sample, tuple) else (sample,)
         args, kwargs = ((), sample) if isinstance(sample, dict) else (args, {})
         saved = {"model": model, "args": args, "kwargs": kwargs, "output": call(model, sample)}
         torch.save(saved, tmp_path / f"{name}.pt")
         names[name] = sorted(key for key, _ in model.named_parameters())
         if name == "lstm":
-            export_program(host, sample, tmp_path / f"{name}.pt2")
+            export_program(host.eval(), sample, tmp_path / f"{name}.pt2")
     finished = subprocess.run(
         [sys.executable, "-I", "-c", WITHOUT_ESPER, str(tmp_path), str(ROOT)],
         capture_output=True,
