@@ -56,6 +56,7 @@ def test_the_sparse_reward_is_the_score_that_evaluation_reports(
 
 
 @given(episodes(), scales, st.floats(0, 5), st.floats(0, 1))
+@settings(max_examples=30)
 def test_simplified_adds_up_to_sparse_less_the_cost_of_interventions(
     episode: Episode, scale: Tensor, rent: float, cost: float
 ) -> None:
@@ -67,6 +68,7 @@ def test_simplified_adds_up_to_sparse_less_the_cost_of_interventions(
 
 
 @given(episodes(), scales, gammas, st.floats(0, 3))
+@settings(max_examples=30)
 def test_shaping_cancels_over_every_episode(
     episode: Episode, scale: Tensor, gamma: float, weight: float
 ) -> None:
@@ -76,6 +78,7 @@ def test_shaping_cancels_over_every_episode(
 
 
 @given(episodes(), scales, gammas)
+@settings(max_examples=30)
 def test_shaped_is_simplified_plus_shaping(episode: Episode, scale: Tensor, gamma: float) -> None:
     shaped = episode.terms(RewardConfig(mode="shaped", gamma=gamma), scale)
     simplified = episode.terms(RewardConfig(mode="simplified", gamma=gamma), scale)
@@ -88,6 +91,7 @@ def test_shaped_is_simplified_plus_shaping(episode: Episode, scale: Tensor, gamm
 
 
 @given(episodes(rollbacks=False), gammas)
+@settings(max_examples=30)
 def test_a_truncated_episode_keeps_the_potential_of_its_last_state(
     episode: Episode, gamma: float
 ) -> None:

@@ -18,9 +18,9 @@ from tests.tolaria.twins import EVERY_HOST, HOSTS, draw_actions, make_population
 def test_padding_a_plan_changes_no_gradient_and_teaches_no_spare_row(
     host: str, isolation: str
 ) -> None:
-    population = make_population(host, 9, isolation=isolation)
+    population = make_population(host, 9, batches=1, isolation=isolation)
     padding = Padding(population.pools, grain=4)
-    for epoch in range(6):
+    for epoch in range(5):
         population.apply(draw_actions(population.legal(), own_draws(population, epoch)))
         exact = population.training_step()
         wider = {name: padding.pad(name, plan) for name, plan in exact.plan.passes().items()}
