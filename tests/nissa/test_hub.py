@@ -107,7 +107,6 @@ def test_where_there_is_no_room_samples_are_dropped_and_counted_and_all_else_wai
         time.sleep(0.3)  # the sink is busy with the first from here on
         for number in range(20):
             hub.emit(Sampled(round=1, values={"x": number}))
-        assert hub.dropped == {"sample": 12}
         waiting = threading.Thread(target=hub.emit, args=(Noted(round=1, text="waited"),))
         waiting.start()
         time.sleep(0.1)
@@ -138,7 +137,8 @@ def test_a_slow_sink_that_is_not_durable_holds_nobody_up(tmp_path: Path) -> None
         assert counted(reader)["decision"] == 100
         lost = reader.dropped()
     assert lost["recorder: decision"] > 0
-    assert sum(lost.values()) == sum(hub.dropped.values())
+    came = sum(event.kind == "decision" for event in slow.events)
+    assert lost["recorder: decision"] + came == 100
 
 
 def test_a_sink_that_fails_is_reported_once_and_training_goes_on(tmp_path: Path) -> None:
@@ -149,7 +149,6 @@ def test_a_sink_that_fails_is_reported_once_and_training_goes_on(tmp_path: Path)
                 hub.emit(event)
             assert hub.commit(number)
             time.sleep(0.15)  # time to fail
-        assert hub.failed == ["recorder"]
     assert len(told) == 1
     assert "'recorder' failed and was dropped" in told[0]
     assert "the cable was pulled" in told[0]

@@ -200,15 +200,15 @@ def _from_file(file: Path, seed: int) -> NamedData:
         parts = partition(len(inputs), {"validation": HELD_OUT}, seed)
         whole = Split(inputs, targets)
         return NamedData(tuple(whole.take(parts["train"])), tuple(whole.take(parts["validation"])))
-    wanted = [f"{split}_{part}" for split in ("train", "val") for part in ("inputs", "targets")]
+    splits = ["train", "val"] + ["test"] * ("test_inputs" in arrays)
+    wanted = [f"{split}_{part}" for split in splits for part in ("inputs", "targets")]
     if not set(wanted) <= arrays.keys():
         raise DataError(
             f"{file} does not hold what is needed",
             given=", ".join(sorted(arrays)) or "nothing",
             valid=f"inputs and targets, or {', '.join(wanted)} (and test_...)",
         )
-    test = _pair(file, arrays, "test_") if "test_inputs" in arrays else None
-    return NamedData(_pair(file, arrays, "train_"), _pair(file, arrays, "val_"), test)
+    return NamedData(*(_pair(file, arrays, f"{split}_") for split in splits))
 
 
 def _arrays(file: Path) -> dict[str, Tensor]:
@@ -227,10 +227,7 @@ def _arrays(file: Path) -> dict[str, Tensor]:
 
 
 def _pair(file: Path, arrays: Mapping[str, Tensor], prefix: str) -> tuple[Tensor, Tensor]:
-    try:
-        inputs, targets = arrays[f"{prefix}inputs"], arrays[f"{prefix}targets"]
-    except KeyError as error:
-        raise DataError(f"{file} does not hold what is needed", given=f"no {error}") from error
+    inputs, targets = arrays[f"{prefix}inputs"], arrays[f"{prefix}targets"]
     shapes = inputs.shape, targets.shape
     if inputs.dim() < 2 or shapes[0][:1] != shapes[1][:1] or not len(inputs):
         raise DataError(

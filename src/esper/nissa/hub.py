@@ -59,11 +59,10 @@ class _Channel:
         self, sink: Sink, failed: Callable[[str], None], capacity: int, patience: float
     ) -> None:
         self.sink, self.durable = sink, isinstance(sink, DurableSink)
-        self.dropped: Counter[str] = Counter()  # all of them, for people
         self.alive, self._closing = True, False
         self._failed, self._patience = failed, patience
         self._waiting: Queue[Event | _Commit] = Queue(capacity)
-        self._fresh: Counter[tuple[int, str]] = Counter()  # (round, kind) dropped, not yet told
+        self._dropped: Counter[tuple[int, str]] = Counter()  # (round, kind), not yet told
         self._lock = threading.Lock()  # of what is counted, and of who says that it failed
         self._urgent = threading.Event()  # something waits that should not wait for more
         self._thread = threading.Thread(target=self._run, name=f"nissa {sink.name}", daemon=True)
@@ -83,8 +82,7 @@ class _Channel:
                 self._fail(f"it has written nothing for {self._patience:g} seconds")
                 return
             with self._lock:
-                self.dropped[item.kind] += 1
-                self._fresh[item.round, item.kind] += 1
+                self._dropped[item.round, item.kind] += 1
         if isinstance(item, _Commit) or self._waiting.qsize() >= BATCH:
             self._urgent.set()
 
@@ -113,7 +111,7 @@ class _Channel:
     def take_dropped(self) -> list[Dropped]:
         """What was dropped since the last time."""
         with self._lock:
-            fresh, self._fresh = self._fresh, Counter()
+            fresh, self._dropped = self._dropped, Counter()
         return [
             Dropped(round=round, sink=self.sink.name, what=kind, count=count)
             for (round, kind), count in fresh.items()
@@ -211,16 +209,6 @@ class Hub(AbstractContextManager["Hub"]):
         self._tell_dropped()
         waits = [channel.request(round) for channel in self._channels if channel.durable]
         return lambda: sum(wait() for wait in waits) > 0  # all are waited for
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        """How many events of each kind were lost on the way, all sinks together."""
-        return dict(sum((channel.dropped for channel in self._channels), Counter[str]()))
-
-    @property
-    def failed(self) -> list[str]:
-        """Names of the sinks that were dropped."""
-        return [channel.sink.name for channel in self._channels if not channel.alive]
 
     def close(self) -> None:
         """Write what is waiting and close the sinks; those that may lose events first."""

@@ -36,11 +36,6 @@ def growth(facts: Report, theme: Theme) -> Figure:
     draw_slots(panels[-1], story, slots, theme)
     for axes in panels[:-1]:
         axes.tick_params(labelbottom=False)
-    below = panels[-1]
-    below.set_xlim(0.5, len(facts.epochs) + 0.5)
-    below.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
-    hidden = len(facts.places) - len(slots)
-    below.set_xlabel("epoch" + f" ({hidden} slots that stayed empty are not shown)" * bool(hidden))
     return figure
 
 

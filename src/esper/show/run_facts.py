@@ -151,12 +151,9 @@ class Facts:
 
     def family(self, context: str) -> str:
         """What a context is an example of: as the suite says, or the beginning of its name."""
-        suite = self.about.get("suite")
-        told = suite.get("training", ()) if isinstance(suite, Mapping) else ()
-        for each in told:
-            if isinstance(each, Mapping) and each.get("name") == context and each.get("family"):
-                return str(each["family"])
-        return "drift" if "-to-" in context else context.partition("-")[0]
+        told = self.about.get("suite", {}).get("training", ())
+        families = {each["name"]: each.get("family") for each in told}
+        return str(families.get(context) or context.partition("-")[0])
 
 
 def read_facts(run: Path) -> Facts:

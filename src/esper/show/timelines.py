@@ -52,12 +52,6 @@ def timeline(story: Story, theme: Theme) -> Figure:
     draw_slots(below, story, slots, theme)
     above.set_title(title(story))
     above.tick_params(labelbottom=False)
-    below.set_xlim(0.5, max(story.steps, 1) + 0.5)
-    below.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
-    hidden = len(story.slots) - len(slots)
-    below.set_xlabel(
-        "epoch" + (f" ({hidden} slots that stayed empty are not shown)" * bool(hidden))
-    )
     return figure
 
 
@@ -130,6 +124,10 @@ def draw_slots(axes: Axes, story: Story, slots: Sequence[str], theme: Theme) -> 
     axes.set_ylim(-0.7, len(rows) - 0.4)
     axes.set_yticks(list(rows.values()), list(rows))
     axes.set_ylabel("slot")
+    axes.set_xlim(0.5, max(story.steps, 1) + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
+    hidden = len(story.slots) - len(slots)
+    axes.set_xlabel("epoch" + f" ({hidden} slots that stayed empty are not shown)" * bool(hidden))
     axes.grid(visible=False)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
