@@ -243,14 +243,15 @@ def test_a_damaged_checkpoint_is_refused(stopped: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_of_a_program_is_left_to_the_program(stopped: Path, tmp_path: Path) -> None:
-    from esper.archive import read_archive, write_archive
+    from esper.api.grown_runs import KIND, VERSION, GrowthFolder
+    from esper.archive import write_archive
 
     run = tmp_path / "run"
-    archive = read_archive(stopped / "checkpoint", kind="grow-run", version=1)
+    archive = GrowthFolder(stopped).checkpoint()
     notes = json.loads(json.dumps(archive.notes))
     notes["settings"]["origin"] = None
     write_archive(
-        run / "checkpoint", kind="grow-run", version=1, tensors=archive.tensors, notes=notes
+        run / "checkpoint", kind=KIND, version=VERSION, tensors=archive.tensors, notes=notes
     )
     assert "use esper.resume(" in refused(["resume", run])
 
