@@ -100,6 +100,11 @@ class TamiyoRolloutBuffer:
         return self.longest * self.envs if self._even else int(self.counts.sum())
 
     @property
+    def full(self) -> bool:
+        """Is there no room left in any environment?"""
+        return len(self) == self.envs * self.steps
+
+    @property
     def valid(self) -> Tensor:
         """[E, T] bool: the steps that were taken."""
         return torch.arange(self.steps, device=self.device) < self.counts[:, None]
