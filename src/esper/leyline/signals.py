@@ -15,6 +15,7 @@ from torch import Tensor
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import AgreementError
 from esper.leyline.lifecycle import Lifecycle
+from esper.leyline.shadows import ShadowReadings
 
 SIGNAL_WINDOW = 8  # epochs of measurements that signals carry
 FLOW_STATISTICS = ("spread", "silence", "peaks", "roughness")  # of activations that pass a slot
@@ -36,6 +37,7 @@ class Signals:
     host_gradient: Tensor  # [N] root mean square of the gradient norm over the last epoch
     draws: Tensor  # [N, H] from 0 to 1: each environment's own random numbers for this decision
     flow: Tensor | None = None  # [N, S, K] FLOW_STATISTICS of each slot; None: never measured
+    shadows: ShadowReadings | None = None  # None: none can train here
 
     def __post_init__(self) -> None:
         hosts = self.lifecycle.shape[0]
@@ -62,7 +64,8 @@ class Signals:
             for field in fields(self)
             if isinstance(getattr(self, field.name), Tensor)
         }
-        return replace(self, lifecycle=self.lifecycle.rows(index), **arrays)
+        shadows = None if self.shadows is None else self.shadows.rows(index)
+        return replace(self, lifecycle=self.lifecycle.rows(index), shadows=shadows, **arrays)
 
     def latest(self, name: str) -> Tensor:
         """[N]: the last measurement of a series; NaN before the first epoch."""

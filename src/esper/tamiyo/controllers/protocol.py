@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline import Actions, AgreementError, BlueprintCatalogue, Legality
+from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
 
 
@@ -52,6 +53,16 @@ class Remembering(Protocol):
 
     def memory(self) -> dict[str, Tensor]: ...
     def recall(self, memory: Mapping[str, Tensor]) -> None: ...
+
+
+@runtime_checkable
+class Auditioning(Protocol):
+    """A controller that has shadows trained, and reads `signals.shadows`.
+
+    It is asked after each of its decisions, with the signals that it decided on.
+    """
+
+    def audition(self, signals: Signals, legality: Legality) -> AuditionPlan: ...
 
 
 class Thoughts(NamedTuple):
@@ -111,3 +122,13 @@ class SideBySide:
             chosen = controller.act(signals.rows(rows), legality.rows(rows), starts[rows])
             values[rows] = chosen.values
         return Actions(legality.space, values)
+
+    def audition(self, signals: Signals, legality: Legality) -> AuditionPlan:
+        shape = (len(signals), len(signals.catalogue.slots), len(signals.catalogue.names))
+        where = torch.zeros(shape, dtype=torch.bool)
+        share = torch.zeros(len(signals), dtype=torch.float64)
+        for controller, rows in zip(self.parts, self._rows, strict=True):
+            if isinstance(controller, Auditioning):
+                plan = controller.audition(signals.rows(rows), legality.rows(rows))
+                where[rows], share[rows] = plan
+        return AuditionPlan(where, share)
