@@ -15,15 +15,13 @@ def test_only_shadows_that_trained_change_and_slopes_are_per_epoch() -> None:
     before = ShadowReadings.none(2, torch.ones(3, 4))
     where = torch.zeros(2, 3, 4, dtype=torch.bool)
     where[1, 2, 3] = True
-    once = before.updated(
-        where, torch.full((2, 3, 4), 0.5, dtype=torch.float64), **measured(where, 0.2)
-    )
-    twice = once.updated(
-        where, torch.full((2, 3, 4), 1.5, dtype=torch.float64), **measured(where, 0.3)
-    )
+    half, more = (torch.full((2, 3, 4), each, dtype=torch.float64) for each in (0.5, 1.5))
+    once = before.updated(where, half, **measured(where, 0.2))
+    twice = once.updated(where, more, **measured(where, 0.3))
     assert float(once.slope[1, 2, 3]) == 0.4  # from nothing, in half an epoch
     assert abs(float(twice.slope[1, 2, 3]) - 0.1) < 1e-12
-    assert bool(twice.gain[~where].isnan().all()) and not bool(twice.epochs[~where].any())
+    assert bool(twice.gain[~where].isnan().all())
+    assert not bool(twice.epochs[~where].any())
     assert float(twice.t[1, 2, 3]) == 0.3 / 0.5
     assert bool((twice.t[~where] == -torch.inf).all())
 

@@ -5,10 +5,18 @@ from typing import TYPE_CHECKING
 from esper.lazy import attach
 
 if TYPE_CHECKING:
+    from .auditioning import Audition, AuditionConfig
     from .by_name import controller_names, make_controller, register_controller
     from .learned import LearnedController, drawn
     from .proposals import Proposal, first_legal
-    from .protocol import Controller, Privileged, Remembering, SideBySide, needs_contributions
+    from .protocol import (
+        Auditioning,
+        Controller,
+        Privileged,
+        Remembering,
+        SideBySide,
+        needs_contributions,
+    )
     from .racing import Race, RaceConfig
     from .rules import Gap, Heuristic, HeuristicConfig, NeverGrow, Periodic, Plateau, RandomLegal
     from .schedules import FixedSchedule, Oracle, RowSchedule, Schedule

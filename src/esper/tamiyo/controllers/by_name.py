@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from esper.leyline import DEFAULT_EPISODE_LENGTH, BlueprintCatalogue
 from esper.leyline.errors import DuplicateNameError, UnknownNameError
+from esper.tamiyo.controllers.auditioning import Audition, AuditionConfig
 from esper.tamiyo.controllers.learned import ShippedSettings, shipped_controller
 from esper.tamiyo.controllers.protocol import Checkable, Controller
 from esper.tamiyo.controllers.racing import Race, RaceConfig
@@ -56,6 +57,7 @@ for _own in OWN_SETTINGS:
     register_controller(_own.kind, _own, lambda controller: controller)
 register_controller("fixed", FixedSettings, lambda settings: FixedSchedule(settings.arms()))
 register_controller("race", RaceConfig, Race)
+register_controller("audition", AuditionConfig, Audition)
 register_controller("heuristic", HeuristicConfig, Heuristic)
 register_controller("oracle", OracleSettings, OracleSettings.oracle)
 register_controller("tamiyo", ShippedSettings, shipped_controller)

@@ -1,0 +1,234 @@
+"""The rule `audition`: every seed that could be planted shows what it can do, the best are planted.
+
+The host trains alone at first. Then shadows of all candidates train beside it, in rounds: after
+each round the better part goes on, so that all of them together cost no more than a stated share of
+the host's training. Those whose gain on validation data is certain are planted, the best of every
+slot, with what they have learned. Where none is certain and the host still has much to learn, it
+lacks no mechanism but capacity: the largest seed that fits is planted. What was planted is judged
+by what it contributes, as every seed is.
+
+Shapes: `N` environments, `S` slots, `P` blueprints.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline import Actions, Blend, BlueprintCatalogue, Legality, LifecycleOp
+from esper.leyline.errors import EsperError
+from esper.leyline.settings import Count, NotNegative, Positive, Share, Whole, require_settings
+from esper.leyline.shadows import AuditionPlan, ShadowReadings
+from esper.leyline.signals import Signals
+from esper.leyline.stages import SeedStage
+from esper.tamiyo.controllers.proposals import (
+    Proposal,
+    at_best_slot,
+    closing,
+    epochs_to_permanence,
+    first_legal,
+    in_time,
+    open_plants,
+)
+from esper.tamiyo.controllers.protocol import restarted
+from esper.tamiyo.controllers.rules import relative_losses, require_first_in_time
+from esper.tamiyo.controllers.specs import spec_of
+
+LEAST_SHARE = 0.1  # of an epoch's batches: what could train on less does not take part
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditionConfig:
+    # The audition
+    first: Count = 1  # epochs that the host trains alone
+    rounds: Count = 3  # epochs of the audition
+    spend: Positive = 0.6  # FLOPs of shadows in all, over those of the host's training
+    survive: Share = 0.33  # of the candidates, after each round
+    finalists: Count = 4  # that are in the last round at least
+    # What is planted
+    certain: NotNegative = 3.0  # gain over its standard error
+    least: NotNegative = 0.003  # gain, in units of guessing
+    seeds: Count = 3  # at most
+    unlearned: Share = 0.3  # training loss, in units of guessing, above which capacity may lack
+    most_gap: float = 0.15  # validation minus training loss above which it does not
+    # What is kept
+    probation: Whole = 1  # epochs in HOLDING before a seed may be kept
+    trial: Count = 3  # epochs in HOLDING after which one that is not worth it is pruned
+    margin: float = 0.0  # points of contribution that a seed must be worth
+    rent: float = 0.0  # and as many more per 100 % of the host's parameters
+
+    def __post_init__(self) -> None:
+        require_settings(self, "In controller 'audition' setting")
+
+
+@dataclass
+class _Memory:
+    """What the rule remembers of its rows."""
+
+    going: Tensor  # [N, S, P] bool: shadows that are still in the race
+    spent: Tensor  # [N] float64: cost of shadows so far, in epochs of the host
+    rounds: Tensor  # [N] int64: that are over
+    wanted: Tensor  # [N, S, P] bool: to be planted, warm
+    large: Tensor  # [N] bool: to be planted, the largest newborn
+    planted: Tensor  # [N] int64: how many were
+
+    @classmethod
+    def fresh(cls, hosts: int, slots: int, blueprints: int) -> "_Memory":
+        none = torch.zeros(hosts, slots, blueprints, dtype=torch.bool)
+        count = torch.zeros(hosts, dtype=torch.int64)
+        return cls(none, count.double(), count, none.clone(), count.bool(), count.clone())
+
+
+class Audition:
+    """Plants what showed that it helps."""
+
+    needs_contributions = True
+
+    def __init__(self, config: AuditionConfig | None = None) -> None:
+        self.config = config or AuditionConfig()
+        self._memory: _Memory | None = None
+
+    @property
+    def name(self) -> str:
+        return spec_of("audition", self.config)
+
+    def memory(self) -> dict[str, Tensor]:
+        return {} if self._memory is None else dict(vars(self._memory))
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        self._memory = _Memory(**memory) if memory else None
+
+    def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
+        needed = epochs_to_permanence(Blend.RAMP) + 1
+        require_first_in_time("audition", self.config.first, needed, horizon)
+
+    def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
+        shadows = self._readings(signals)
+        fresh = vars(_Memory.fresh(*shadows.epochs.shape))
+        last = {} if self._memory is None else vars(self._memory)
+        memory = self._memory = _Memory(
+            **{name: restarted(last.get(name), blank, starts) for name, blank in fresh.items()}
+        )
+        heard = (memory.rounds >= self.config.rounds) & (memory.planted < self.config.seeds)
+        certain = self._certain(signals) & memory.going
+        first_time = heard & (memory.planted == 0)
+        memory.large = torch.where(first_time, self._lacks_capacity(signals, certain), memory.large)
+        warm = self._plant(certain, shadows.t, legality, heard & ~memory.large, Blend.RAMP)
+        sizes = torch.tensor(signals.catalogue.costs).double().expand(shadows.t.shape)
+        anywhere = torch.ones_like(certain)
+        large = self._plant(anywhere, sizes, legality, heard & memory.large, Blend.IMMEDIATE)
+        in_warm = in_time(signals, epochs_to_permanence(Blend.RAMP))
+        in_large = in_time(signals, epochs_to_permanence(Blend.IMMEDIATE))
+        plants = [
+            warm._replace(where=warm.where & in_warm),
+            large._replace(where=large.where & in_large),
+        ]
+        actions = first_legal(legality, [*self._judged(signals, legality), *plants])
+        memory.planted += (actions["op"] == LifecycleOp.GERMINATE).long()
+        return actions
+
+    def audition(self, signals: Signals, legality: Legality) -> AuditionPlan:
+        """The next round, for rows whose host has trained alone for long enough."""
+        config, shadows, memory = self.config, self._readings(signals), self._memory
+        assert memory is not None  # it decides before it is asked
+        life, open_ = signals.lifecycle, _fitting(signals)
+        begins = (memory.rounds == 0) & (life.epoch >= config.first)
+        left = config.rounds - memory.rounds
+        going = torch.where(begins[:, None, None], open_, memory.going & open_)
+        count = going.flatten(1).sum(1)
+        kept = (count * config.survive).ceil().clamp(min=config.finalists).long()
+        later = (memory.rounds > 0) & (left > 0)
+        going = torch.where(later[:, None, None], _best(going, shadows.t, kept), going)
+        over = (left <= 0)[:, None, None]
+        going = torch.where(over, going & self._certain(signals), going)
+        done = (left <= 0) & (memory.large | (memory.planted >= config.seeds))
+        going &= ~done[:, None, None]
+        # What is left to spend, evenly over what is left of the rounds.
+        purse = config.spend * signals.horizon.double() - memory.spent
+        purse = purse.clamp(min=0.0) / left.clamp(min=1).double()
+        costs = shadows.cost.nan_to_num(1.0)
+        going = _affordable(going, costs, purse / LEAST_SHARE)
+        total = (costs * going).flatten(1).sum(1)
+        share = (purse / total.clamp(min=1e-9)).clamp(max=1.0)
+        share = torch.where(total > 0, share, 0.0)
+        memory.going = going
+        memory.spent = memory.spent + share * total
+        memory.rounds = memory.rounds + (begins | later).long()
+        return AuditionPlan(going, share)
+
+    def _readings(self, signals: Signals) -> ShadowReadings:
+        if signals.shadows is None:
+            raise EsperError(
+                "Controller 'audition' decides by shadows, which cannot train here",
+                fix="use esper.grow, or hand over losses in your own loop: wrap with "
+                "isolation='dual_pass', call host.seed_step(...) in every step, and pass "
+                "losses= to tick",
+            )
+        return signals.shadows
+
+    def _certain(self, signals: Signals) -> Tensor:
+        """[N, S, P] bool: shadows that help, beyond noise."""
+        shadows = self._readings(signals)
+        least = self.config.least * math.log(max(signals.classes, 2))
+        return (shadows.t >= self.config.certain) & (shadows.gain >= least)
+
+    def _lacks_capacity(self, signals: Signals, certain: Tensor) -> Tensor:
+        """[N] bool: nothing in particular is missing, and yet the host has much to learn.
+
+        Not where it learns its samples by heart, or where shadows would.
+        """
+        shadows, config = self._readings(signals), self.config
+        train, gap = relative_losses(signals)
+        by_heart = (shadows.t <= -config.certain) & (shadows.train_gain > 0)
+        heart = (by_heart.flatten(1).any(1)) | (gap > config.most_gap)
+        return ~certain.flatten(1).any(1) & (train >= config.unlearned) & ~heart
+
+    @staticmethod
+    def _plant(
+        chosen: Tensor, score: Tensor, legality: Legality, where: Tensor, blend: Blend
+    ) -> Proposal:
+        """The one of `chosen` [N, S, P] with the highest score that may be planted."""
+        open_ = (open_plants(legality, blend) & chosen).flatten(1)
+        best = score.flatten(1).masked_fill(~open_, -math.inf).argmax(1)
+        slot, kind = best // score.shape[2], best % score.shape[2]
+        return Proposal(where & open_.any(1), LifecycleOp.GERMINATE, slot, kind, int(blend))
+
+    def _judged(self, signals: Signals, legality: Legality) -> list[Proposal]:
+        """Keep, blend in, take out."""
+        config, life = self.config, signals.lifecycle
+        share = life.params / max(signals.catalogue.host_params, 1)  # [N, S]
+        needed = config.margin + config.rent * share
+        worth = life.contribution_known & (life.contribution >= needed)
+        late = closing(signals)[:, None]
+        keep = worth & ((life.epochs_in_stage >= config.probation) | late)
+        over = life.contribution_known & ((life.epochs_in_stage >= config.trial) | late)
+        lost = life.at(SeedStage.HOLDING) & over & ~worth
+        return [
+            at_best_slot(legality, LifecycleOp.FOSSILIZE, keep, life.contribution - needed),
+            at_best_slot(legality, LifecycleOp.ADVANCE),
+            at_best_slot(legality, LifecycleOp.PRUNE, lost, needed - life.contribution),
+        ]
+
+
+def _fitting(signals: Signals) -> Tensor:
+    """[N, S, P] bool: seeds that fit a free slot and what is left of the budget."""
+    life = signals.lifecycle
+    costs = signals.catalogue.total_costs()[:, :, Blend.RAMP]  # [S, P]
+    room = (signals.budget - life.params.sum(1))[:, None, None]
+    return (costs >= 0) & (costs <= room) & ~life.occupied[:, :, None]
+
+
+def _best(going: Tensor, score: Tensor, count: Tensor) -> Tensor:
+    """[N, S, P] bool: of those in `going` the `count` [N] with the highest scores."""
+    flat = score.flatten(1).masked_fill(~going.flatten(1), -math.inf)
+    rank = flat.argsort(1, descending=True, stable=True).argsort(1, stable=True)
+    return (rank < count[:, None]).view_as(going) & going
+
+
+def _affordable(going: Tensor, costs: Tensor, most: Tensor) -> Tensor:
+    """Of those in `going` [N, S, P], evenly spread ones that cost at most so much together."""
+    total = (costs * going).flatten(1).sum(1)
+    every = (total / most.clamp(min=1e-9)).ceil().clamp(min=1.0)[:, None]  # one of so many
+    return going & (((going.flatten(1).cumsum(1) - 1) % every) == 0).view_as(going)
