@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.api.batches import Batches, Data, Source
 from esper.api.grow_settings import (
     AUTO,
+    EVERY,
     OPTIMIZER,
     Budget,
     BudgetLike,
@@ -28,7 +29,7 @@ from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import unpack
 from esper.api.inspection import Slots, require_module
 from esper.api.observers import EpochNews, Observer, OnEpoch, Shown, Told, observed
-from esper.api.run_records import size_of, slot_notes, step_flops
+from esper.api.run_records import shadow_notes, size_of, slot_notes, step_flops
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring
 from esper.api.ticking import measuring
@@ -38,7 +39,7 @@ from esper.kasmina.probe import Sample, Target
 from esper.leyline.errors import UnknownNameError, first_line
 from esper.leyline.streams import derive_seed
 from esper.nissa import Clock, Sink
-from esper.tamiyo.controllers.protocol import Controller
+from esper.tamiyo.controllers.protocol import Auditioning, Controller
 
 _ONE_VALUE = "more than 1 value per channel"  # what torch says of a batch of one
 MakeOptimizer = Callable[..., Optimizer]
@@ -117,6 +118,8 @@ def grow(
     data = Data(train, val, test, batch_size)
     first = data["train"].first(seed, where)
     folder = None if out is None else GrowthFolder(out)
+    if isinstance(slots, str) and slots == AUTO and listens(controller):
+        slots = EVERY
     host = _host(model, first[0] if sample is None else sample, slots, settings)
     run = GrownRun(host, settings, folder=folder)
     run.settle(slots=tuple(map(asdict, host.targets)), data=data.fingerprints(seed))
@@ -312,6 +315,7 @@ class Growth:
                 return self._scores(self.data["val"])
 
         scores = measured()
+        shadowed = host.shadows.flops * host.shadows.learned / max(host.shadows.seen, 1)
         before = clock.spent["measure"]
         with clock.phase("decide"):
             tick = host.tick(
@@ -320,10 +324,12 @@ class Growth:
                 val_loss=scores.loss,
                 val_score=scores.score,
                 evaluate=lambda _: measured().score,
+                losses=self._losses,
             )
         clock.spent["decide"] -= clock.spent["measure"] - before  # what was measured within
         if self.schedule is not None:
             self.schedule.step(scores.loss, scores.score)
+        heard = {} if not shadowed else {"shadow_cost": shadowed, "shadows": shadow_notes(host)}
         record = {
             "epoch": tick.epoch,
             "train_loss": train_loss,
@@ -339,6 +345,7 @@ class Growth:
             "precision": self.run.settings.precision,
             "slots": slot_notes(host),
             "flops": None if step is None else step * size / max(size_of(host.sample), 1),
+            **heard,
         }
         return EpochNews(record, clock.spent)
 
@@ -384,6 +391,12 @@ class Growth:
         stream = derive_seed(self.seed, "scores", batches.name)
         with measuring(self.host), randomness_kept(self.host, stream=stream):
             return self.scoring.scores(self.host, batches(stream, self.device))
+
+    def _losses(self, model: nn.Module) -> Tensor:
+        """Of every validation sample, for shadows; on the same draws for all of them."""
+        stream = derive_seed(self.seed, "scores", "val")
+        with randomness_kept(self.host, stream=stream):
+            return self.scoring.losses(model, self.data["val"](stream, self.device))
 
     def _keep(self, ready: Callable[[], object] = lambda: None) -> None:
         if self.run.folder is not None:
@@ -464,6 +477,13 @@ def _optimizer(kind: str | MakeOptimizer, host: GrowingModel, settings: GrowSett
         fix = f"pass its class: optimizer=torch.optim.{type(kind).__name__}, lr=..."
         raise GrowError("The optimiser is made already, and knows no seeds", fix=fix)
     return host.optimizer(kind, **asked)
+
+
+def listens(controller: Controller | str | Path) -> bool:
+    """Does it hear shadows of every place before it plants?"""
+    if isinstance(controller, (str, Path)):
+        return str(controller).partition(":")[0] == "audition"
+    return isinstance(controller, Auditioning)
 
 
 def _host(model: nn.Module, sample: Sample, slots: Slots, settings: GrowSettings) -> GrowingModel:

@@ -13,6 +13,7 @@ from esper.leyline import DEFAULT_EPISODE_LENGTH, EsperError, UnknownNameError
 from esper.leyline.settings import Count, NotNegative, Positive, Whole, require_settings
 
 AUTO = "auto"  # slots, metric: whatever fits; device: CUDA where there is one
+EVERY = "every"  # slots: all that there are
 OPTIMIZER = "AdamW"
 FULL, HALF = "full", "bf16"  # the model's own precision; autocast to bfloat16
 

@@ -15,7 +15,16 @@ from torch.optim import Optimizer
 
 from esper.api.fitting_controllers import ENDLESS, require_fitting, resolve
 from esper.api.grow_settings import AUTO, Budget, BudgetError, BudgetLike, GrowSettings, listed
-from esper.api.host_state import KIND, MEMORY, VERSION, memory_state, pack, recall_memory, unpack
+from esper.api.host_state import (
+    KIND,
+    MEMORY,
+    VERSION,
+    memory_state,
+    pack,
+    recall_memory,
+    revive_shadows,
+    unpack,
+)
 from esper.api.inspection import Slots, chosen_places, require_module
 from esper.api.ticking import (
     END,
@@ -36,13 +45,20 @@ from esper.api.ticking import (
 from esper.archive import read_archive, write_archive
 from esper.kasmina import GateRules, Isolation, SlottedModel, export_module, require_same_parameters
 from esper.kasmina.probe import Sample
+from esper.kasmina.shadows import Losses, ShadowKey, Shadows, shadow_costs
 from esper.kasmina.slot import GrowthLostWarning as GrowthLostWarning
 from esper.kasmina.slot import Slot
 from esper.leyline import Actions, Blend, SeedStage, Transitions
 from esper.leyline.errors import EsperError, OptimizerMismatchError, first_line
+from esper.leyline.shadows import AuditionPlan, ShadowReadings
 from esper.leyline.signals import Signals
 from esper.leyline.streams import derive_seed
-from esper.tamiyo.controllers import Controller, LearnedController, needs_contributions
+from esper.tamiyo.controllers import (
+    Auditioning,
+    Controller,
+    LearnedController,
+    needs_contributions,
+)
 from esper.tolaria.random_streams import uniform
 
 HOST_EVERY = 32  # steps between two looks at the gradient of the whole host
@@ -111,6 +127,7 @@ class GrowingModel(SlottedModel):
         self.room = room  # parameters that seeds may have in all; None: no limit
         self.horizon = limits.epochs  # in all, if the budget says so
         self.memory = GrowthMemory(len(self.specs), classes)
+        self.shadows = Shadows()
         self.watch = StepWatch(model, dict(zip(self.seed_slots, self._slots, strict=True)))
         self._given_rules = self.rules
         self._made: dict[str, Controller] = {}  # by the word that asked for it
@@ -173,12 +190,14 @@ class GrowingModel(SlottedModel):
             optimizer.register_step_pre_hook(watch.before_step)
             optimizer.register_step_post_hook(lambda *_: watch.bring_back())
             optimizer.register_load_state_dict_pre_hook(_require_fitting_state)
+            revive_shadows(self)
 
     def seed_step(self, loss: Callable[[], Tensor]) -> None:
         """Let isolated seeds learn from a loss: call it after the model's own backward.
 
         `loss` runs the model and returns the loss (scaled, if you scale it), as in
-        `host.seed_step(lambda: loss_fn(host(x), y))`. Does nothing while there is no such seed.
+        `host.seed_step(lambda: loss_fn(host(x), y))`. Shadows learn from it too. Does nothing while
+        there is neither.
         """
         require_averaged(self.isolation)
         if self.isolation is not Isolation.DUAL_PASS:
@@ -190,6 +209,8 @@ class GrowingModel(SlottedModel):
         if self.has_isolated_seeds:
             with self.seed_pass():
                 loss().backward()
+        if self.shadows:
+            self.shadows.learn(self, loss)
 
     def train(self, mode: bool = True) -> Self:
         if mode and not self.training:
@@ -211,34 +232,44 @@ class GrowingModel(SlottedModel):
         val_score: float | None = None,
         val_loss: float | None = None,
         evaluate: Evaluate | None = None,
+        losses: Losses | None = None,
     ) -> Tick:
         """An epoch is over: measure, let time pass, let the controller decide, carry it out.
 
         `val_score` is in percent, higher is better (`score_of_loss` makes one of a loss).
         `evaluate(model)` returns the same score of the model that it is given; with it the
         contribution of every seed is measured by leaving it out, without it gates that need
-        contributions are off, and controllers that need them are refused. The tick that ends the
-        budget's epochs decides nothing and takes out what is not permanent.
+        contributions are off, and controllers that need them are refused. `losses(model)` returns
+        the loss of every validation sample, [samples]: with it and `seed_step` shadows can be
+        heard, which "audition" needs. The tick that ends the budget's epochs decides nothing and
+        takes out what is not permanent.
         """
         self.watch.bring_back()
         measured = evaluate is not None
         chosen = self.require_controller(controller, measured=measured)
+        self._require_heard(chosen, losses)
         self._require_trained()
         before = list(self.slots.parameters())  # kept, since a freed one's id may come again
         loss = number("train_loss", train_loss)
         held_out = math.nan if val_loss is None else number("val_loss", val_loss)
         found = self.memory.measure(self, val_score, evaluate)
         self.memory.report(self, loss, held_out, found)
+        if losses is not None and self.shadows:
+            with measuring(self):
+                self.shadows.measure(self, losses, self.memory.relative, self.watch.gradients()[1])
         least = self._given_rules.min_contribution if measured else None
         self.rules = replace(self._given_rules, min_contribution=least)  # that gate is on or off
         transitions = self.pass_time()
         if self.memory.ended:
             decision = GrowthDecision(END)
             transitions = transitions + self.finish()
+            self.shadows.living.clear()
         else:
-            actions = self._decide(chosen)
+            actions, plan = self._decide(chosen)
             decision = GrowthDecision.by(actions, self)
             transitions = transitions + self.apply(actions)
+            if plan is not None:
+                self.shadows.adopt(self, plan, self.watch.steps)
         self.watch.go_on(0, max(self.watch.longest, self.watch.steps))
         after = list(self.slots.parameters())
         same = len(before) == len(after) and all(map(operator.is_, before, after))
@@ -320,10 +351,33 @@ class GrowingModel(SlottedModel):
             self._require_optimizer()
         return super().pass_time()
 
-    def _decide(self, controller: Controller) -> Actions:
+    def _require_heard(self, chosen: Controller, losses: Losses | None) -> None:
+        """Refuse a controller that needs shadows where they get no loss to learn from."""
+        if not isinstance(chosen, Auditioning):
+            return
+        given = None
+        if self.isolation is not Isolation.DUAL_PASS:
+            given = f"isolation {self.isolation.value!r}"
+        elif losses is None:
+            given = "no losses="
+        elif self.shadows and not self.shadows.seen:
+            given = "no seed_step() since the last tick"
+        if given is not None:
+            raise TickError(
+                f"Controller {chosen.name!r} listens to shadows, which need a loss to learn from",
+                given=given,
+                fix="wrap with isolation='dual_pass', call host.seed_step(lambda: loss_fn(host(x), "
+                "y)) in every step and pass losses= to tick, a function that gives the loss of "
+                "every validation sample; or use esper.grow, or another controller",
+            )
+
+    def _decide(self, controller: Controller) -> tuple[Actions, AuditionPlan | None]:
         window, life = self.memory.window, self.lifecycle
         if isinstance(controller, LearnedController):  # only these look at it; it costs a pass
             window.remember_flow(self.flow())
+        auditioning = isinstance(controller, Auditioning)
+        if auditioning and self.shadows.readings is None:
+            self.shadows.readings = ShadowReadings.none(1, shadow_costs(self, self.sample))
         stream = torch.tensor([derive_seed(self.seed, "decisions")])
         signals = Signals(
             self.catalogue,
@@ -332,6 +386,7 @@ class GrowingModel(SlottedModel):
             horizon=torch.tensor([self.horizon or ENDLESS]),
             classes=self.memory.classes or FEWEST_CLASSES,
             draws=uniform(stream, "decision", life.epoch, len(self.space)),
+            shadows=self.shadows.readings if auditioning else None,
             **window.measured(),
         )
         legality = self.legal()
@@ -342,10 +397,16 @@ class GrowingModel(SlottedModel):
             fix = "return Actions.of(legality.space, op=LifecycleOp.WAIT) to do nothing"
             raise TickError(what, given=given, fix=fix)
         self.memory.actions = chosen
-        return chosen
+        if isinstance(controller, Auditioning):
+            return chosen, controller.audition(signals, legality)
+        return chosen, None
 
     def _plant(self, index: int, slot: Slot, blueprint: int, blend: Blend) -> None:
         super()._plant(index, slot, blueprint, blend)
+        if blend is not Blend.IMMEDIATE and slot.seed is not None:  # that one has to be newborn
+            shadow = self.shadows.take(ShadowKey(index, blueprint))
+            if shadow is not None:
+                shadow.pass_on(slot.seed, self.optimizers)
         average_gradients(slot)
 
     def flow(self) -> Tensor:

@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.archive import Archive, ArchiveError
+from esper.kasmina.shadows import Shadow, ShadowKey
 from esper.leyline.errors import EsperError, OptimizerMismatchError
+from esper.leyline.shadows import ShadowReadings
 
 if TYPE_CHECKING:
     from esper.api.growing_model import GrowingModel
@@ -103,13 +105,16 @@ def _require_fitting(host: "GrowingModel", archive: Archive, *, training: bool) 
 # --- memory as part of a host's state --------------------------------------------------------
 
 MEMORY = "memory."
+SHADOW = f"{MEMORY}shadow."
 
 
 def memory_state(host: "GrowingModel") -> dict[str, Tensor]:
     """What ticks and the controller remember, as tensors, so that any file can hold them."""
     remembered, notes = host.memory.pack()
-    text = json.dumps(notes | host.watch.pack()).encode()
+    shadows, heard = _pack_shadows(host)
+    text = json.dumps(notes | host.watch.pack() | {"shadows": heard}).encode()
     found = {f"{MEMORY}controller.{name}": each for name, each in remembered.items()}
+    found |= {f"{SHADOW}{name}": each for name, each in shadows.items()}
     return {f"{MEMORY}notes": torch.tensor(list(text), dtype=torch.uint8), **found}
 
 
@@ -117,9 +122,68 @@ def recall_memory(host: "GrowingModel", state: Mapping[str, Tensor]) -> None:
     """Take over what `memory_state` gave, wherever its tensors lie now."""
     kept = {name: each.to("cpu", copy=True) for name, each in state.items()}
     notes = json.loads(bytes(kept.pop(f"{MEMORY}notes").tolist()))
+    of_shadows = {n.removeprefix(SHADOW): kept.pop(n) for n in list(kept) if n.startswith(SHADOW)}
+    _unpack_shadows(host, of_shadows, notes["shadows"])
     prefix = f"{MEMORY}controller."
     host.memory.unpack({n.removeprefix(prefix): each for n, each in kept.items()}, notes)
     host.watch.unpack(notes)
+
+
+# --- shadows -------------------------------------------------------------------------------
+
+_COUNTS = ("share", "seen", "learned", "batches", "passes", "flops")
+
+
+def _pack_shadows(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    shadows, living = host.shadows, []
+    tensors: dict[str, Tensor] = {}
+    if shadows.readings is not None:
+        tensors |= {f"readings.{n}": each for n, each in shadows.readings.arrays().items()}
+    for number, (key, shadow) in enumerate(shadows.living.items()):
+        found, kept = shadow.kept or ({}, None)
+        if shadow.optimizer is not None:
+            found, kept = _pack_optimizer(shadow.optimizer)
+        parts = {"seed": shadow.seed.state_dict(), "optimizer": found}
+        parts["seen"] = {
+            "gains": torch.tensor(shadow.gains),
+            "squares": torch.tensor(shadow.squares),
+        }
+        for part, values in parts.items():
+            tensors |= {f"{number}.{part}.{name}": each for name, each in values.items()}
+        blueprint = host.catalogue.names[key.blueprint]
+        living.append([key.slot, blueprint, shadow.epochs, kept])
+    return tensors, {"living": living, **{name: getattr(shadows, name) for name in _COUNTS}}
+
+
+def _unpack_shadows(
+    host: "GrowingModel", tensors: Mapping[str, Tensor], notes: Mapping[str, Any]
+) -> None:
+    def part(prefix: str) -> dict[str, Tensor]:
+        found = {n: each for n, each in tensors.items() if n.startswith(prefix)}
+        return {name.removeprefix(prefix): each for name, each in found.items()}
+
+    shadows = host.shadows
+    readings = part("readings.")
+    shadows.readings = ShadowReadings(**readings) if readings else None
+    shadows.living = {}
+    for number, (slot, blueprint, epochs, kept) in enumerate(notes["living"]):
+        key = ShadowKey(slot, host.catalogue.index(blueprint))
+        seed = host.shadow_seed(*key)
+        seed.load_state_dict(part(f"{number}.seed."))
+        pending = None if kept is None else (part(f"{number}.optimizer."), kept)
+        shadows.living[key] = Shadow(seed, epochs, kept=pending)
+        shadows.living[key].go_on(**part(f"{number}.seen."))
+    for name in _COUNTS:
+        setattr(shadows, name, notes[name])
+    revive_shadows(host)
+
+
+def revive_shadows(host: "GrowingModel") -> None:
+    """Give shadows that were loaded their optimisers back, once the host has one."""
+    for shadow in host.shadows.living.values():
+        if shadow.kept is not None and host.optimizers:
+            _unpack_optimizer(shadow.equip(host.optimizers[0]), *shadow.kept)
+            shadow.kept = None
 
 
 # --- buffers that are not part of a module's state ----------------------------------------

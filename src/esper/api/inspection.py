@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from esper.api.grow_settings import AUTO, Budget, BudgetLike
+from esper.api.grow_settings import AUTO, EVERY, Budget, BudgetLike
 from esper.kasmina import SegmentedHost, build_catalogue
 from esper.kasmina.layout_inference import opening
 from esper.kasmina.probe import Place, Sighting, Target, module_at, require_slottable, survey
@@ -131,10 +131,10 @@ def chosen_places(
     blueprints: Sequence[str] | None,
 ) -> tuple[list[Target], Sequence[Place | Target]]:
     """Where a host gets its slots: how the places are named, and what is known to be there."""
-    if isinstance(slots, str) and slots == AUTO:
-        found = Survey(model, sample, blueprints)
+    if isinstance(slots, str) and slots in (AUTO, EVERY):
+        found, every = Survey(model, sample, blueprints), slots == EVERY
         # Where nothing fits the budget, that is what is to be said, and not that there is no place.
-        chosen = found.choose(room) or found.choose(None)
+        chosen = found.choose(room, every) or found.choose(None, every)
         if not chosen:
             raise found.no_place()
         places = [each.place for each in chosen if isinstance(each.place, Place)]
@@ -145,7 +145,7 @@ def chosen_places(
         raise SlotError(
             "Slots are a list of paths",
             given=repr(slots).partition("\n")[0],
-            valid='"auto" or a list',
+            valid='"auto", "every" or a list',
             fix=f"write slots=[{path!r}]; esper.inspect shows all paths",
         )
     if not slots:
@@ -199,8 +199,8 @@ class Survey:
         cheapest = min(self._costs[target].values())
         return f"The cheapest seed adds {cheapest:,} parameters, the budget allows {room:,}."
 
-    def choose(self, room: int | None) -> list[Sighting]:
-        """What "auto" takes, of places where a seed fits into this many parameters.
+    def choose(self, room: int | None, every: bool = False) -> list[Sighting]:
+        """What "auto" takes, of places where a seed fits into this many parameters; or all.
 
         Seen with fewer neighbours a place may be doubtful: then the next.
         """
@@ -208,7 +208,7 @@ class Survey:
         if isinstance(self.model, SegmentedHost):
             return useful
         useful = [each for each in useful if not self._refuses(each)]
-        while chosen := self._spread(useful):
+        while chosen := self._distinct(useful) if every else self._spread(useful):
             again = survey(self.model, [each.target for each in chosen], self.sample)
             if not [each for each in again if self._refuses(each)]:
                 return again
@@ -217,11 +217,7 @@ class Survey:
 
     def _spread(self, useful: Sequence[Sighting]) -> list[Sighting]:
         """Blocks if there are two, else what is lively, else any; some of them, evenly apart."""
-        distinct: dict[int, Sighting] = {}  # by tensor: the block that returns it, or its maker
-        for each in useful:
-            if id(each.output) not in distinct or self._is_block(each):
-                distinct[id(each.output)] = each
-        sound = sorted(distinct.values(), key=lambda each: each.first_event)
+        sound = self._distinct(useful)
         blocks = self._blocks(sound)
         lively = [each for each in sound if each in blocks or _is_activation(each)]
         found = blocks if len(blocks) >= 2 else lively or sound
@@ -229,6 +225,14 @@ class Survey:
         if last < most:
             return found
         return [found[round(step * last / (most - 1))] for step in range(most)]
+
+    def _distinct(self, useful: Sequence[Sighting]) -> list[Sighting]:
+        """One for each tensor, in order: the block that returns it, or its maker."""
+        distinct: dict[int, Sighting] = {}
+        for each in useful:
+            if id(each.output) not in distinct or self._is_block(each):
+                distinct[id(each.output)] = each
+        return sorted(distinct.values(), key=lambda each: each.first_event)
 
     def _blocks(self, sound: Sequence[Sighting]) -> list[Sighting]:
         """Not those inside another; but an `nn.Sequential` holds blocks rather than being one."""

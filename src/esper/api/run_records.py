@@ -44,6 +44,19 @@ def slot_notes(host: "GrowingModel") -> dict[str, dict[str, Any]]:
     return found
 
 
+def shadow_notes(host: "GrowingModel") -> list[dict[str, Any]]:
+    """What every shadow showed that was ever heard."""
+    readings, catalogue = host.shadows.readings, host.catalogue
+    if readings is None:
+        return []
+    arrays = readings.arrays().items()
+    return [
+        {"slot": catalogue.slots.names[slot], "blueprint": catalogue.names[kind]}
+        | {name: float(array[0, slot, kind]) for name, array in arrays}
+        for slot, kind in readings.epochs[0].nonzero().tolist()
+    ]
+
+
 def size_of(inputs: object) -> int:
     """Numbers in a batch."""
     return sum(leaf.numel() for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))

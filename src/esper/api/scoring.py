@@ -11,10 +11,12 @@ has them), which sees all batches before it is asked; one that says it ends at 1
 Shapes: `B` samples, `T` positions (along one axis or several), `C` classes.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,6 +122,25 @@ class Elementwise:
             given=f"outputs {form(outputs)}, targets {form(targets)}",
             fix=fix,
         )
+
+
+def _of_samples(loss: Loss) -> Loss | None:
+    """The same loss without a mean over samples and positions, if it is known how."""
+    if isinstance(loss, CrossEntropy):
+        return partial(_cross_entropies, loss.axis)
+    if isinstance(loss, Elementwise):
+        return _of_samples(loss.of)
+    if getattr(loss, "reduction", None) == "mean":
+        apart = copy.copy(loss)
+        apart.reduction = "none"  # type: ignore[attr-defined]
+        return apart
+    if getattr(F, getattr(loss, "__name__", ""), None) is loss:
+        return partial(loss, reduction="none")
+    return None
+
+
+def _cross_entropies(axis: int | None, outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs.movedim(axis or -1, 1), targets.long(), reduction="none")
 
 
 LOSSES: dict[str, Loss] = {
@@ -369,6 +390,19 @@ class Scoring:
         else:
             return Scores(mean, score_of_loss(mean, self.first_loss or mean))
         return Scores(mean, percent("The metric", value))
+
+    @torch.no_grad()
+    def losses(self, model: nn.Module, batches: Iterable[Pair]) -> Tensor:
+        """Of every sample, where the loss is one of torch's or has a name; else of every batch."""
+        loss, found = _of_samples(self.loss), []
+        for inputs, targets in batches:
+            outputs, mean = self.run(model, (inputs, targets))
+            each = None if loss is None else loss(outputs, targets)
+            if each is not None and each.dim() and len(each) == len(targets):
+                found.append(each.flatten(1).mean(1) if each.dim() > 1 else each)
+            else:
+                found.append(mean.reshape(1))
+        return torch.cat(found).float()
 
     def _right(self, outputs: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
         """Which labels are right, and which count."""

@@ -15,7 +15,7 @@ from esper.kasmina import optimizer_surgery as surgery
 from esper.kasmina.blueprints import build_catalogue, find_blueprint, learning_rate_scales
 from esper.kasmina.foreign_averages import refuse_outgrown_averages
 from esper.kasmina.gates import UNLIMITED, GateRules, Situation, explain, legality
-from esper.kasmina.isolation import Isolation, only_learning, state_kept
+from esper.kasmina.isolation import Isolation, only_learning, randomness_kept, state_kept
 from esper.kasmina.probe import Place, Sample, Target, probe
 from esper.kasmina.slot import Bond, Mode, Seed, Slot, build_seed, set_tap
 from esper.kasmina.transitions import decide, pass_time, remove_now
@@ -189,6 +189,35 @@ class SlottedModel(nn.Module):
         ):
             yield
 
+    @contextmanager
+    def beside(self, stream: int) -> Iterator[None]:
+        """Inside, passes of shadows run, with random numbers from this stream: nothing of the model
+        learns, and what they leave behind in it is undone.
+        """
+        outer = self._in_seed_pass
+        settled = [self.model, *(slot.seed for slot in self._slots if slot.seed is not None)]
+        with only_learning(self, (), stream=stream), state_kept(*settled):
+            try:
+                self._in_seed_pass = True
+                yield
+            finally:
+                self._in_seed_pass = outer
+
+    @contextmanager
+    def trying(self, index: int, seed: Seed, stream: int | None = None) -> Iterator[None]:
+        """Inside, this seed is fully on in a slot that is free."""
+        slot, place = self._slots[index], self.slot_places[index]
+        try:
+            slot.hold(seed.train(self.training))
+            slot.switch(1.0)
+            set_tap(place.module, slot, place.part, on=True)
+            with randomness_kept(self, stream=stream):
+                yield
+        finally:
+            slot.hold(None)
+            slot.switch(0.0)
+            set_tap(place.module, slot, place.part, on=False)
+
     def isolated_on(self) -> AbstractContextManager[None]:
         """Inside, TRAINING seeds are fully on, as in their own pass."""
         training = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
@@ -324,17 +353,30 @@ class SlottedModel(nn.Module):
         return record
 
     def _plant(self, index: int, slot: Slot, blueprint: int, blend: Blend) -> None:
-        spec, module = self.specs[index], self.slot_places[index].module
-        weights = [*module.parameters(), *self.model.parameters()]
-        like = next((p for p in weights if p.is_floating_point()), torch.zeros(()))
         self._planted += 1
-        plan = find_blueprint(self.catalogue.names[blueprint], spec.family)
-        stream = derive_seed(self.seed, "seed", spec.name, self._planted)
-        seed = build_seed(plan, spec, blend, stream).to(like).train(self.training)
+        seed = self._newborn(index, blueprint, blend)
         for optimizer in self.optimizers:
             _let_join(optimizer, index, seed)
         slot.hold(seed)
         refuse_outgrown_averages()
+
+    def _newborn(self, index: int, blueprint: int, blend: Blend) -> Seed:
+        """What is planted there."""
+        return self._built(index, blueprint, blend, "seed", self._planted)
+
+    def shadow_seed(self, index: int, blueprint: int) -> Seed:
+        """A newborn that is not planted, the same whenever it is asked for."""
+        return self._built(index, blueprint, Blend.RAMP, "shadow", self.catalogue.names[blueprint])
+
+    def _built(
+        self, index: int, blueprint: int, blend: Blend, kind: str, number: int | str
+    ) -> Seed:
+        spec, module = self.specs[index], self.slot_places[index].module
+        weights = [*module.parameters(), *self.model.parameters()]
+        like = next((p for p in weights if p.is_floating_point()), torch.zeros(()))
+        plan = find_blueprint(self.catalogue.names[blueprint], spec.family)
+        drawn = derive_seed(self.seed, kind, spec.name, number)
+        return build_seed(plan, spec, blend, drawn).to(like).train(self.training)
 
     # --- measuring and keeping -----------------------------------------------------------
 

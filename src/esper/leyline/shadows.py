@@ -39,6 +39,10 @@ class ShadowReadings:
         found = self.gain / self.error.clamp(min=torch.finfo(torch.float64).tiny)
         return found.nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
+    def bound(self, errors: float) -> Tensor:
+        """[N, S, P]: gains with so many errors added; -inf where nothing was measured."""
+        return (self.gain + errors * self.error).nan_to_num(-torch.inf)
+
     def rows(self, index: Tensor) -> "ShadowReadings":
         """The environments in `index`, in that order."""
         return ShadowReadings(**{name: array[index] for name, array in self.arrays().items()})

@@ -8,6 +8,7 @@ Shapes: `N` environments, `S` slots, `W` epochs remembered, `H` heads, `K` stati
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,7 +122,7 @@ class SignalWindow:
         kept = torch.tensor(True) if where is None else where[:, None, None]
         self._flow = torch.where(kept, flow, self._flow)
 
-    def measured(self) -> dict[str, Tensor]:
+    def measured(self) -> dict[str, Any]:
         """A copy of all that was measured, as the fields of `Signals`."""
         arrays = {**self.state_dict(), "flow": self._flow}
         return {name: array.clone() for name, array in arrays.items()}

@@ -36,6 +36,8 @@ from esper.tamiyo.controllers.protocol import restarted
 from esper.tamiyo.controllers.rules import relative_losses, require_first_in_time
 from esper.tamiyo.controllers.specs import spec_of
 
+DOUBT = 2.0  # standard errors by which a gain is taken to be smaller than it seems
+LARGE = 0.5  # of the largest seed that fits
 LEAST_SHARE = 0.1  # of an epoch's batches: what could train on less does not take part
 
 
@@ -51,7 +53,7 @@ class AuditionConfig:
     certain: NotNegative = 3.0  # gain over its standard error
     least: NotNegative = 0.003  # gain, in units of guessing
     seeds: Count = 3  # at most
-    unlearned: Share = 0.3  # training loss, in units of guessing, above which capacity may lack
+    unlearned: Share = 0.1  # training loss, in units of guessing, above which capacity may lack
     most_gap: float = 0.15  # validation minus training loss above which it does not
     # What is kept
     probation: Whole = 1  # epochs in HOLDING before a seed may be kept
@@ -111,14 +113,21 @@ class Audition:
         memory = self._memory = _Memory(
             **{name: restarted(last.get(name), blank, starts) for name, blank in fresh.items()}
         )
-        heard = (memory.rounds >= self.config.rounds) & (memory.planted < self.config.seeds)
         certain = self._certain(signals) & memory.going
+        clear = self._clear(shadows, certain, memory.going)
+        memory.rounds = torch.where(clear, self.config.rounds, memory.rounds)
+        heard = (memory.rounds >= self.config.rounds) & (memory.planted < self.config.seeds)
         first_time = heard & (memory.planted == 0)
         memory.large = torch.where(first_time, self._lacks_capacity(signals, certain), memory.large)
-        warm = self._plant(certain, shadows.t, legality, heard & ~memory.large, Blend.RAMP)
+        warm = self._plant(
+            certain, shadows.bound(-DOUBT), legality, heard & ~memory.large, Blend.RAMP
+        )
         sizes = torch.tensor(signals.catalogue.costs).double().expand(shadows.t.shape)
-        anywhere = torch.ones_like(certain)
-        large = self._plant(anywhere, sizes, legality, heard & memory.large, Blend.IMMEDIATE)
+        open_ = open_plants(legality, Blend.IMMEDIATE)
+        most = sizes.masked_fill(~open_, 0.0).flatten(1).amax(1)[:, None, None]
+        big = sizes >= LARGE * most
+        score = shadows.bound(-DOUBT).clamp(min=-1e9)  # of seeds about as large, the best
+        large = self._plant(big, score, legality, heard & memory.large, Blend.IMMEDIATE)
         in_warm = in_time(signals, epochs_to_permanence(Blend.RAMP))
         in_large = in_time(signals, epochs_to_permanence(Blend.IMMEDIATE))
         plants = [
@@ -140,7 +149,7 @@ class Audition:
         count = going.flatten(1).sum(1)
         kept = (count * config.survive).ceil().clamp(min=config.finalists).long()
         later = (memory.rounds > 0) & (left > 0)
-        going = torch.where(later[:, None, None], _best(going, shadows.t, kept), going)
+        going = torch.where(later[:, None, None], _best(going, shadows.bound(-DOUBT), kept), going)
         over = (left <= 0)[:, None, None]
         going = torch.where(over, going & self._certain(signals), going)
         done = (left <= 0) & (memory.large | (memory.planted >= config.seeds))
@@ -168,11 +177,19 @@ class Audition:
             )
         return signals.shadows
 
+    def _clear(self, shadows: ShadowReadings, certain: Tensor, going: Tensor) -> Tensor:
+        """[N] bool: is one of them so far ahead that no other round is needed?"""
+        sure = self.config.certain
+        low = shadows.bound(-sure).masked_fill(~certain, -math.inf).flatten(1)
+        best, place = low.max(1)
+        high = shadows.bound(sure).masked_fill(~going, -math.inf).flatten(1)
+        rival = high.scatter(1, place[:, None], -math.inf).amax(1)
+        return best > rival.clamp(min=0.0)
+
     def _certain(self, signals: Signals) -> Tensor:
         """[N, S, P] bool: shadows that help, beyond noise."""
         shadows = self._readings(signals)
-        least = self.config.least * math.log(max(signals.classes, 2))
-        return (shadows.t >= self.config.certain) & (shadows.gain >= least)
+        return (shadows.t >= self.config.certain) & (shadows.gain >= self._least(signals))
 
     def _lacks_capacity(self, signals: Signals, certain: Tensor) -> Tensor:
         """[N] bool: nothing in particular is missing, and yet the host has much to learn.
@@ -181,9 +198,12 @@ class Audition:
         """
         shadows, config = self._readings(signals), self.config
         train, gap = relative_losses(signals)
-        by_heart = (shadows.t <= -config.certain) & (shadows.train_gain > 0)
-        heart = (by_heart.flatten(1).any(1)) | (gap > config.most_gap)
+        by_heart = (shadows.t <= -config.certain) & (shadows.train_gain >= self._least(signals))
+        heart = by_heart.flatten(1).any(1) | (gap > config.most_gap)
         return ~certain.flatten(1).any(1) & (train >= config.unlearned) & ~heart
+
+    def _least(self, signals: Signals) -> float:
+        return self.config.least * math.log(max(signals.classes, 2))
 
     @staticmethod
     def _plant(
@@ -223,7 +243,8 @@ def _fitting(signals: Signals) -> Tensor:
 def _best(going: Tensor, score: Tensor, count: Tensor) -> Tensor:
     """[N, S, P] bool: of those in `going` the `count` [N] with the highest scores."""
     flat = score.flatten(1).masked_fill(~going.flatten(1), -math.inf)
-    rank = flat.argsort(1, descending=True, stable=True).argsort(1, stable=True)
+    order = flat.argsort(dim=1, descending=True, stable=True)
+    rank: Tensor = order.argsort(dim=1, stable=True)
     return (rank < count[:, None]).view_as(going) & going
 
 
