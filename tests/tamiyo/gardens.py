@@ -23,8 +23,9 @@ from esper.leyline import (
     Lifecycle,
     LifecycleOp,
 )
+from esper.leyline.shadows import AuditionPlan, ShadowReadings
 from esper.leyline.signals import FLOW_STATISTICS, Signals, SignalWindow
-from esper.tamiyo import Controller, Privileged
+from esper.tamiyo.controllers import Auditioning, Controller, Privileged
 
 HORIZON = 25
 
@@ -47,6 +48,7 @@ class Tape:
     draws: Tensor  # [R, T, H]
     budget: Tensor  # [R]
     flow: Tensor | None = None  # [R, T, S, K]
+    shadow_gain: Tensor | None = None  # [R, T, S, P]
 
     @classmethod
     def random(
@@ -79,6 +81,7 @@ class Tape:
             draws=uniform(rows, epochs, len(HEADS.heads)),
             budget=(3 * uniform(rows) * catalogue.host_params).long(),
             flow=some(uniform(rows, epochs, slots, len(FLOW_STATISTICS)), 0.1),
+            shadow_gain=some(0.2 * uniform(rows, epochs, slots, len(catalogue.names)) - 0.1, 0.1),
         )
 
     @classmethod
@@ -128,6 +131,11 @@ class TapeGarden:
     def begin(self) -> None:
         self.life = Lifecycle.dormant(len(self.index), len(self.tape.catalogue.slots))
         self.window = SignalWindow(*self.life.shape)
+        costs = torch.tensor(self.tape.catalogue.costs)
+        cost = torch.where(costs >= 0, 0.6, torch.nan)
+        self.shadows = ShadowReadings.none(len(self.index), cost)
+        self.spent = torch.zeros(len(self.index), dtype=torch.float64)  # epochs of the host
+        self.plan: AuditionPlan | None = None
         self.epoch = 0
 
     @property
@@ -149,6 +157,7 @@ class TapeGarden:
             horizon=torch.full((len(self.index),), HORIZON),
             classes=10,
             draws=self.tape.draws[self.index, self.epoch],
+            shadows=None if self.tape.shadow_gain is None else self.shadows,
         )
 
     def step(self, actions: Actions) -> None:
@@ -164,7 +173,22 @@ class TapeGarden:
             loss_rise=rise,
         )
         self.life, _ = pass_time(self.situation)
+        self._hear()
         self.epoch += 1
+
+    def _hear(self) -> None:
+        """Shadows that the plan trains show what the tape says."""
+        if self.plan is None or self.tape.shadow_gain is None:
+            return
+        where, share = self.plan
+        self.spent += share * (self.shadows.cost.nan_to_num(torch.inf) * where).nan_to_num(0.0).sum(
+            (1, 2)
+        )
+        gain = self.tape.shadow_gain[self.index, self.epoch]
+        error = torch.full_like(gain, 0.01)
+        found = {"gain": gain, "error": error, "train_gain": gain, "gradient": error}
+        epochs = self.shadows.epochs + share[:, None, None] * where
+        self.shadows = self.shadows.updated(where & (share > 0)[:, None, None], epochs, **found)
 
 
 def play(garden: TapeGarden, controller: Controller, episodes: int = 1) -> Iterator[Actions]:
@@ -177,9 +201,12 @@ def play(garden: TapeGarden, controller: Controller, episodes: int = 1) -> Itera
         starts = torch.ones(rows, dtype=torch.bool)
         for _ in range(HORIZON):
             legal = garden.legal()
-            actions = controller.act(garden.signals(), legal, starts)
+            signals = garden.signals()
+            actions = controller.act(signals, legal, starts)
             assert bool(legal.permits(actions).all())
             assert torch.equal(actions.values, actions.canonical().values)
+            if isinstance(controller, Auditioning):
+                garden.plan = controller.audition(signals, legal)
             yield actions
             garden.step(actions)
             starts = torch.zeros_like(starts)

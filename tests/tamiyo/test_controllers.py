@@ -52,6 +52,8 @@ SPECS = (
     "race",
     "race:turns=true,epochs=2,places=early/*,threshold=3.0",
     "race:places=*/conv,keep=2,measure=gain,spacing=3",
+    "audition",
+    "audition:certain=5.0,spend=0.1,rounds=2,unlearned=0.0,most_gap=1.0",
     "heuristic",
     "heuristic:blend=ramp,patience=0,together=3,trial=3,most_gap=0.5,places=*/*",
 )
