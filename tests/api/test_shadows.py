@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from esper.api import GrownRun, grow, resume, wrap
 from esper.api.growing_model import GrowingModel
 from esper.api.ticking import TickError
-from esper.kasmina.shadows import ShadowKey
+from esper.kasmina.shadow_seeds import COUNTS, ShadowKey
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
 
 SILENT = "audition:spend=50,certain=1000,unlearned=1,rounds=3"  # listens, and plants nothing
@@ -77,7 +77,9 @@ def shadowed(share: float = 1.0) -> tuple[GrowingModel, torch.optim.Optimizer, S
     key = ShadowKey(1, host.catalogue.index("wide"))
     where = torch.zeros(1, *torch.tensor(host.catalogue.costs).shape, dtype=torch.bool)
     where[(0, *key)] = True
-    host.shadows.readings = ShadowReadings.none(1, torch.ones(where.shape[1:]))
+    host.shadows.restore(
+        {}, ShadowReadings.none(1, torch.ones(where.shape[1:])), dict.fromkeys(COUNTS, 0)
+    )
     host.shadows.adopt(host, AuditionPlan(where, torch.tensor([share])), batches=8)
     return host, optimizer, key
 

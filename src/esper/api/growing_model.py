@@ -45,12 +45,12 @@ from esper.api.ticking import (
 from esper.archive import read_archive, write_archive
 from esper.kasmina import GateRules, Isolation, SlottedModel, export_module, require_same_parameters
 from esper.kasmina.probe import Sample
-from esper.kasmina.shadows import Losses, ShadowKey, Shadows, shadow_costs
+from esper.kasmina.shadow_seeds import Losses, ShadowKey, Shadows
 from esper.kasmina.slot import GrowthLostWarning as GrowthLostWarning
 from esper.kasmina.slot import Slot
 from esper.leyline import Actions, Blend, SeedStage, Transitions
 from esper.leyline.errors import EsperError, OptimizerMismatchError, first_line
-from esper.leyline.shadows import AuditionPlan, ShadowReadings
+from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
 from esper.leyline.streams import derive_seed
 from esper.tamiyo.controllers import (
@@ -263,7 +263,7 @@ class GrowingModel(SlottedModel):
         if self.memory.ended:
             decision = GrowthDecision(END)
             transitions = transitions + self.finish()
-            self.shadows.living.clear()
+            self.shadows.end()
         else:
             actions, plan = self._decide(chosen)
             decision = GrowthDecision.by(actions, self)
@@ -376,8 +376,6 @@ class GrowingModel(SlottedModel):
         if isinstance(controller, LearnedController):  # only these look at it; it costs a pass
             window.remember_flow(self.flow())
         auditioning = isinstance(controller, Auditioning)
-        if auditioning and self.shadows.readings is None:
-            self.shadows.readings = ShadowReadings.none(1, shadow_costs(self, self.sample))
         stream = torch.tensor([derive_seed(self.seed, "decisions")])
         signals = Signals(
             self.catalogue,
@@ -386,7 +384,7 @@ class GrowingModel(SlottedModel):
             horizon=torch.tensor([self.horizon or ENDLESS]),
             classes=self.memory.classes or FEWEST_CLASSES,
             draws=uniform(stream, "decision", life.epoch, len(self.space)),
-            shadows=self.shadows.readings if auditioning else None,
+            shadows=self.shadows.open(self, self.sample) if auditioning else None,
             **window.measured(),
         )
         legality = self.legal()

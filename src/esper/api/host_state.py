@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.archive import Archive, ArchiveError
-from esper.kasmina.shadows import Shadow, ShadowKey
+from esper.kasmina.shadow_seeds import COUNTS, Shadow, ShadowKey
 from esper.leyline.errors import EsperError, OptimizerMismatchError
 from esper.leyline.shadows import ShadowReadings
 
@@ -131,8 +131,6 @@ def recall_memory(host: "GrowingModel", state: Mapping[str, Tensor]) -> None:
 
 # --- shadows -------------------------------------------------------------------------------
 
-_COUNTS = ("share", "seen", "learned", "batches", "passes", "flops")
-
 
 def _pack_shadows(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
     shadows, living = host.shadows, []
@@ -152,7 +150,7 @@ def _pack_shadows(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, An
             tensors |= {f"{number}.{part}.{name}": each for name, each in values.items()}
         blueprint = host.catalogue.names[key.blueprint]
         living.append([key.slot, blueprint, shadow.epochs, kept])
-    return tensors, {"living": living, **{name: getattr(shadows, name) for name in _COUNTS}}
+    return tensors, {"living": living, **{name: getattr(shadows, name) for name in COUNTS}}
 
 
 def _unpack_shadows(
@@ -162,19 +160,16 @@ def _unpack_shadows(
         found = {n: each for n, each in tensors.items() if n.startswith(prefix)}
         return {name.removeprefix(prefix): each for name, each in found.items()}
 
-    shadows = host.shadows
     readings = part("readings.")
-    shadows.readings = ShadowReadings(**readings) if readings else None
-    shadows.living = {}
+    living: dict[ShadowKey, Shadow] = {}
     for number, (slot, blueprint, epochs, kept) in enumerate(notes["living"]):
         key = ShadowKey(slot, host.catalogue.index(blueprint))
         seed = host.shadow_seed(*key)
         seed.load_state_dict(part(f"{number}.seed."))
         pending = None if kept is None else (part(f"{number}.optimizer."), kept)
-        shadows.living[key] = Shadow(seed, epochs, kept=pending)
-        shadows.living[key].go_on(**part(f"{number}.seen."))
-    for name in _COUNTS:
-        setattr(shadows, name, notes[name])
+        living[key] = Shadow(seed, epochs, kept=pending)
+        living[key].go_on(**part(f"{number}.seen."))
+    host.shadows.restore(living, ShadowReadings(**readings) if readings else None, notes)
     revive_shadows(host)
 
 
@@ -182,8 +177,8 @@ def revive_shadows(host: "GrowingModel") -> None:
     """Give shadows that were loaded their optimisers back, once the host has one."""
     for shadow in host.shadows.living.values():
         if shadow.kept is not None and host.optimizers:
-            _unpack_optimizer(shadow.equip(host.optimizers[0]), *shadow.kept)
-            shadow.kept = None
+            optimizer, (tensors, kept) = shadow.revived(host.optimizers[0])
+            _unpack_optimizer(optimizer, tensors, kept)
 
 
 # --- buffers that are not part of a module's state ----------------------------------------

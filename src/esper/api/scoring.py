@@ -132,7 +132,7 @@ def _of_samples(loss: Loss) -> Loss | None:
         return _of_samples(loss.of)
     if getattr(loss, "reduction", None) == "mean":
         apart = copy.copy(loss)
-        apart.reduction = "none"  # type: ignore[attr-defined]
+        vars(apart).update(reduction="none")
         return apart
     if getattr(F, getattr(loss, "__name__", ""), None) is loss:
         return partial(loss, reduction="none")

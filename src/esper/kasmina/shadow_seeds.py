@@ -8,7 +8,7 @@ at its rates, from `h + g(h)` with everything else frozen.
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 Losses = Callable[[nn.Module], Tensor]
 FIRST_RATE = 0.5  # of the model's, at the beginning of an epoch
 UNCOUNTED = 2 / 3  # cost of a shadow's pass where FLOPs cannot be counted: forward and back
+
+
+COUNTS = ("share", "seen", "learned", "batches", "passes", "flops")  # that are saved
 
 
 class ShadowKey(NamedTuple):
@@ -64,6 +67,11 @@ class Shadow:
         self.gains.append((base - value.detach()).float())
         optimizer.step()
 
+    def revived(self, like: Optimizer) -> tuple[Optimizer, Any]:
+        """Its optimiser, and the state that this is to be given."""
+        kept, self.kept = self.kept, None
+        return self.equip(like), kept
+
     def seen(self) -> dict[str, Tensor]:
         """What was seen since it was last measured."""
         found = {"gains": self.gains, "squares": self.squares}
@@ -93,11 +101,11 @@ class Shadow:
 def _twin(optimizer: Optimizer, seed: Seed) -> Optimizer:
     """An optimiser of the same kind and settings, for the seed alone."""
     twin = copy.copy(optimizer)
-    twin.state = defaultdict(dict)
-    twin.param_groups = [
+    groups = [
         {**group, **{key: [] for key in ("params", "param_names") if key in group}}
         for group in optimizer.param_groups
     ]
+    vars(twin).update(state=defaultdict(dict), param_groups=groups)
     surgery.add_parameters(twin, dict(seed.named_parameters()), learning_rate_scales(seed))
     return twin
 
@@ -116,6 +124,26 @@ class Shadows:
 
     def __bool__(self) -> bool:
         return bool(self.living)
+
+    def open(self, host: "SlottedModel", sample: Any) -> ShadowReadings:
+        """What they have shown; before the first of them, what each would cost."""
+        if self.readings is None:
+            self.readings = ShadowReadings.none(1, shadow_costs(host, sample))
+        return self.readings
+
+    def end(self) -> None:
+        self.living = {}
+
+    def restore(
+        self,
+        living: dict[ShadowKey, Shadow],
+        readings: ShadowReadings | None,
+        counts: Mapping[str, Any],
+    ) -> None:
+        """Go on from what was saved; `counts` by the names of `COUNTS`."""
+        self.living, self.readings = living, readings
+        for name in COUNTS:
+            setattr(self, name, counts[name])
 
     def adopt(self, host: "SlottedModel", plan: AuditionPlan, batches: int) -> None:
         """For the coming epoch of so many batches: newborns join, and all that the plan leaves out
