@@ -83,7 +83,7 @@ def test_adding_all_at_once_or_one_by_one_keeps_the_same() -> None:
         for env in range(ENVS):
             one_by_one.add_single(env, **of_env(now, env))
     for buffer in (together, one_by_one):
-        assert len(buffer) == buffer.envs * buffer.steps
+        assert buffer.full
         assert len(buffer) == ENVS * TIME
         buffer.compute_advantages_and_returns(torch.zeros(ENVS))
     left, right = (b.get_batched_sequences("cpu") for b in (together, one_by_one))
@@ -293,7 +293,7 @@ def test_misuse_is_refused_with_a_sentence() -> None:
         buffer.start_episode(0)
     with pytest.raises(RolloutError, match="needs room"):
         TamiyoRolloutBuffer(SPACE, STATE, 0)
-    while len(buffer) < buffer.envs * buffer.steps:
+    while not buffer.full:
         buffer.add(**step(1))
     with pytest.raises(RolloutError, match="Environment 0 is full"):
         buffer.add(**step(2))
@@ -366,7 +366,7 @@ def test_a_buffer_holds_what_lists_would_whatever_is_mixed(
         held = [len(steps) for steps in lists.steps]
         assert buffer.counts.tolist() == held
         assert len(buffer) == sum(held)
-        assert len(buffer) == sum(held)
+        assert buffer.full == (sum(held) == envs * TIME)
         assert buffer.longest >= max(held)
         assert buffer.next_starts.tolist() == lists.starts
         for env, steps in enumerate(lists.steps):
