@@ -92,7 +92,7 @@ def test_a_permanent_seed_comes_back(tmp_path: Path) -> None:
 
 def test_a_finished_run_comes_back_in_evaluation_mode(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run = esper.grow(mlp(), TRAIN, VAL, controller="never", out=folder, **SETTINGS)
+    run = esper.grow(mlp(), TRAIN, VAL, out=folder, **BRIEFLY)
     wanted = run.export()(VAL[0])  # with dropout, if it were in training mode
     for again in (esper.resume(folder, stirred()), load_run(folder, stirred())):
         assert not any(module.training for module in again.host.modules())
@@ -228,13 +228,12 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
 
 def test_the_origin_comes_back(tmp_path: Path) -> None:
     origin = {"model": "net.py:Net", "data": {"name": "digits", "sizes": [1, 2]}}
-    esper.grow(mlp(), TRAIN, VAL, controller="never", origin=origin, out=tmp_path / "run",
-               **SETTINGS)  # fmt: skip
+    esper.grow(mlp(), TRAIN, VAL, origin=origin, out=tmp_path / "run", **BRIEFLY)
     assert read_report(tmp_path / "run").origin == origin
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
-    esper.grow(mlp(), TRAIN, VAL, controller="never", out=tmp_path / "run", **SETTINGS)
+    esper.grow(mlp(), TRAIN, VAL, out=tmp_path / "run", **BRIEFLY)
     (tensors,) = (tmp_path / "run" / "checkpoint").glob("*.safetensors")
     data = bytearray(tensors.read_bytes())
     data[-1] ^= 1
@@ -261,7 +260,7 @@ def test_two_processes_cannot_train_one_run(
             with pytest.raises(EsperError, match="is being trained by another process"):
                 esper.resume(tmp_path / "run", mlp(), TRAIN, VAL)
 
-    esper.grow(mlp(), TRAIN, VAL, out=tmp_path / "run", on_epoch=meddle, **SETTINGS)
+    esper.grow(mlp(), TRAIN, VAL, out=tmp_path / "run", on_epoch=meddle, **BRIEFLY)
 
 
 def test_interrupting_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -270,7 +269,7 @@ def test_interrupting_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        esper.grow(mlp(), TRAIN, VAL, out=tmp_path / "run", on_epoch=interrupt, **SETTINGS)
+        esper.grow(mlp(), TRAIN, VAL, out=tmp_path / "run", on_epoch=interrupt, **BRIEFLY)
     with pytest.raises(EsperError, match="holds a run already"):
-        esper.grow(mlp(), TRAIN, VAL, out=tmp_path / "run", **SETTINGS)
-    assert len(esper.resume(tmp_path / "run", mlp(), TRAIN, VAL).history) == EPOCHS
+        esper.grow(mlp(), TRAIN, VAL, out=tmp_path / "run", **BRIEFLY)
+    assert len(esper.resume(tmp_path / "run", mlp(), TRAIN, VAL).history) == 4

@@ -162,10 +162,10 @@ def findings(rank: int, processes: Processes) -> dict[str, Any]:
 def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the two processes found, by rank."""
     folder: Path = tmp_path_factory.mktemp("processes")
-    spawn = multiprocessing.get_context("spawn")
-    results = spawn.Queue()
+    forked = multiprocessing.get_context("fork")
+    results = forked.Queue()
     started = [
-        spawn.Process(target=learn, args=(rank, str(folder), results)) for rank in range(len(ROWS))
+        forked.Process(target=learn, args=(rank, str(folder), results)) for rank in range(len(ROWS))
     ]
     for process in started:
         process.start()
