@@ -331,9 +331,7 @@ class JobRun:
         host = newborn(self.task, self.job.seed)
         if run is None:
             return self._plain(host, rate)
-        plain = run.export()
-        start_anew(plain, host)
-        return self._plain(plain, rate)
+        return self._plain(run.fresh(host), rate)
 
     def _plain(self, model: nn.Module, rate: float) -> Outcome:
         """A network that does not grow, at its own rate."""
@@ -347,39 +345,6 @@ class JobRun:
         assert grown is not None, "a wider host was asked for before its size was known"
         model = newborn(self.task, job.seed, wider(self.task, grown["params"]))
         return self._plain(model, self.shared_rate * OWN_RATES[job.detail])
-
-
-def start_anew(plain: nn.Module, host: nn.Module) -> None:
-    """Give an exported network the weights of a newborn host, and its seeds those of new layers.
-
-    Layers in a seed start as torch starts them, also the last one, which a planted seed has at
-    zero; norms and scalar gates start at one.
-    """
-    missing, unknown = plain.load_state_dict(host.state_dict(), strict=False)
-    assert not unknown, f"an export renamed {unknown}"
-    left = set(missing)
-    for path, module in plain.named_modules():
-        names = {f"{path}.{name}" for name in dict(module.named_parameters(recurse=False))}
-        if names and names <= left:
-            _start_layer(module)
-            left -= names
-    assert not left, f"still trained: {left}"
-
-
-def _start_layer(layer: nn.Module) -> None:
-    """Also of one that is a plain graph and so does not know how it starts."""
-    reset = getattr(layer, "reset_parameters", None)
-    if reset is not None:
-        reset()
-        return
-    own = dict(layer.named_parameters(recurse=False))
-    is_linear = own["weight"].dim() == 2
-    for name, parameter in own.items():
-        if is_linear:
-            bound = 1.0 / math.sqrt(own["weight"].shape[1])
-            nn.init.uniform_(parameter, -bound, bound)
-        else:
-            nn.init.constant_(parameter, 1.0 if name == "weight" else 0.0)
 
 
 # --- many jobs -----------------------------------------------------------------------------------

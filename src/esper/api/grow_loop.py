@@ -29,6 +29,7 @@ from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import unpack
 from esper.api.inspection import Slots, require_module
 from esper.api.observers import EpochNews, Observer, OnEpoch, Shown, Told, observed
+from esper.api.retraining import Train
 from esper.api.run_records import shadow_notes, size_of, slot_notes, step_flops
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring
@@ -121,7 +122,8 @@ def grow(
     if isinstance(slots, str) and slots == AUTO and listens(controller):
         slots = EVERY
     host = _host(model, first[0] if sample is None else sample, slots, settings)
-    run = GrownRun(host, settings, folder=folder)
+    again = _plain_training(settings, train, val, test, loss, metric, optimizer, scheduler)
+    run = GrownRun(host, settings, folder=folder, train_plain=again)
     run.settle(slots=tuple(map(asdict, host.targets)), data=data.fingerprints(seed))
     if folder is not None:
         folder.require_new()
@@ -179,10 +181,37 @@ def resume(
         _require_given(settings, train=train, val=val, test=test, scheduler=scheduler)
         data = Data(train, val, test, settings.batch_size)
         data.require_same(settings.data, settings.seed)
+        run.train_plain = _plain_training(
+            settings, train, val, test, scoring.loss, scoring.metric, kind, scheduler
+        )
         growth = Growth(run, data, scoring, leader, kind, scheduler, observers)
         growth.go_on(folder.checkpoint())
         growth.go()
     return run
+
+
+def _plain_training(
+    settings: GrowSettings,
+    train: Source | None,
+    val: Source | None,
+    test: Source | None,
+    loss: str | Loss,
+    metric: str | Metric,
+    optimizer: str | MakeOptimizer,
+    scheduler: MakeScheduler | None,
+) -> Train:
+    """How a network that does not grow is trained like a run, at another rate."""
+
+    def trained(plain: nn.Module, rate: float) -> GrownRun:
+        assert train is not None and val is not None  # noqa: PT018 (a run has them)
+        kept = ("epochs", "weight_decay", "batch_size", "precision", "seed")
+        same = {name: getattr(settings, name) for name in kept}
+        return grow(
+            plain, train, val, test=test, loss=loss, metric=metric, optimizer=optimizer, lr=rate,
+            scheduler=scheduler, budget=None, controller="never", quiet=True, **same,
+        )  # fmt: skip
+
+    return trained
 
 
 def load_run(

@@ -8,7 +8,7 @@
 Checkpoint and sample are archives of tensors and JSON.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from esper.api.grow_settings import GrowError, GrowSettings
 from esper.api.growing_model import GrowingModel
 from esper.api.host_state import pack, unpack
+from esper.api.retraining import Retrained, Train, fresh, retrain
 from esper.api.run_records import model_notes, report_of
 from esper.archive import Archive, KeptFolder, RunKind, read_archive, write_archive
 from esper.kasmina.probe import Sample
@@ -114,6 +115,7 @@ class GrownRun:
     before: dict[str, float] = field(default_factory=dict)  # loss and score before training
     after: dict[str, float] = field(default_factory=dict)  # of the network that is exported
     folder: GrowthFolder | None = None  # where it is kept
+    train_plain: Train | None = None  # trains a network that does not grow like this one
 
     @property
     def finished(self) -> bool:
@@ -136,6 +138,18 @@ class GrownRun:
     def export(self, sample: Sample | None = None) -> nn.Module:
         """The committed network as a plain module, checked against the host."""
         return self.host.export(sample)
+
+    def fresh(self, model: nn.Module | None = None) -> nn.Module:
+        """The architecture that was found, with new weights: the host's are those of `model`, a
+        newborn one, or drawn by its layers.
+        """
+        return fresh(self, model)
+
+    def retrain(self, rates: Sequence[float] | None = None) -> Retrained:
+        """Train that architecture from the first step, as this run was trained, at its rate or at
+        each of these; print what it returns to see both networks side by side.
+        """
+        return retrain(self, self.train_plain, rates)
 
     # --- to look at ----------------------------------------------------------------------
 
