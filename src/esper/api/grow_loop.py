@@ -181,9 +181,10 @@ def resume(
         _require_given(settings, train=train, val=val, test=test, scheduler=scheduler)
         data = Data(train, val, test, settings.batch_size)
         data.require_same(settings.data, settings.seed)
-        run.train_plain = _plain_training(
+        again = _plain_training(
             settings, train, val, test, scoring.loss, scoring.metric, kind, scheduler
         )
+        run = replace(run, train_plain=again)
         growth = Growth(run, data, scoring, leader, kind, scheduler, observers)
         growth.go_on(folder.checkpoint())
         growth.go()
