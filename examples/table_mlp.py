@@ -36,7 +36,7 @@ def main(epochs: int = 24, rows: int = 4000) -> GrownRun:
         lr=3e-3,
         on_epoch=lambda record: print(
             f"epoch {record['epoch']:2d}  accuracy {record['score']:5.1f}",
-            GrowthDecision.of(record["decision"]),
+            GrowthDecision(**record["decision"]),
         ),
     )
     print(run.report())
