@@ -26,7 +26,6 @@ import torch
 from _report import ROOT, write_json
 from growing_figures import cost_rows, figures, read_results
 from growing_jobs import Study, carry_out_all, newborn, processes, train
-from growing_page import draw_gains, page
 from growing_tasks import BUDGET, RATES, TASKS, pack
 
 from esper.leyline.errors import EsperError
@@ -111,6 +110,8 @@ def report(study: Study, json_file: Path | None, write: bool) -> None:
         print(f"{name} {value:.4g}")
     write_json(json_file, found)
     if write:
+        from growing_page import draw_gains, page  # where only trainings run there is no matplotlib
+
         PAGE.write_text(page(study, results), encoding="utf-8")
         if results:
             PICTURE.write_bytes(draw_gains(results))

@@ -46,6 +46,7 @@ PLANTED = 1  # epochs after which a candidate is planted
 TESTED = 500  # samples at once
 WIDEST = 1.5  # times the host's own widths, among which one of a wanted size is looked for
 KINDS = ("tune", "default", "wider", "never", "race", "candidate")  # in this order, if they can
+BY_SAMPLE = ("default", "never")  # of which every test sample's score is kept
 
 Outcome = dict[str, Any]  # of one training, as JSON holds it
 
@@ -263,6 +264,8 @@ def carry_out(study: Study, job: Job) -> Outcome:
     """Train what a job asks for, and keep what came of it."""
     torch.set_num_threads(1)
     outcome = JobRun(study, job).outcome()
+    if job.kind not in BY_SAMPLE:
+        outcome.pop("each", None)
     outcome |= {"job": dataclasses.asdict(job), "machine": _machine()}
     path = study.folder / job.file
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -336,7 +339,8 @@ class JobRun:
     def _plain(self, model: nn.Module, rate: float) -> Outcome:
         """A network that does not grow, at its own rate."""
         choices = {"budget": None, "controller": "never"}
-        return train(self.task, self.data, model, self.job.seed, rate, **choices)[1]
+        outcome = train(self.task, self.data, model, self.job.seed, rate, **choices)[1]
+        return {name: value for name, value in outcome.items() if name != "each"}
 
     def _wider(self) -> Outcome:
         """As large as what the default became."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import gelu, scaled_dot_product_attention
 
 import esper
 from esper.leyline.streams import derive_seed
@@ -219,16 +219,39 @@ class Block(nn.Module):
         return thought
 
 
+class ParallelBlock(nn.Module):
+    """The same with one norm, and both parts side by side."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.attend = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.out, self.up, self.down = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, T, C]
+        h = self.norm(x)
+        query, key, value = self.attend(h).chunk(3, dim=-1)
+        seen = self.out(scaled_dot_product_attention(query, key, value, is_causal=True))
+        thought: Tensor = x + seen + self.down(gelu(self.up(h)))
+        return thought
+
+
 class Gpt(nn.Module):
     """Tokens [B, T] to logits [B, T, outputs]; a position sees those before it."""
 
     def __init__(
-        self, vocabulary: int, outputs: int, length: int, width: int, blocks: int, factor: float
+        self,
+        vocabulary: int,
+        outputs: int,
+        length: int,
+        block: type[Block | ParallelBlock],
+        width: int,
+        blocks: int,
+        factor: float,
     ) -> None:
         super().__init__()
         wide = scaled(width, factor)
         self.tokens, self.places = nn.Embedding(vocabulary, wide), nn.Embedding(length, wide)
-        self.blocks = nn.Sequential(*(Block(wide) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(block(wide) for _ in range(blocks)))
         self.norm, self.head = nn.LayerNorm(wide), nn.Linear(wide, outputs)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -403,9 +426,9 @@ def _rows(splits: Splits, seed: int, samples: Counts) -> Data:
 _LINES = {"train": 3000, "validation": 1500, "test": 4000}
 _NUMBERS = {"train": 2000, "validation": 1000, "test": 4000}
 _DIGITS = {"train": 900, "validation": 359, "test": 539}
-_CLOTHES = {"train": 3000, "validation": 1500, "test": 4000}
-_WINDOWS = {"train": 1000, "validation": 300, "test": 1000}
-_TAGGED = {"train": 2000, "validation": 600, "test": 2000}
+_CLOTHES = {"train": 2500, "validation": 1500, "test": 4000}
+_WINDOWS = {"train": 700, "validation": 300, "test": 1000}
+_TAGGED = {"train": 1500, "validation": 600, "test": 2000}
 _LINE = partial(torch.randn, 4, GLYPH)
 _IMAGE, _SMALL_IMAGE = partial(torch.randn, 4, 1, 28, 28), partial(torch.randn, 4, 1, 8, 8)
 _WINDOW = partial(torch.randint, 256, (4, CONTEXT))
@@ -440,7 +463,7 @@ TASKS = {
             name="bytes_small",
             title="small GPT on the standard library",
             development=True,
-            build=partial(_BYTES, 16, 2),
+            build=partial(_BYTES, Block, 16, 2),
             example=_WINDOW,
             load=_text,
             samples=_WINDOWS,
@@ -529,7 +552,7 @@ TASKS = {
         Task(
             name="bytes_wide",
             title="wide GPT of one block on the standard library",
-            build=partial(_BYTES, 28, 1),
+            build=partial(_BYTES, Block, 28, 1),
             example=_WINDOW,
             load=_text,
             samples=_WINDOWS,
@@ -539,8 +562,8 @@ TASKS = {
         ),
         Task(
             name="bytes_deep",
-            title="GPT of three blocks on the standard library",
-            build=partial(_BYTES, 16, 3),
+            title="GPT of three parallel blocks on the standard library",
+            build=partial(_BYTES, ParallelBlock, 16, 3),
             example=_WINDOW,
             load=_text,
             samples=_WINDOWS,
@@ -562,7 +585,7 @@ TASKS = {
         Task(
             name="tags_gpt",
             title="transformer that labels sequences",
-            build=partial(_TOKENS, 16, 1),
+            build=partial(_TOKENS, Block, 16, 1),
             example=_LINE_OF_TOKENS,
             load=_tagged,
             samples=_TAGGED,

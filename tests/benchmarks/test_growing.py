@@ -114,8 +114,8 @@ def test_a_quick_study_trains_everything_once_and_says_what_came_out(
     assert len(kept["curve"]) == len(kept["flops"]) == 13
     host = study.found(growing.jobs.Job("mnist1d_mlp", "never", 0))
     assert host["params"] < kept["params"] <= 1.25 * host["params"]
-    right = growing.jobs.unpacked_numbers(kept["each"], exact=True, count=64)
-    assert 100.0 * right.mean() == pytest.approx(kept["test"])
+    right = growing.jobs.unpacked_numbers(host["each"], exact=True, count=64)
+    assert 100.0 * right.mean() == pytest.approx(host["test"])
 
 
 def test_a_training_that_diverges_counts_as_knowing_nothing(growing: SimpleNamespace) -> None:
