@@ -7,13 +7,13 @@ Shapes: `S` seeds, `C` candidates, `E` epochs, `M` test samples.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from growing_jobs import KINDS, Job, Outcome, Study, unpacked_numbers
+from growing_jobs import AUDITED, KINDS, Job, Outcome, Study, unpacked_numbers
 from growing_replay import Trainings, optuna_here, searched
 from growing_tasks import OWN_RATES, TASKS, Candidate, Task
 from numpy.typing import ArrayLike, NDArray
@@ -236,6 +236,29 @@ class TaskResults:
         """Of numbers [C] by what candidates gain on test data."""
         return Ranking.of(scores, self.tests.mean(1) - self.scores["never"].mean())
 
+    def rankings(self) -> dict[str, list[Ranking]]:
+        """By what candidates are ranked; shadows and gradients for every seed that was audited."""
+        found = {"parameters": [self.ranking([each.params for each in self.candidates])]}
+        for audit in self.study.all_found(self.study.audits(self.task.name)) or []:
+            rounds = [each for each in audit["shadows"] if each]
+            for count in AUDITED:
+                certain = self._readings(
+                    rounds[count - 1], lambda each: each["gain"] / each["error"]
+                )
+                found.setdefault(f"shadows, {count}", []).append(self.ranking(certain))
+            first = self._readings(rounds[0], lambda each: each["gradient"])
+            found.setdefault("gradient", []).append(self.ranking(first))
+        return found
+
+    def _readings(self, shadows: Sequence[Outcome], score: Callable[[Outcome], float]) -> Array:
+        """[C]; last is what was not heard."""
+        known = {(each["slot"], each["blueprint"]): each for each in shadows}
+        readings = [known.get((each.place, each.blueprint)) for each in self.candidates]
+        found = [
+            -math.inf if each is None or not each["error"] else score(each) for each in readings
+        ]
+        return np.nan_to_num(np.asarray(found), nan=-math.inf, neginf=-1e300)
+
 
 def flops(run: Outcome) -> float:
     """Of a training with its shadows."""
@@ -303,7 +326,8 @@ def _add(found: dict[str, float], name: str, estimate: Estimate) -> None:
 
 # Seconds of a job of each kind, in those of a bare host's training, until some were measured. The
 # default trains its shadows, and what it became three times from scratch.
-GUESSED = {"tune": 1.0, "never": 1.0, "candidate": 1.2, "race": 1.4, "wider": 1.2, "default": 4.0}
+GUESSED = {"tune": 1.0, "never": 1.0, "candidate": 1.2, "race": 1.4, "wider": 1.2, "default": 5.0}
+AUDITED_SHARE = 0.3  # of a training, for every candidate: five epochs of its shadow
 
 
 def cost_rows(study: Study, seconds: Mapping[str, float]) -> list[tuple[str, str, int, float]]:
@@ -313,7 +337,8 @@ def cost_rows(study: Study, seconds: Mapping[str, float]) -> list[tuple[str, str
         for kind, count in study.count(name).items():
             kept = (study.folder / name).glob(f"{kind}-*.json")
             known = [_total_seconds(study.found(_job_of(name, path.stem))) for path in kept]
-            each = float(np.mean(known)) if known else bare * GUESSED[kind]
+            audit = AUDITED_SHARE * len(study.candidates(name))
+            each = float(np.mean(known)) if known else bare * GUESSED.get(kind, audit)
             rows.append((name, kind, count, count * each))
     assert {kind for _, kind, _, _ in rows} <= set(KINDS)
     return rows

@@ -40,12 +40,18 @@ from esper.api import GrownRun
 from esper.archive.files import write_whole
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import derive_seed
+from esper.tolaria.flops import STEP
 
-DEFAULT = "heuristic"  # the controller that leads when nothing is said
+DEFAULT = "audition"  # the controller that leads when nothing is said
 PLANTED = 1  # epochs after which a candidate is planted
 TESTED = 500  # samples at once
 WIDEST = 1.5  # times the host's own widths, among which one of a wanted size is looked for
-KINDS = ("tune", "default", "wider", "never", "race", "candidate")  # in this order, if they can
+KINDS = ("tune", "default", "wider", "never", "race", "candidate", "audit")  # in this order
+AUDITED = (1, 3, 5)  # epochs after which rankings are compared
+AUDIT_SEEDS = 2  # of those that are reported
+# Every shadow is heard to the end, and nothing is planted.
+AUDIT_EPOCHS = 2 + max(AUDITED)  # the host alone, the rounds, and one at whose end all is over
+AUDIT = f"audition:rounds={max(AUDITED)},survive=1,spend=1000,certain=1000000,unlearned=1"
 BY_SAMPLE = ("default", "never")  # of which every test sample's score is kept
 
 Outcome = dict[str, Any]  # of one training, as JSON holds it
@@ -125,14 +131,19 @@ class Study:
             yield from (Job(task, "candidate", seed, number) for number in range(count))
             if self.found(Job(task, "default", seed, OWN_RATES.index(1.0))) is not None:
                 yield from (Job(task, "wider", seed, rate) for rate in range(len(OWN_RATES)))
+        yield from self.audits(task)
+
+    def audits(self, task: str) -> list[Job]:
+        return [Job(task, "audit", seed) for seed in self.seeds[:AUDIT_SEEDS]]
 
     def count(self, task: str) -> dict[str, int]:
         """How many jobs of each kind there are in all."""
         seeds = len(self.seeds)
         each = {"never": 1, "race": 1, "candidate": len(self.candidates(task))}
         each |= dict.fromkeys(("default", "wider"), len(OWN_RATES))
-        tuning = len(RATES) * len(self.tuning_seeds)
-        return {kind: tuning if kind == "tune" else seeds * each[kind] for kind in KINDS}
+        counts = {kind: seeds * count for kind, count in each.items()}
+        counts |= {"tune": len(RATES) * len(self.tuning_seeds), "audit": len(self.audits(task))}
+        return {kind: counts[kind] for kind in KINDS}
 
 
 @lru_cache(maxsize=4096)
@@ -185,10 +196,33 @@ def train(
         "test": task.score(float(each.mean()), 100.0 * float(each.mean())),
         "each": packed_numbers(each, exact=task.guess is None),
         "flops": [record["flops"] for record in history],
-        "shadow_flops": [record.get("shadow_flops") or 0.0 for record in history],
+        "shadow_flops": shadow_flops(task, history),
+        "shadows": [[_rounded(each) for each in record.get("shadows", [])] for record in history],
         "grown": [f"{seed.blueprint} at {seed.slot}" for seed in report.grown],
         "seconds": time.process_time() - began,
     }
+
+
+def _rounded(reading: Mapping[str, Any]) -> dict[str, Any]:
+    """What a shadow showed, short enough to be kept."""
+    return {
+        name: float(f"{value:.4g}") if isinstance(value, float) else value
+        for name, value in reading.items()
+    }
+
+
+def shadow_flops(task: Task, history: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Of every epoch: what shadows cost to train, and a pass over validation data for each."""
+    share = task.samples["validation"] / task.samples["train"] / STEP  # of the host's epoch
+    found, before = [], dict[tuple[str, str], float]()
+    for record in history:
+        heard_of = record.get("shadows", [])
+        learned = {(each["slot"], each["blueprint"]): each["epochs"] for each in heard_of}
+        heard = sum(learned[key] > before.get(key, 0.0) for key in learned)
+        passes = heard + 1 if heard else 0  # one without any
+        found.append((record.get("shadow_cost", 0.0) + share * passes) * (record["flops"] or 0.0))
+        before |= learned
+    return found
 
 
 def _nothing_learned(task: Task, rate: float, model: nn.Module) -> Outcome:
@@ -203,6 +237,7 @@ def _nothing_learned(task: Task, rate: float, model: nn.Module) -> Outcome:
         "each": packed_numbers(guesses, exact=task.guess is None),
         "flops": [0.0] * task.epochs,
         "shadow_flops": [0.0] * task.epochs,
+        "shadows": [[]] * task.epochs,
         "grown": [],
         "seconds": 0.0,
     }
@@ -308,6 +343,8 @@ class JobRun:
             return self._wider()
         if job.kind == "candidate":
             return self._candidate()
+        if job.kind == "audit":  # at the rates that a whole training has in its first epochs
+            return self._grown(self.shared_rate, controller=AUDIT, epochs=AUDIT_EPOCHS)[1]
         return self._grown(self.shared_rate, controller=job.kind)[1]
 
     def _grown(self, rate: float, **choices: Any) -> tuple[GrownRun | None, Outcome]:

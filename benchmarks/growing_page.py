@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 
 import numpy as np
-from growing_figures import HARM, OTHERS, RIVALS, TaskResults, figures, vs
+from growing_figures import HARM, OTHERS, RIVALS, Ranking, TaskResults, figures, vs
 from growing_jobs import PLANTED, Study
 from growing_replay import LEAST_EPOCHS, SAMPLERS, optuna_here
 from growing_tasks import BUDGET, OWN_RATES, RATES, SEEDS, TASKS, TUNING_SEEDS, Task
@@ -19,6 +19,13 @@ from esper.show.theme import LIGHT, Theme, new_figure, render
 
 BARS = {"share_of_best_place": 0.75, "harm_rate": 0.10, "cost_factor": 2.0}
 TEMPLATE = Path(__file__).with_name("growing_page.md")
+RANKED = (
+    "Candidates ranked by what can be known of them early, against what they gain on test data "
+    "when they are planted, kept and trained to the end (mean over seeds): Spearman's correlation "
+    "· gain of the first in the ranking as a share of the best gain · gain of the best of its "
+    "first three. Shadows: gain of validation loss over its standard error after so many epochs. "
+    "Gradient: of a shadow relative to the host's, in its first epoch."
+)
 NOT_YET = "## What came out\n\nNothing is trained yet.\n"
 COMMAND = "python benchmarks/growing.py --runs DIR --report --json docs/growing.json --write"
 LINEAR = 5.0  # points on both sides of 0 that a picture shows undistorted
@@ -28,7 +35,13 @@ def page(study: Study, results: Sequence[TaskResults]) -> str:
     """The whole page; without results only what is registered."""
     outcome = NOT_YET
     if results:
-        sections = (summary(results), by_task(results), ways(results), ceilings(results))
+        sections = (
+            summary(results),
+            by_task(results),
+            ways(results),
+            ceilings(results),
+            rankings(results),
+        )
         made = f"`{COMMAND}` makes this page of the trainings in DIR, {_machines(results)}\n"
         outcome = "\n".join([*sections, made])
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -144,33 +157,36 @@ def ways(results: Sequence[TaskResults]) -> str:
 
 
 def ceilings(results: Sequence[TaskResults]) -> str:
-    """The best single places, the rates, and how far the size of a seed ranks candidates."""
+    """The best single places, and the rates."""
     rows = []
     for each in results:
         best = each.candidates[each.best]
-        ranking = each.ranking([candidate.params for candidate in each.candidates])
         rates = {"never": each.runs["never"], **each.tuned}
-        rows.append(
-            [
-                f"`{each.task.name}`",
-                f"{best} ({best.params:,})",
-                *(f"{runs[0]['rate']:.3g}" for runs in rates.values()),
-                f"{ranking.spearman:+.2f}",
-                *("—" if math.isnan(x) else f"{x:.2f}" for x in (ranking.top1, ranking.top3)),
-            ]
-        )
-    header = (
-        "task",
-        "best single place (parameters)",
-        *("rate of never", "of default, tuned", "of wider", "of scratch"),
-        *("parameters: Spearman", "top 1", "best of top 3"),
+        words = [f"{runs[0]['rate']:.3g}" for runs in rates.values()]
+        rows.append([f"`{each.task.name}`", f"{best} ({best.params:,})", *words])
+    header = ("task", "best single place (parameters)", "rate of never", "of default, tuned",
+              "of wider", "of scratch")  # fmt: skip
+    return "## Places and rates\n\n" + _table(header, rows)
+
+
+def rankings(results: Sequence[TaskResults]) -> str:
+    """How well what is known early ranks candidates."""
+    kinds = list(dict.fromkeys(kind for each in results for kind in each.rankings()))
+    rows = []
+    for each in results:
+        found = each.rankings()
+        cells = [_ranked(found[kind]) if kind in found else "" for kind in kinds]
+        rows.append([f"`{each.task.name}`", *cells])
+    return f"## What is known early\n\n{RANKED}\n\n" + _table(("task", *kinds), rows)
+
+
+def _ranked(rankings: Sequence[Ranking]) -> str:
+    """Means over seeds."""
+    columns = np.mean([(each.spearman, each.top1, each.top3) for each in rankings], axis=0)
+    agreement, *shares = columns.tolist()
+    return " · ".join(
+        [f"{agreement:+.2f}"] + ["—" if math.isnan(x) else f"{x:.2f}" for x in shares]
     )
-    text = (
-        "## Places and rates\n\nThe last three columns: how well the number of a candidate's "
-        "parameters ranks candidates by what they gain on test data; the gain of its first, and of "
-        "the best of its first three, as a share of the best gain.\n\n"
-    )
-    return text + _table(header, rows)
 
 
 def _kinds(grown: Sequence[Sequence[str]]) -> str:

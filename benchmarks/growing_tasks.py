@@ -87,41 +87,20 @@ class Task:
         return accuracy if self.guess is None else 100.0 * (1.0 - loss / self.guess)
 
     def candidates(self) -> list[Candidate]:
-        """Every seed that fits the budget, at every distinct place."""
+        """Every seed that fits the budget, wherever the default would hear its shadow."""
         model, inputs = self.build(1.0), self.example()
-        distinct = set(_distinct(model, inputs))
+        found = {place.path: place for place in esper.inspect(model, inputs, budget=BUDGET).places}
+        heard = esper.wrap(model, inputs, slots="every", budget=BUDGET).seed_slots
         return [
-            Candidate(place.path, blueprint, params)
-            for place in esper.inspect(model, inputs, budget=BUDGET).places
-            if place.path in distinct
-            for blueprint, params in place.options.items()
+            Candidate(place, blueprint, params)
+            for place in heard
+            for blueprint, params in found[place].options.items()
         ]
 
     def quick(self) -> "Task":
         """The same in seconds; its figures mean nothing."""
         few = {"train": 128, "validation": 64, "test": 64}
         return replace(self, samples=few, epochs=13)
-
-
-def _distinct(model: nn.Module, inputs: Tensor) -> list[str]:
-    """Modules that make a tensor of their own which is not what the model returns."""
-    outputs: dict[str, Tensor] = {}
-
-    def seen(path: str, _: nn.Module, __: object, output: Tensor) -> None:
-        outputs[path] = output
-
-    named = [(path, module) for path, module in model.named_modules() if path]
-    handles = [module.register_forward_hook(partial(seen, path)) for path, module in named]
-    try:
-        returned = model(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    makers: dict[int, str] = {}
-    for path, output in outputs.items():  # in the order in which they were made
-        if output is not returned:
-            makers.setdefault(id(output), path)
-    return list(makers.values())
 
 
 # --- hosts ------------------------------------------------------------------------------------

@@ -101,8 +101,8 @@ def test_a_quick_study_trains_everything_once_and_says_what_came_out(
     study = growing.jobs.Study(tmp_path, quick=True)
     with ThreadPoolExecutor(1) as pool:
         growing.jobs.carry_out_all(study, ["mnist1d_mlp"], pool, 1)
-    assert "16 jobs done, 0 of them failed, 0 can be done next" in capsys.readouterr().out
-    assert sum(study.count("mnist1d_mlp").values()) == 16
+    assert "17 jobs done, 0 of them failed, 0 can be done next" in capsys.readouterr().out
+    assert sum(study.count("mnist1d_mlp").values()) == 17
     monkeypatch.setattr(growing.jobs, "carry_out", lambda *_: pytest.fail("trained again"))
     words = ["growing.py", "--quick", "--runs", str(tmp_path), "--report"]
     monkeypatch.setattr(sys, "argv", [*words, "--json", str(tmp_path / "figures.json")])
@@ -258,6 +258,13 @@ def write_study(jobs: ModuleType, tasks: ModuleType, folder: Path, name: str) ->
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(outcome | more))
 
+    heard = [  # the best candidate is not certain, but nearly so; the first is not heard
+        {"slot": each.place, "blueprint": each.blueprint, "error": 0.1, "gradient": -number}
+        | {"gain": 1.0 if number == 5 else 0.9 if number == 3 else 0.0}
+        for number, each in enumerate(study.candidates(name))
+        if number
+    ]
+
     def by_kind(job: Any) -> tuple[float, int, dict[str, Any]]:
         if job.kind == "candidate":
             return (60.0 if job.detail == 3 else 40.0), 50, {}
@@ -265,6 +272,8 @@ def write_study(jobs: ModuleType, tasks: ModuleType, folder: Path, name: str) ->
             scratch = [{"validation": v, "test": v, "rate": v, "params": 1} for v in (1, 9, 2)]
             more = {"scratch": scratch, "shadow_flops": [10.0, 0.0]}
             return 58.0, 0 if job.seed == 0 else 50, more  # harm on the first seed
+        if job.kind == "audit":
+            return 50.0, 50, {"shadows": [[], *[heard] * 5, []]}
         return {"wider": 55.0, "race": 51.0, "tune": 10.0 + job.detail}.get(job.kind, 50.0), 50, {}
 
     for _ in range(3):  # every time with what waits for the last one
@@ -300,19 +309,48 @@ def test_figures_of_known_results(
     assert "vs_optuna" not in found
 
 
+def test_rankings_compare_what_was_heard_with_what_was_gained(
+    growing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growing.figures, "optuna_here", lambda: None)
+    study = write_study(growing.jobs, growing.tasks, tmp_path, "digits_mlp")
+    found = growing.figures.read_results(study)[0].rankings()
+    assert found.keys() == {"parameters", "shadows, 1", "shadows, 3", "shadows, 5", "gradient"}
+    assert len(found["gradient"]) == 2  # seeds
+    shares = [(each.top1, each.top3) for each in found["shadows, 3"]]
+    assert shares == [pytest.approx((-1.0, 1.0))] * 2  # the first loses 10 points, the next wins
+    assert found["gradient"][0].top3 == pytest.approx(1.0)
+
+
+def test_what_shadows_cost_holds_their_validation(growing: SimpleNamespace) -> None:
+    task = growing.tasks.TASKS["mnist1d_mlp"].quick()  # validates on half as much as it trains on
+    first = {"slot": "0", "blueprint": "norm", "epochs": 1.0}
+    second = {"slot": "2", "blueprint": "norm", "epochs": 1.0}
+    history = [
+        {"flops": 60.0},
+        {"flops": 60.0, "shadow_cost": 0.5, "shadows": [first, second]},
+        {"flops": 60.0, "shadow_cost": 0.25, "shadows": [first | {"epochs": 2.0}, second]},
+        {"flops": 60.0},
+    ]
+    # A pass is a third of a step; one more is without shadows.
+    wanted = [0.0, 30.0 + 3 * 10.0, 15.0 + 2 * 10.0, 0.0]
+    assert growing.jobs.shadow_flops(task, history) == pytest.approx(wanted)
+
+
 def test_the_page_holds_every_task_and_what_came_out(
     growing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (growing.figures, growing.page):
         monkeypatch.setattr(module, "optuna_here", lambda: None)
     study = write_study(growing.jobs, growing.tasks, tmp_path, "digits_mlp")
-    text = growing.page.page(study, growing.figures.read_results(study))
+    results = growing.figures.read_results(study)
+    text = growing.page.page(study, results)
     for name in growing.tasks.TASKS:
         assert f"| `{name}` |" in text
     assert "| `share_of_best_place` | 0.80" in text
     assert "| `harm_rate` | 0.20 | < 0.1: not reached |" in text
     assert "Optuna is not installed" in text
-    assert len(growing.page.draw_gains(growing.figures.read_results(study))) > 10_000
+    assert len(growing.page.draw_gains(results)) > 10_000
 
 
 # --- what Optuna would have found ---------------------------------------------------------------
