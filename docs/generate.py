@@ -9,7 +9,7 @@ from typing import Any
 import esper
 from esper.garden import SUITES, Atlas, find_suite
 from esper.garden.atlas import ATLAS_EPOCHS, WAIT_MARGIN, shipped_atlas
-from esper.kasmina.blueprints import build_catalogue, find_blueprint
+from esper.kasmina.blueprints import blueprint_names, build_catalogue, find_blueprint
 from esper.kasmina.gates import GATES
 from esper.kasmina.hosts import HOSTS, build_host
 from esper.leyline import (
@@ -18,6 +18,7 @@ from esper.leyline import (
     HEADS,
     OCCUPIED_STAGES,
     TRANSITIONS,
+    Family,
     LifecycleOp,
     SeedStage,
 )
@@ -179,6 +180,16 @@ def blueprints_page() -> str:
             costs = " | ".join(f"{row[index]:,}" for row in catalogue.costs)
             summary = find_blueprint(name, specs[0].family).summary
             lines.append(f"| `{name}` | {costs} | {summary} |")
+    lines += ["", "## For models of your own", ""]
+    lines += [
+        "More of what the model itself is made of; `esper.inspect` shows what they add, place"
+    ]
+    lines += ["by place. The hosts above are offered `block` only if it is named in `blueprints=`."]
+    lines += ["", "| blueprint | activations | what it is |", "|---|---|---|"]
+    for family in Family:
+        for name in blueprint_names(family, wrapped=True)[len(blueprint_names(family)) :]:
+            summary = find_blueprint(name, family).summary
+            lines.append(f"| `{name}` | {family.value} | {summary} |")
     return "\n".join([*lines, ""])
 
 

@@ -24,7 +24,10 @@ LAYOUTS = {
     Family.DENSE: (Layout.DENSE, 0),
     Family.TRANSFORMER: (Layout.TOKENS, 1),
 }
-BLUEPRINTS = [(family, name) for family in Family for name in blueprint_names(family)]
+POPULATIONS = [(family, name) for family in Family for name in blueprint_names(family)]
+# Along sequences a block is built as in images.
+BLOCKS = [(f, "block") for f in Family if f is not Family.CONV1D]
+BLUEPRINTS = POPULATIONS + BLOCKS
 each_blueprint = pytest.mark.parametrize(
     ("family", "name"), BLUEPRINTS, ids=[f"{family}-{name}" for family, name in BLUEPRINTS]
 )
@@ -163,7 +166,7 @@ def test_seeds_fused_by_vmap_equal_the_same_seeds_one_by_one(family: Family, nam
 
 # One family of each name: the same layers are in all of them, but for these.
 COMPILED = [
-    *{name: (family, name) for family, name in BLUEPRINTS}.values(),
+    *{name: (family, name) for family, name in POPULATIONS}.values(),
     (Family.CONV1D, "norm"),
     (Family.CONV1D, "squeeze"),
 ]
@@ -240,7 +243,7 @@ def reach_into_the_past(seed: nn.Module, h: Tensor, changed: int) -> bool:
     return not torch.equal(seed(h)[:, :changed], seed(other)[:, :changed])
 
 
-@pytest.mark.parametrize("name", blueprint_names(Family.TRANSFORMER))
+@pytest.mark.parametrize("name", [*blueprint_names(Family.TRANSFORMER), "block"])
 def test_a_token_learns_nothing_of_the_future(name: str) -> None:
     spec = spec_of(Family.TRANSFORMER, 6, extent=7)
     seed = grown(Family.TRANSFORMER, name, spec)

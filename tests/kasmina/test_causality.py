@@ -278,12 +278,20 @@ def test_blueprints_of_ones_own_are_tried_out() -> None:
 
 
 REMAIN = {
-    (Layout.SEQUENCE, PAST): {"norm", "pointwise", "depthwise", "conv", "token_mix", "attention"},
-    (Layout.SEQUENCE, OWN): {"norm", "pointwise"},
-    (Layout.IMAGE, OWN): {"norm", "bottleneck"},
-    (Layout.TOKENS, PAST): {"norm", "lora", "gate", "attention", "mlp"},
+    (Layout.SEQUENCE, PAST): {
+        "norm",
+        "pointwise",
+        "depthwise",
+        "conv",
+        "token_mix",
+        "attention",
+        "block",
+    },
+    (Layout.SEQUENCE, OWN): {"norm", "pointwise", "block"},
+    (Layout.IMAGE, OWN): {"norm", "bottleneck", "block"},
+    (Layout.TOKENS, PAST): {"norm", "lora", "gate", "attention", "mlp", "block"},
     (Layout.TIME_FIRST, OWN): {"norm", "lora", "gate", "mlp"},
-    (Layout.DENSE, OWN): {"norm", "gate", "lowrank", "mlp", "wide", "convpool"},
+    (Layout.DENSE, OWN): {"norm", "gate", "lowrank", "mlp", "wide", "convpool", "block"},
 }
 
 
@@ -292,10 +300,10 @@ def test_these_blueprints_remain_where_not_all_may_be_seen(layout: Layout, reach
     extent = {Layout.IMAGE: (5, 6), Layout.DENSE: ()}.get(layout, (7,))
     free = SlotSpec(name="x", layout=layout, channels=4, extent=extent)
     bound = replace(free, reach=reach)
-    known = blueprint_names(free.family)
+    known = (*blueprint_names(free.family), "block")
     costs = {name: cost(find_blueprint(name, free.family), bound) for name in known}
     assert {name for name in known if costs[name] >= 0} == REMAIN[layout, reach] & set(known)
-    for name in REMAIN[layout, reach] - {"token_mix", "bottleneck"}:
+    for name in REMAIN[layout, reach] - {"token_mix", "bottleneck", "block"}:
         assert costs[name] == cost(find_blueprint(name, free.family), free)
     assert {costs[name] for name in set(known) - REMAIN[layout, reach]} <= {LOOKS_BEYOND}
 

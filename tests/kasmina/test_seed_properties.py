@@ -12,11 +12,12 @@ from esper.kasmina import (
     GateRules,
     Isolation,
     SlottedModel,
+    Target,
     blueprint_names,
     build_host,
     export_module,
 )
-from esper.kasmina.hosts import Conv1dHost, Conv2dHost, GptHost, MlpHost
+from esper.kasmina.hosts import Block, Conv1dHost, Conv2dHost, GptHost, MlpHost
 from esper.kasmina.slot import Mode, Slot
 from esper.leyline import Blend, Family, Layout, SeedStage, SlotSpec
 
@@ -31,6 +32,9 @@ HOSTS: dict[Family, Callable[[], nn.Module]] = {
     Family.TRANSFORMER: lambda: GptHost(vocabulary=11, width=8, heads=2, blocks=3, context=6),
 }
 BLUEPRINTS = [(family, name) for family in Family for name in blueprint_names(family)]
+# Of those for wrapped models: one of each kind, a twin behind a ReLU and one of several branches.
+BLUEPRINTS += [(Family.CONV2D, "block"), (Family.TRANSFORMER, "block")]
+BLUEPRINTS += [(Family.CONV2D, "twin"), (Family.TRANSFORMER, "twin")]
 each_blueprint = pytest.mark.parametrize(
     ("family", "name"), BLUEPRINTS, ids=[f"{family}-{name}" for family, name in BLUEPRINTS]
 )
@@ -75,10 +79,38 @@ FOSSILS = [
 ]
 
 
-def make_host(family: Family, isolation: Isolation = Isolation.DUAL_PASS) -> SlottedModel:
+class Thinking(nn.Module):
+    """A residual block of a user's, which a copy can follow."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        thought: Tensor = x + self.body(x)
+        return thought
+
+
+OWN_BLOCKS: dict[Family, Callable[[], list[nn.Module]]] = {
+    Family.CONV2D: lambda: [
+        nn.Conv2d(1, 4, 3, stride=2),
+        nn.Sequential(Thinking(nn.Conv2d(4, 4, 3, padding=1)), nn.ReLU()),
+        nn.Sequential(nn.Flatten(), nn.Linear(36, 10)),
+    ],
+    Family.TRANSFORMER: lambda: [nn.Embedding(11, 8), Block(8, heads=2), nn.Linear(8, 11)],
+}
+
+
+def make_host(
+    family: Family, isolation: Isolation = Isolation.DUAL_PASS, name: str = "norm"
+) -> SlottedModel:
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        return SlottedModel(HOSTS[family](), rules=RULES, isolation=isolation)
+        if name != "twin":  # it is made of a block of the user's
+            own = HOSTS[family]()
+            return SlottedModel(own, rules=RULES, isolation=isolation, blueprints=[name])
+        model, places = nn.Sequential(*OWN_BLOCKS[family]()), [Target("1", name=SLOT)]
+        return SlottedModel(model, places, make_batch(family)[0], rules=RULES, isolation=isolation)
 
 
 def make_batch(family: Family) -> tuple[Tensor, Tensor]:
@@ -150,7 +182,7 @@ def disturb(host: SlottedModel) -> None:
 def test_planting_keeps_the_function_until_blending_starts(
     family: Family, name: str, blend: Blend
 ) -> None:
-    host, batch = make_host(family), make_batch(family)
+    host, batch = make_host(family, name=name), make_batch(family)
     before = host(batch[0])
     host.germinate(SLOT, name, blend)
     if blend is Blend.IMMEDIATE:
@@ -164,7 +196,7 @@ def test_planting_keeps_the_function_until_blending_starts(
 def test_gradient_reaches_every_seed_parameter_within_two_steps(
     family: Family, name: str, blend: Blend, isolation: Isolation
 ) -> None:
-    host, batch = make_host(family, isolation), make_batch(family)
+    host, batch = make_host(family, isolation, name), make_batch(family)
     optimizer = tracked(host)
     host.germinate(SLOT, name, blend)
     reached: set[str] = set()
@@ -182,7 +214,7 @@ def test_gradient_reaches_every_seed_parameter_within_two_steps(
 def test_a_seed_alone_lowers_the_loss_while_training(
     family: Family, name: str, blend: Blend, isolation: Isolation
 ) -> None:
-    host, batch = make_host(family, isolation), make_batch(family)
+    host, batch = make_host(family, isolation, name), make_batch(family)
     host.germinate(SLOT, name, blend)
     optimizer = torch.optim.SGD(host.slots.parameters(), lr=0.02)
     start = value_of(host, batch)
@@ -200,7 +232,8 @@ def test_a_seed_alone_lowers_the_loss_while_training(
 def test_in_training_the_host_gets_exactly_the_gradient_of_the_unplanted_network(
     family: Family, name: str, blend: Blend, isolation: Isolation
 ) -> None:
-    host, twin, batch = make_host(family, isolation), make_host(family), make_batch(family)
+    host, twin = make_host(family, isolation, name), make_host(family, name=name)
+    batch = make_batch(family)
     host.germinate(SLOT, name, blend)
     disturb(host)
     step(host, batch, torch.optim.SGD(host.slots.parameters(), lr=0.0))
@@ -216,7 +249,7 @@ def test_in_training_the_host_gets_exactly_the_gradient_of_the_unplanted_network
 def test_after_training_both_learn_and_switching_off_gives_back_the_host(
     family: Family, name: str, blend: Blend, stage: SeedStage
 ) -> None:
-    host, batch = make_host(family), make_batch(family)
+    host, batch = make_host(family, name=name), make_batch(family)
     before = host(batch[0])
     lead_to(host, stage, name, blend)
     disturb(host)
@@ -238,7 +271,7 @@ def test_after_training_both_learn_and_switching_off_gives_back_the_host(
 def test_removing_a_seed_at_alpha_zero_changes_no_bit(
     family: Family, name: str, blend: Blend
 ) -> None:
-    host, batch = make_host(family), make_batch(family)
+    host, batch = make_host(family, name=name), make_batch(family)
     optimizer = tracked(host)
     lead_to(host, SeedStage.PRUNED, name, blend)
     step(host, batch, optimizer)
@@ -268,7 +301,8 @@ def test_removing_a_seed_at_alpha_zero_changes_no_bit(
 def test_a_seed_pruned_before_it_blended_leaves_the_host_as_if_never_planted(
     family: Family, name: str, isolation: Isolation
 ) -> None:
-    host, twin, batch = make_host(family, isolation), make_host(family), make_batch(family)
+    host, twin = make_host(family, isolation, name), make_host(family, name=name)
+    batch = make_batch(family)
     mine, theirs = tracked(host), tracked(twin)
     for epoch in range(4):
         if epoch == 1:
@@ -287,7 +321,7 @@ def test_a_seed_pruned_before_it_blended_leaves_the_host_as_if_never_planted(
 def test_a_fossilized_network_has_the_gradients_of_its_plain_export(
     family: Family, name: str, blend: Blend
 ) -> None:
-    host, batch = make_host(family), make_batch(family)
+    host, batch = make_host(family, name=name), make_batch(family)
     lead_to(host, SeedStage.FOSSILIZED, name, blend)
     disturb(host)
     plain = export_module(host, batch[0])
@@ -354,7 +388,7 @@ def test_the_same_plantings_give_the_same_seeds_whatever_the_random_state() -> N
     hosts = []
     for start in range(2):
         torch.manual_seed(start)
-        host = make_host(Family.DENSE)
+        host = make_host(Family.DENSE, name="mlp")
         host.germinate(SLOT, "mlp")
         host.prune(SLOT)
         for _ in range(5):

@@ -52,7 +52,7 @@ def compare(module: nn.Module, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "name"), [(family, name) for family in Family for name in blueprint_names(family)]
+    ("family", "name"), [(f, name) for f in Family for name in (*blueprint_names(f), "block")]
 )
 def test_a_blueprints_stacked_form_equals_its_copies(family: Family, name: str) -> None:
     spec = SPECS[family]

@@ -69,7 +69,8 @@ def require_fitting(
     known = blueprints or controller.blueprints
     if not known:  # those of the only family that has as many as it can choose from
         number = controller.network.space.size("blueprint")
-        alike = [names for kind in Family if len(names := blueprint_names(kind)) == number]
+        lists = [blueprint_names(kind, wrapped=both) for kind in Family for both in (False, True)]
+        alike = [names for names in lists if len(names) == number]
         known = alike[0] if len(alike) == 1 else ()
     try:
         controller.require_possible(catalogue, horizon)
@@ -92,10 +93,10 @@ def _advice(slots: int, known: tuple[str, ...], catalogue: BlueprintCatalogue) -
         wanted.append(f"name {slots} places in slots=[...] (esper.inspect lists them)")
     if known and known != catalogue.names:
         kinds = [kind.value for kind in Family if blueprint_names(kind) == known]
-        if kinds:
-            wanted.append(f"choose places whose activations are {' or '.join(kinds)}")
-        elif set(known) <= set(catalogue.names):
+        if set(known) <= set(catalogue.names):
             wanted.append(f"give blueprints={list(known)}")
+        elif kinds:
+            wanted.append(f"choose places whose activations are {' or '.join(kinds)}")
     return " and ".join(wanted) or f"name {slots} slots of the kind that it was trained for"
 
 

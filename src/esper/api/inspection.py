@@ -21,9 +21,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from esper.api.grow_settings import AUTO, EVERY, Budget, BudgetLike
-from esper.kasmina import SegmentedHost, build_catalogue
+from esper.kasmina import SegmentedHost
 from esper.kasmina.layout_inference import opening
 from esper.kasmina.probe import Place, Sighting, Target, module_at, require_slottable, survey
+from esper.kasmina.slotted import catalogue_of
 from esper.kasmina.watching import Sample
 from esper.leyline import DEFAULT_SLOT_COUNT, EsperError, SlotError, SlotSpec
 
@@ -179,11 +180,10 @@ class Survey:
             self.sightings = sorted(seen, key=lambda each: each.first_event)
         self._costs: dict[Target, dict[str, int]] = {}  # by place and blueprint that fits there
         self._refusals: dict[Target, EsperError] = {}  # why "auto" does not take a place
-        good = [(s.target, s.place.spec) for s in self.sightings if isinstance(s.place, Place)]
+        good = [(s.target, s.place) for s in self.sightings if isinstance(s.place, Place)]
         if good:
             # One catalogue: a blueprint is not unknown because it fits some places and not others.
-            specs = [spec for _, spec in good]
-            catalogue = build_catalogue(specs, self.host_params, blueprints)
+            catalogue = catalogue_of(model, [place for _, place in good], blueprints)
             for (target, _), row in zip(good, catalogue.costs, strict=True):
                 pairs = zip(catalogue.names, row, strict=True)
                 self._costs[target] = {name: cost for name, cost in pairs if cost >= 0}

@@ -5,6 +5,7 @@ Shapes: `B` batch, `C` channels, `L` positions, `H` height, `W` width, `T` token
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, TypeVar
@@ -12,6 +13,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.hosts import Block
 from esper.kasmina.isolation import randomness_kept
 from esper.kasmina.layers import ChannelNorm, GroupNorm, PastLinear, SelfAttention, TokenLinear
 from esper.leyline.catalogue import LOOKS_BEYOND, NOT_APPLICABLE, BlueprintCatalogue, blend_costs
@@ -20,7 +22,9 @@ from esper.leyline.errors import BlueprintError, DuplicateNameError, UnknownName
 from esper.leyline.slots import Family, Reach, SlotConfig, SlotSpec
 
 M = TypeVar("M", bound=nn.Module)
-Builder = Callable[[SlotSpec], nn.Module]
+Builder = Callable[..., nn.Module]  # of a slot's spec and, of neighbours, the copied module
+Neighbour = Callable[[], nn.Module]  # copies the module before a slot
+_Tried = tuple[list[int] | str, int, bool]
 
 NEGATIVE_SLOPE = 0.1  # a plain ReLU can be dead at birth behind a host's ReLU, and stays dead
 KERNELS = {Family.CONV1D: 5, Family.CONV2D: 3}  # in sequences as wide as the garden's hosts look
@@ -42,6 +46,8 @@ class Blueprint:
     build: Builder
     fixed_extent: bool  # its parameters depend on the slot's extent, which therefore may not vary
     summary: str
+    neighbour: bool = False  # made of a copy of the module that the slot follows
+    wrapped: bool = False  # for wrapped models alone: a population's actions are fixed
 
     def fits(self, spec: SlotSpec) -> bool:
         known = all(size is not None for size in spec.extent)
@@ -52,13 +58,20 @@ _REGISTRY: dict[tuple[Family, str], Blueprint] = {}
 
 
 def blueprint(
-    name: str, family: Family | str, *others: Family | str, fixed_extent: bool = False
+    name: str,
+    family: Family | str,
+    *others: Family | str,
+    fixed_extent: bool = False,
+    neighbour: bool = False,
+    wrapped: bool = False,
 ) -> Callable[[Builder], Builder]:
     """Register a seed builder for families of slots; its docstring's first line is its summary.
 
     A function under `@blueprint("mine", "dense")` gets the `SlotSpec` of a slot and returns a
     module that keeps the shape of what passes there and gives exactly zero when it is new (see
     `zeroed`, `ScalarGate`). `fixed_extent`: its parameters depend on the size of what passes.
+    `wrapped`: populations plant it only if it is named. `neighbour`: they never do; the function
+    also gets a copy of the module that the slot follows, and what fails then does not fit there.
     """
     for each in (family, *others):
         if each not in list(Family):
@@ -75,12 +88,14 @@ def blueprint(
                 raise DuplicateNameError(
                     f"Blueprint {name!r} is already registered for {kind.value} slots",
                     given=f"{build.__module__}.{build.__qualname__}",
-                    valid="a name not among " + ", ".join(blueprint_names(kind)),
+                    valid="a name not among " + ", ".join(blueprint_names(kind, wrapped=True)),
                     fix="choose another name, or unregister_blueprint() the old one first",
                 )
         summary = (inspect.getdoc(build) or name).splitlines()[0]
         for kind in kinds:
-            _REGISTRY[kind, name] = Blueprint(name, kind, build, fixed_extent, summary)
+            _REGISTRY[kind, name] = Blueprint(
+                name, kind, build, fixed_extent, summary, neighbour, wrapped or neighbour
+            )
         return build
 
     return register
@@ -90,8 +105,10 @@ def unregister_blueprint(name: str, family: Family | str) -> None:
     del _REGISTRY[find_blueprint(name, family).family, name]
 
 
-def blueprint_names(family: Family | str) -> tuple[str, ...]:
-    return tuple(name for kind, name in _REGISTRY if kind == family)
+def blueprint_names(family: Family | str, *, wrapped: bool = False) -> tuple[str, ...]:
+    """What populations plant in slots of a family; with `wrapped` then what wrapped models may."""
+    plans = sorted(_REGISTRY.values(), key=lambda plan: plan.wrapped)
+    return tuple(plan.name for plan in plans if plan.family == family and plan.wrapped <= wrapped)
 
 
 def find_blueprint(name: str, family: Family | str) -> Blueprint:
@@ -100,15 +117,20 @@ def find_blueprint(name: str, family: Family | str) -> Blueprint:
         raise UnknownNameError.of(
             f"blueprint for {kind.value} slots",
             name,
-            blueprint_names(kind),
+            blueprint_names(kind, wrapped=True),
             fix="register your own with @blueprint(name, family)",
         )
     return _REGISTRY[kind, name]
 
 
-def cost(plan: Blueprint | None, spec: SlotSpec) -> int:
+def cost(plan: Blueprint | None, spec: SlotSpec, beside: Neighbour | None = None) -> int:
     """Parameters a seed would add. Checks the output shape and what it sees on the way."""
     if plan is None or not plan.fits(spec):
+        return NOT_APPLICABLE
+    if plan.neighbour:
+        with suppress(Exception):  # there is none, or whatever it does when it is alone
+            _, params, beyond = _tried.__wrapped__(plan, spec, beside)
+            return LOOKS_BEYOND if beyond else params
         return NOT_APPLICABLE
     shape = list(spec.canonical_shape(batch=2))
     try:
@@ -132,12 +154,13 @@ def cost(plan: Blueprint | None, spec: SlotSpec) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _tried(plan: Blueprint, spec: SlotSpec) -> tuple[list[int] | str, int, bool]:
+def _tried(plan: Blueprint, spec: SlotSpec, beside: Neighbour | None = None) -> _Tried:
     """The shape or type that such a seed returns, its parameters, and does it see positions that
     its slot forbids? The last is tried with weights that act; all else allocates nothing."""
     free = spec.reach is Reach.ALL
-    with torch.device("meta" if free else "cpu"), randomness_kept(stream=0), torch.no_grad():
-        seed = plan.build(spec).eval()
+    device = "cpu" if beside or not free else "meta"
+    with torch.device(device), randomness_kept(stream=0), torch.no_grad():
+        seed = (plan.build(spec, beside()) if beside else plan.build(spec)).eval()
         h, other = torch.randn(2, *spec.canonical_shape(batch=2))
         for weights in () if free else seed.parameters():
             weights.add_(torch.randn_like(weights) / weights.shape[-1:].numel() ** 0.5)
@@ -156,25 +179,32 @@ def _tried(plan: Blueprint, spec: SlotSpec) -> tuple[list[int] | str, int, bool]
 
 
 def build_catalogue(
-    specs: Sequence[SlotSpec], host_params: int, allowed: Iterable[str] | None = None
+    specs: Sequence[SlotSpec],
+    host_params: int,
+    allowed: Iterable[str] | None = None,
+    wrapped: Sequence[Neighbour | None] | None = None,
 ) -> BlueprintCatalogue:
     """Names and costs of everything that can be planted in these slots.
 
     Blueprints of one name in different families share an index. `allowed` narrows the list and
-    fixes its order; it may name some that fit none of these slots.
+    fixes its order; it may name some that fit none of these slots. `wrapped`: the slots are in a
+    wrapped model, and this copies the module before each, where a copy could follow it.
     """
     families = list(dict.fromkeys(spec.family for spec in specs))
-    known = list(dict.fromkeys(name for kind in families for name in blueprint_names(kind)))
+    lists = [(both, kind) for both in (False, wrapped is not None) for kind in families]
+    found = (name for both, kind in lists for name in blueprint_names(kind, wrapped=both))
+    known = list(dict.fromkeys(found))
     names = known if allowed is None else list(allowed)
     anywhere = {name for _, name in _REGISTRY}
     unknown = [name for name in names if name not in anywhere]
-    if not set(names) & set(known):
+    if not any((kind, name) in _REGISTRY for kind in families for name in names):
         unknown += names
     if unknown:
         raise UnknownNameError.of("blueprint", unknown[0], known)
     plans = [[_REGISTRY.get((spec.family, name)) for name in names] for spec in specs]
     costs = tuple(
-        tuple(cost(plan, spec) for plan in row) for row, spec in zip(plans, specs, strict=True)
+        tuple(cost(plan, spec, beside) for plan in row)
+        for row, spec, beside in zip(plans, specs, wrapped or [None] * len(specs), strict=True)
     )
     slots = SlotConfig(tuple(spec.name for spec in specs))
     return BlueprintCatalogue(slots, tuple(names), costs, blend_costs(specs), host_params)
@@ -223,14 +253,35 @@ def learning_rate_scales(module: nn.Module, prefix: str = "") -> dict[str, float
 class Replace(nn.Module):
     """Turns activations into `transform(h)`: a gate times the difference, nothing at gate 0."""
 
-    def __init__(self, transform: nn.Module) -> None:
+    def __init__(self, transform: nn.Module, *, gated: bool = True) -> None:
         super().__init__()
         self.transform = transform
-        self.gate = ScalarGate()
+        self.gate = ScalarGate() if gated else nn.Identity()  # of blocks that return h as yet
 
     def forward(self, h: Tensor) -> Tensor:
         replaced: Tensor = self.gate(self.transform(h) - h)
         return replaced
+
+
+def silence(block: nn.Module, h: Tensor) -> bool:
+    """Zero the last layer of each branch that a residual block adds to its input; False if it has
+    none such, or they would not learn. All are, then given back while the block returns its h."""
+    kept = {weights: weights.detach().clone() for weights in block.parameters()}
+    silent: list[Tensor] = []
+    with torch.no_grad():
+        zeroed(block)
+        returns = torch.equal(block(h), h)
+        for layer in block.modules() if returns else ():
+            own = list(layer.parameters(recurse=False))
+            for weights in own:
+                weights.copy_(kept[weights])
+            if own and not torch.equal(block(h), h):
+                silent += [weights.zero_() for weights in own]
+    with torch.enable_grad():
+        loss = (block(h) * torch.randn_like(h)).sum()
+    slopes = torch.autograd.grad(loss, silent) if silent else ()
+    learns = all(bool(each.reshape(each.shape[:1].numel(), -1).any(1).all()) for each in slopes)
+    return returns and learns and h._version == 0
 
 
 class Rescale(nn.Module):
@@ -297,6 +348,12 @@ def _convolution(
     return kind(given, returned, kernel, padding=kernel // 2, groups=groups)
 
 
+def _normalised(spec: SlotSpec) -> nn.Module:
+    if spec.causal:
+        return Transposed(ChannelNorm(spec.channels))
+    return GroupNorm(spec.channels, position_axes=len(spec.extent))
+
+
 def _two(first: nn.Module, last: nn.Module) -> nn.Module:
     """Both layers, with a last one that is zero when it is new."""
     return nn.Sequential(first, activation(), zeroed(last))
@@ -305,9 +362,7 @@ def _two(first: nn.Module, last: nn.Module) -> nn.Module:
 @blueprint("norm", Family.CONV1D, Family.CONV2D)
 def position_norm(spec: SlotSpec) -> nn.Module:
     """Normalises each sample over channels and positions, where causal over channels alone."""
-    if spec.causal:
-        return Replace(Transposed(ChannelNorm(spec.channels)))
-    return Replace(GroupNorm(spec.channels, position_axes=len(spec.extent)))
+    return Replace(_normalised(spec))
 
 
 @blueprint("squeeze", Family.CONV1D, Family.CONV2D)
@@ -460,3 +515,38 @@ def convpool(spec: SlotSpec) -> nn.Module:
         nn.Flatten(1),
         zeroed(nn.Linear(FILTERS, spec.channels)),
     )
+
+
+# --- for wrapped models: more of what the host itself is made of ------------------------------
+
+
+@blueprint("block", Family.DENSE, wrapped=True)
+def dense_block(spec: SlotSpec) -> nn.Module:
+    """A residual block: a norm, and two layers with a middle twice as wide as the slot."""
+    return nn.Sequential(ChannelNorm(spec.channels), *_two_layers(spec, 2 * spec.channels))
+
+
+@blueprint("block", Family.TRANSFORMER, wrapped=True)
+def transformer_block(spec: SlotSpec) -> nn.Module:
+    """A whole block: causal attention at full width, and two layers with a middle 4 x as wide."""
+    block = Block(spec.channels, heads=4 if spec.channels % 4 == 0 else 1)
+    zeroed(block.get_submodule("attend.1.out"))
+    zeroed(block.think[-1])
+    return Replace(block, gated=False)
+
+
+@blueprint("block", Family.CONV1D, Family.CONV2D, wrapped=True)
+def conv_block(spec: SlotSpec) -> nn.Module:
+    """A residual block at full width: twice a norm, an activation and a convolution."""
+    kernel = 1 if spec.reach is Reach.OWN else KERNELS[spec.family]
+    first, last = (_convolution(spec, spec.channels, spec.channels, kernel) for _ in range(2))
+    return _two(nn.Sequential(_normalised(spec), activation(), first, _normalised(spec)), last)
+
+
+@blueprint("twin", *Family, neighbour=True)
+def twin(spec: SlotSpec, copy: nn.Module) -> nn.Module:
+    """One more of the residual block before the slot: a copy with its last layers at zero."""
+    h = copy.eval()(torch.randn(spec.canonical_shape(batch=2)))  # of the kind that passes there
+    if not silence(copy, h.detach().clone()):
+        raise BlueprintError(f"Slot {spec.name!r} follows no residual block that can be repeated")
+    return Replace(copy.train(), gated=False)

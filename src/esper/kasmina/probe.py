@@ -8,6 +8,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import starmap
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ __all__ = ["Place", "Sample", "Sighting", "Target", "probe", "survey"]
 # By name, so that torch's distributed packages are not imported for the question.
 _PARALLEL = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 _SHOWN_PATHS = 10
+_LARGEST = 48  # tensors of weights in a block that is repeated, since each layer is tried out
 _ANOTHER = "name a submodule before it or inside it"  # as advice
 
 
@@ -74,6 +76,7 @@ class Place:
     module: nn.Module
     part: Part
     spec: SlotSpec
+    repeats: bool = False  # could a copy of the module follow it?
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,8 @@ class _Survey:
                 given=type(module).__name__,
                 fix="a shared module carries one slot; keep one of the two paths",
             )
-        return Place(module, part, spec)
+        calls = [(run.events[call.event], call.output) for call in run.calls[index]]
+        return Place(module, part, spec, _is_block(module) and all(starmap(_keeps_shape, calls)))
 
     def _run_that_teaches(self, target: Target, index: int) -> Run:
         """The run in which a seed at this place would have received gradient."""
@@ -264,6 +268,23 @@ def _run(model: nn.Module, watched: Mapping[int, Watched], sample: Sample) -> li
             else "give one batch of inputs, without targets unless the model takes them",
         ) from failures[0]
     return runs
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Is it made of some parts that learn, and would a copy of it be on its own?"""
+    parts, weights = list(module.modules()), list(module.parameters())
+    made_of_parts = len(parts) > 1 or not type(module).__module__.startswith("torch.")
+    floats = 0 < len(weights) <= _LARGEST and all(each.is_floating_point() for each in weights)
+    # A hook may keep what passes, and a forward that was exchanged may be that of the original.
+    hooks = [(each._forward_hooks, vars(each).get("forward")) for each in parts]
+    return made_of_parts and floats and not any(map(any, hooks))
+
+
+def _keeps_shape(call: ModuleCall, output: Tensor) -> bool:
+    """Did a module make of one tensor, and nothing else, another of that shape?"""
+    given, *others = call.inputs or (None,)
+    alone = all(each is None or each is False for each in (*others, *call.named_inputs.values()))
+    return alone and isinstance(given, Tensor) and given.shape == output.shape
 
 
 def _refuse_different(where: str, what: str, outputs: Sequence[Tensor]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
 import torch
@@ -15,11 +16,13 @@ from esper.kasmina import optimizer_surgery as surgery
 from esper.kasmina.blueprints import build_catalogue, find_blueprint, learning_rate_scales
 from esper.kasmina.foreign_averages import refuse_outgrown_averages
 from esper.kasmina.gates import UNLIMITED, GateRules, Situation, explain, legality
+from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.isolation import Isolation, only_learning, randomness_kept, state_kept
 from esper.kasmina.probe import Place, Sample, Target, probe
-from esper.kasmina.slot import Bond, Mode, Seed, Slot, build_seed, set_tap
+from esper.kasmina.slot import Bond, Mode, Seed, Slot, build_seed, set_tap, untap
 from esper.kasmina.transitions import decide, pass_time, remove_now
 from esper.leyline import HEADS, Actions, Blend, Legality, LifecycleOp, SeedStage
+from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
 from esper.leyline.errors import AgreementError
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
@@ -135,8 +138,7 @@ class SlottedModel(nn.Module):
         self.isolation = Isolation.named(isolation)
         self.rules = rules or GateRules()
         self.budget = torch.tensor([UNLIMITED if budget is None else budget])
-        host_params = sum(parameter.numel() for parameter in model.parameters())
-        self.catalogue = build_catalogue(self.specs, host_params, blueprints)
+        self.catalogue = catalogue_of(model, self.slot_places, blueprints)
         self.space = HEADS.resolve(self.catalogue)
         self.lifecycle = Lifecycle.dormant(1, len(self.specs))
         self.seed = seed
@@ -371,12 +373,13 @@ class SlottedModel(nn.Module):
     def _built(
         self, index: int, blueprint: int, blend: Blend, kind: str, number: int | str
     ) -> Seed:
-        spec, module = self.specs[index], self.slot_places[index].module
-        weights = [*module.parameters(), *self.model.parameters()]
+        spec, place = self.specs[index], self.slot_places[index]
+        weights = [*place.module.parameters(), *self.model.parameters()]
         like = next((p for p in weights if p.is_floating_point()), torch.zeros(()))
         plan = find_blueprint(self.catalogue.names[blueprint], spec.family)
         drawn = derive_seed(self.seed, kind, spec.name, number)
-        return build_seed(plan, spec, blend, drawn).to(like).train(self.training)
+        beside = partial(Repeated, place) if plan.neighbour else None
+        return build_seed(plan, spec, blend, drawn, beside).to(like).train(self.training)
 
     # --- measuring and keeping -----------------------------------------------------------
 
@@ -501,6 +504,37 @@ def past_results(model: nn.Module) -> dict[int, Any]:
     leaves = (leaf for module in model.modules() for leaf in tree_leaves(vars(module)))
     results = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
     return {id(result): result.detach().clone() for result in results}
+
+
+def catalogue_of(
+    model: nn.Module, places: Sequence[Place], blueprints: Sequence[str] | None
+) -> BlueprintCatalogue:
+    """What can be planted at places of a model. Esper's own hosts offer what populations plant."""
+    copies = [partial(Repeated, place) if place.repeats else None for place in places]
+    beside = None if isinstance(model, SegmentedHost) else copies
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return build_catalogue([place.spec for place in places], size, blueprints, beside)
+
+
+class Repeated(nn.Module):
+    """A copy of the module at a place, for activations in the layout of their family."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        copied = deepcopy(place.module, past_results(place.module))
+        for each in copied.modules():
+            untap(each)  # of seeds that grow inside it
+        copied.zero_grad()  # gradients are copied along
+        self.module, self.part = (
+            copied.to("cpu", torch.float32).requires_grad_().train(),
+            place.part,
+        )
+        self.inward, self.outward = place.spec.from_canonical, place.spec.to_canonical
+
+    def forward(self, h: Tensor) -> Tensor:
+        output = self.module(h.permute(self.inward))
+        repeated: Tensor = output if self.part is None else output[self.part]
+        return repeated.permute(self.outward)
 
 
 def _let_join(optimizer: Optimizer, index: int, seed: Seed) -> None:
