@@ -1,8 +1,10 @@
 """What a run learns from, however it was given: a loader, a data set, or two tensors."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -98,6 +100,16 @@ class Batches:
         # A loader draws a number for its workers first; the order is the one that comes after it.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         return map(loader.dataset.__getitem__, loader.sampler)
+
+    def spread(self, stream: int, device: torch.device, most: int) -> Iterator[Pair]:
+        """About so many batches, evenly over all of them; the first ones, if nobody knows how many
+        there are.
+        """
+        batches = self(stream, device)
+        try:
+            return islice(batches, 0, None, max(math.ceil(len(self.loader) / most), 1))
+        except TypeError:
+            return islice(batches, most)
 
     def first(self, seed: int, device: torch.device) -> Pair:
         """A batch to look at; random states are left as they were."""

@@ -2,6 +2,7 @@
 with a run that was interrupted, as if it had not been.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -37,12 +38,14 @@ from esper.api.ticking import measuring
 from esper.archive import Archive
 from esper.kasmina.isolation import Isolation, randomness_kept
 from esper.kasmina.probe import Sample, Target
+from esper.kasmina.shadow_seeds import CHECKED
 from esper.leyline.errors import UnknownNameError, first_line
 from esper.leyline.streams import derive_seed
 from esper.nissa import Clock, Sink
 from esper.tamiyo.controllers.protocol import Auditioning, Controller
 
 _ONE_VALUE = "more than 1 value per channel"  # what torch says of a batch of one
+LEAST_BATCHES = 4  # that shadows are measured on
 MakeOptimizer = Callable[..., Optimizer]
 _OPTIMIZERS = {  # by name
     name: kind
@@ -261,6 +264,7 @@ class Growth:
         self.device = next(self.host.parameters()).device
         self.optimizer = _optimizer(self.kind, self.host, self.run.settings)
         self.flops: dict[str, float | None] = {}  # of a step, by what the slots hold
+        self.steps = 0  # of an epoch
         made = self.scheduler
         self.schedule = None if made is None else Schedule(made, self.optimizer)
 
@@ -345,7 +349,7 @@ class Growth:
                 return self._scores(self.data["val"])
 
         scores = measured()
-        shadowed = host.shadows.flops * host.shadows.learned / max(host.shadows.seen, 1)
+        shadowed = host.shadows.flops if host.shadows.learned else 0.0
         before = clock.spent["measure"]
         with clock.phase("decide"):
             tick = host.tick(
@@ -414,6 +418,7 @@ class Growth:
             self.optimizer.step()
             losses.append(value.detach())
             size += size_of(batch[0])
+        self.steps = len(losses)
         return float(torch.stack(losses).cpu().double().mean()), size
 
     def _scores(self, batches: Batches) -> Scores:
@@ -423,10 +428,12 @@ class Growth:
             return self.scoring.scores(self.host, batches(stream, self.device))
 
     def _losses(self, model: nn.Module) -> Tensor:
-        """Of every validation sample, for shadows; on the same draws for all of them."""
+        """Of validation samples, for shadows; the same ones for all of them."""
         stream = derive_seed(self.seed, "scores", "val")
         with randomness_kept(self.host, stream=stream):
-            return self.scoring.losses(model, self.data["val"](stream, self.device))
+            most = max(math.ceil(CHECKED * self.steps), LEAST_BATCHES)
+            batches = self.data["val"].spread(stream, self.device, most)
+            return self.scoring.losses(model, batches)
 
     def _keep(self, ready: Callable[[], object] = lambda: None) -> None:
         if self.run.folder is not None:

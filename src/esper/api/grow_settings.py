@@ -15,6 +15,7 @@ from esper.leyline.settings import Count, NotNegative, Positive, Whole, require_
 AUTO = "auto"  # slots, metric: whatever fits; device: CUDA where there is one
 EVERY = "every"  # slots: all that there are
 OPTIMIZER = "AdamW"
+OWN_LOOP = "heuristic"  # the controller of loops of one's own, where shadows may have no loss
 FULL, HALF = "full", "bf16"  # the model's own precision; autocast to bfloat16
 
 _VALID = '"+15%" of the model, a whole number of parameters such as 5000, or None for no limit'
@@ -106,7 +107,7 @@ class GrowSettings:
     scheduled: bool = False  # is there a scheduler?
     batch_size: Count = 64
     seed: Whole = 0
-    controller: str = "heuristic"  # by its name
+    controller: str = "audition"  # by its name
     leader: str | None = None  # the controller as it was asked for; None: an object
     fingerprint: str | None = None  # of what a trained controller has learned
     data: Mapping[str, Any] = field(default_factory=dict)  # fingerprints, by part

@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.api.fitting_controllers import ENDLESS, require_fitting, resolve
-from esper.api.grow_settings import AUTO, Budget, BudgetError, BudgetLike, GrowSettings, listed
+from esper.api.grow_settings import AUTO, OWN_LOOP, Budget, BudgetError, BudgetLike, listed
 from esper.api.host_state import (
     KIND,
     MEMORY,
@@ -226,7 +226,7 @@ class GrowingModel(SlottedModel):
 
     def tick(
         self,
-        controller: "Controller | str | Path" = GrowSettings.controller,
+        controller: "Controller | str | Path" = OWN_LOOP,
         *,
         train_loss: float,
         val_score: float | None = None,

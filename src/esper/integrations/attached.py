@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from esper.api import Budget, GrowingModel, Tick, score_of_loss
-from esper.api.grow_settings import AUTO, BudgetLike, GrowSettings
+from esper.api.grow_settings import AUTO, OWN_LOOP, BudgetLike
 from esper.api.growing_model import StepWatch
 from esper.api.inspection import Slots
 from esper.api.ticking import SAME_SCORE, Evaluate, measuring, number
@@ -60,7 +60,7 @@ class CallbackSettings:
     budget: BudgetLike = None
     slots: Slots = AUTO
     blueprints: Sequence[str] | None = None
-    controller: Controller | str | Path = GrowSettings.controller
+    controller: Controller | str | Path = OWN_LOOP
     sample: Sample | None = None
     evaluate: Evaluate | None = None
     rules: GateRules | None = None

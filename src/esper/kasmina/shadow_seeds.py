@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 Losses = Callable[[nn.Module], Tensor]
 FIRST_RATE = 0.5  # of the model's, at the beginning of an epoch
-UNCOUNTED = 2 / 3  # cost of a shadow's pass where FLOPs cannot be counted: forward and back
+CHECKED = 1 / 6  # samples that they are measured on, over those of an epoch, at most
+STEP = 3.0  # forward passes that a training step costs
+UNCOUNTED = 2 / 3  # cost of a shadow's step where FLOPs cannot be counted: forward and back
 
 
 COUNTS = ("share", "seen", "learned", "batches", "passes", "flops")  # that are saved
@@ -120,7 +122,7 @@ class Shadows:
         self.seen = self.learned = 0  # batches of this epoch
         self.batches = 0  # of an epoch, as far as is known
         self.passes = 0  # in all: their random numbers depend on it
-        self.flops = 0.0  # of a step of all of them, over one of the host
+        self.flops = 0.0  # of this epoch, with measuring, over those of the host's own
 
     def __bool__(self) -> bool:
         return bool(self.living)
@@ -128,7 +130,7 @@ class Shadows:
     def open(self, host: "SlottedModel", sample: Any) -> ShadowReadings:
         """What they have shown; before the first of them, what each would cost."""
         if self.readings is None:
-            self.readings = ShadowReadings.none(1, shadow_costs(host, sample))
+            self.readings = ShadowReadings.none(1, *shadow_costs(host, sample))
         return self.readings
 
     def end(self) -> None:
@@ -156,7 +158,8 @@ class Shadows:
         self.living = {key: self.living.get(key) or Shadow(host.shadow_seed(*key)) for key in keys}
         self.share, self.seen, self.learned = float(plan.share[0]), 0, 0
         assert self.readings is not None
-        self.flops = sum(float(self.readings.cost[0, key.slot, key.blueprint]) for key in keys)
+        costs = self.share * self.readings.cost[0] + self.readings.check[0]
+        self.flops = sum(float(costs[key]) for key in keys)
 
     def learn(self, host: "SlottedModel", loss: Callable[[], Tensor]) -> None:
         """From one batch, if it is among their share; `loss` runs the model and returns its."""
@@ -245,26 +248,31 @@ def _batch_statistics(host: nn.Module) -> Iterator[None]:
             norm.training = False
 
 
-def shadow_costs(host: "SlottedModel", sample: Any) -> Tensor:
-    """[S, P]: FLOPs of a shadow's step over those of the model's own; NaN where none fits.
+def shadow_costs(host: "SlottedModel", sample: Any) -> tuple[Tensor, Tensor]:
+    """[S, P] each, NaN where none fits: FLOPs of a shadow's epoch over those of the model's own,
+    and of measuring it once.
 
-    Forward through the whole model, and back to the slot.
+    A step of a shadow is forward through the whole model, and back to the slot.
     """
     costs = torch.full((len(host.specs), len(host.catalogue.names)), torch.nan, dtype=torch.float64)
+    checks = costs.clone()
     try:
         with host.beside(0), torch.no_grad():
-            whole = 3.0 * _counted(lambda: call(host, sample))  # as a training step counts
+            whole = STEP * _counted(lambda: call(host, sample))
     except Exception:  # the counter cannot follow all code, and no run fails for that
         whole = 0.0
     for slot, row in enumerate(host.catalogue.costs):
         for blueprint, cost in enumerate(row):
-            if cost >= 0:
-                costs[slot, blueprint] = UNCOUNTED
-                if whole > 0.0:
-                    seed = host.shadow_seed(slot, blueprint)
-                    with host.beside(0), host.trying(slot, seed):
-                        costs[slot, blueprint] = _counted(lambda: _back(call(host, sample))) / whole
-    return costs
+            if cost < 0:
+                continue
+            step, forward = UNCOUNTED, 1 / STEP
+            if whole > 0.0:
+                with host.beside(0), host.trying(slot, host.shadow_seed(slot, blueprint)):
+                    with torch.no_grad():
+                        forward = _counted(lambda: call(host, sample)) / whole
+                    step = _counted(lambda: _back(call(host, sample))) / whole
+            costs[slot, blueprint], checks[slot, blueprint] = step, CHECKED * forward
+    return costs, checks
 
 
 def _counted(run: Callable[[], object]) -> float:

@@ -25,13 +25,15 @@ class ShadowReadings:
     train_gain: Tensor  # [N, S, P] as the gain, on training batches before it learned from them
     gradient: Tensor  # [N, S, P] root mean square of its gradient's norm over the host's
     cost: Tensor  # [N, S, P] FLOPs to train it for an epoch over those of the host's epoch
+    check: Tensor  # [N, S, P] and to measure it once
 
     @classmethod
-    def none(cls, hosts: int, cost: Tensor) -> "ShadowReadings":
-        """Of no shadow yet; `cost` [S, P]."""
+    def none(cls, hosts: int, cost: Tensor, check: Tensor | None = None) -> "ShadowReadings":
+        """Of no shadow yet; `cost` and `check` [S, P], which is nothing unless given."""
         costs = cost.double().expand(hosts, *cost.shape).clone()
+        checks = torch.zeros_like(costs) if check is None else check.double().expand_as(costs)
         unknown = {name: torch.full_like(costs, torch.nan) for name in MEASURED}
-        return cls(epochs=torch.zeros_like(costs), cost=costs, **unknown)
+        return cls(epochs=torch.zeros_like(costs), cost=costs, check=checks.clone(), **unknown)
 
     @property
     def t(self) -> Tensor:

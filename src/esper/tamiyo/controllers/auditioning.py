@@ -46,7 +46,7 @@ class AuditionConfig:
     # The audition
     first: Count = 1  # epochs that the host trains alone
     rounds: Count = 3  # epochs of the audition
-    spend: Positive = 0.6  # FLOPs of shadows in all, over those of the host's training
+    spend: Positive = 0.5  # FLOPs of shadows in all, over those of the host's training
     survive: Share = 0.33  # of the candidates, after each round
     finalists: Count = 4  # that are in the last round at least
     # What is planted
@@ -157,13 +157,13 @@ class Audition:
         # What is left to spend, evenly over what is left of the rounds.
         purse = config.spend * signals.horizon.double() - memory.spent
         purse = purse.clamp(min=0.0) / left.clamp(min=1).double()
-        costs = shadows.cost.nan_to_num(1.0)
-        going = _affordable(going, costs, purse / LEAST_SHARE)
-        total = (costs * going).flatten(1).sum(1)
-        share = (purse / total.clamp(min=1e-9)).clamp(max=1.0)
+        costs, checks = shadows.cost.nan_to_num(1.0), shadows.check.nan_to_num(0.0)
+        going = _affordable(going, LEAST_SHARE * costs + checks, purse)
+        total, checked = ((each * going).flatten(1).sum(1) for each in (costs, checks))
+        share = ((purse - checked) / total.clamp(min=1e-9)).clamp(0.0, 1.0)
         share = torch.where(total > 0, share, 0.0)
         memory.going = going
-        memory.spent = memory.spent + share * total
+        memory.spent = memory.spent + share * total + checked
         memory.rounds = memory.rounds + (begins | later).long()
         return AuditionPlan(going, share)
 
