@@ -40,7 +40,6 @@ from esper.api import GrownRun
 from esper.archive.files import write_whole
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import derive_seed
-from esper.tolaria.flops import STEP
 
 DEFAULT = "audition"  # the controller that leads when nothing is said
 PLANTED = 1  # epochs after which a candidate is planted
@@ -196,7 +195,7 @@ def train(
         "test": task.score(float(each.mean()), 100.0 * float(each.mean())),
         "each": packed_numbers(each, exact=task.guess is None),
         "flops": [record["flops"] for record in history],
-        "shadow_flops": shadow_flops(task, history),
+        "shadow_flops": shadow_flops(history),
         "shadows": [[_rounded(each) for each in record.get("shadows", [])] for record in history],
         "grown": [f"{seed.blueprint} at {seed.slot}" for seed in report.grown],
         "seconds": time.process_time() - began,
@@ -211,18 +210,9 @@ def _rounded(reading: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def shadow_flops(task: Task, history: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Of every epoch: what shadows cost to train, and a pass over validation data for each."""
-    share = task.samples["validation"] / task.samples["train"] / STEP  # of the host's epoch
-    found, before = [], dict[tuple[str, str], float]()
-    for record in history:
-        heard_of = record.get("shadows", [])
-        learned = {(each["slot"], each["blueprint"]): each["epochs"] for each in heard_of}
-        heard = sum(learned[key] > before.get(key, 0.0) for key in learned)
-        passes = heard + 1 if heard else 0  # one without any
-        found.append((record.get("shadow_cost", 0.0) + share * passes) * (record["flops"] or 0.0))
-        before |= learned
-    return found
+def shadow_flops(history: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Of every epoch: what it costs to train shadows and to measure them."""
+    return [record.get("shadow_cost", 0.0) * (record["flops"] or 0.0) for record in history]
 
 
 def _nothing_learned(task: Task, rate: float, model: nn.Module) -> Outcome:

@@ -159,7 +159,8 @@ class Shadows:
         self.share, self.seen, self.learned = float(plan.share[0]), 0, 0
         assert self.readings is not None
         costs = self.share * self.readings.cost[0] + self.readings.check[0]
-        self.flops = sum(float(costs[key]) for key in keys)
+        alone = (self.share + CHECKED) / STEP  # what they are compared with
+        self.flops = alone + sum(float(costs[key]) for key in keys) if keys else 0.0
 
     def learn(self, host: "SlottedModel", loss: Callable[[], Tensor]) -> None:
         """From one batch, if it is among their share; `loss` runs the model and returns its."""
