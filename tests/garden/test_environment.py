@@ -32,11 +32,11 @@ ROWS = 6
 
 def poison(garden: Garden, row: int, at: int) -> None:
     """From now on the `at`-th epoch leaves one row's weights without a number."""
-    train: Callable[[], EpochRecord] = garden.episodes.train_epoch
+    train: Callable[..., EpochRecord] = garden.episodes.train_epoch
     epochs = iter(range(1000))
 
-    def poisoned() -> EpochRecord:
-        record = train()
+    def poisoned(plan: object) -> EpochRecord:
+        record = train(plan)
         if next(epochs) == at:
             garden.population.pools[HOST].state.theta[row] = torch.nan
         return record

@@ -54,7 +54,9 @@ def test_counting_leaves_random_numbers_alone() -> None:
 
 
 def test_an_epoch_costs_three_passes_of_what_shows_and_isolated_seeds_a_pass_more() -> None:
-    table = FlopTable(100, torch.tensor([[10, 20], [30, 0]]), torch.tensor([1, 2]))
+    table = FlopTable(
+        100, torch.tensor([[10, 20], [30, 0]]), torch.tensor([1, 2]), torch.tensor([90, 40])
+    )
     life = Lifecycle.dormant(hosts=4, slots=2)
     life.stage[:, 0] = torch.tensor(
         [SeedStage.DORMANT, SeedStage.TRAINING, SeedStage.HOLDING, SeedStage.TRAINING]
@@ -66,6 +68,14 @@ def test_an_epoch_costs_three_passes_of_what_shows_and_isolated_seeds_a_pass_mor
     found = table.training(life, samples=5)
     passes = [100, 100 + 120, 100 + 10 + 1, 130 + 150]
     assert found.tolist() == [15.0 * each for each in passes]
+    # Forward through all of the host and back to the slot; three times through the shadow.
+    costs = table.shadows(life)  # [N, S, P]
+    assert costs[0].mul(300).round().tolist() == [[220, 250], [230, 140]]
+    assert costs[2].mul(300).round().tolist() == [[242, 272], [252, 162]], "the seed counts twice"
+    shares = torch.zeros(4, 2, 2).double()
+    shares[0, 0, 1], shares[2, 1, 0] = 0.4, 1.0
+    more = table.training(life, samples=5, shadowed=shares) - found
+    torch.testing.assert_close(more, torch.tensor([500.0, 0.0, 1260.0, 0.0]).double())
     straight = table.training(life, samples=5, isolation=Isolation.STRAIGHT_THROUGH)
     assert straight.tolist() == [15.0 * each for each in (100, 120, 111, 150)]
 

@@ -22,6 +22,7 @@ from esper.leyline import Actions, ActionSpace, AgreementError, Legality, Lifecy
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.results import Outcome
+from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
 from esper.tamiyo.features import FeatureTable, signals_to_features
 from esper.tolaria import Population, PopulationConfig
@@ -139,13 +140,13 @@ class Garden:
         """[N, F] float32."""
         return signals_to_features(self.signals())
 
-    def step(self, actions: Actions | Tensor) -> Transition:
-        """One decision and one epoch of every row."""
+    def step(self, actions: Actions | Tensor, plan: AuditionPlan | None = None) -> Transition:
+        """One decision and one epoch of every row, and of the shadows in `plan`."""
         if isinstance(actions, Tensor):
             actions = Actions(self.space, actions.cpu())
         chosen = idle_where(~self.episodes.running, actions)
         cases = self.cases
-        epoch = self.episodes.advance(chosen)
+        epoch = self.episodes.advance(chosen, plan)
         before, self._state = self._state, self._reward_state()
         after, scale = self._state, self._scale.clone()
         terms = rewards(before, after, scale, self.reward)

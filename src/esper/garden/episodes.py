@@ -21,6 +21,7 @@ from esper.garden.families import LENGTH
 from esper.leyline import Actions, Legality, LifecycleOp, SeedStage, Transitions
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
 from esper.leyline.errors import AgreementError, UnknownNameError
+from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals, SignalWindow
 from esper.tolaria import Feed, Governor, GovernorRules, Population, Remedy, Trip
 from esper.tolaria.flops import count_flops
@@ -208,6 +209,7 @@ class Episodes:
             horizon=torch.full((len(self),), self.horizon),
             classes=population.feed.classes,
             draws=uniform(population.seeds, "decision", life.epoch, len(population.space)),
+            shadows=replace(population.shadows.readings, cost=self.flops.shadows(life)),
             **self._window.measured(),
         )
 
@@ -222,8 +224,8 @@ class Episodes:
 
     # --- an epoch -----------------------------------------------------------------------------
 
-    def advance(self, actions: Actions) -> Epoch:
-        """Carry out the decisions, train an epoch, measure, and commit or roll back."""
+    def advance(self, actions: Actions, plan: AuditionPlan | None = None) -> Epoch:
+        """Carry out the decisions, train an epoch and its shadows, measure, commit or roll back."""
         population, active = self.population, self.running.clone()
         now = population.lifecycle.epoch.clone()
         self.governor.enter_epoch()
@@ -231,8 +233,8 @@ class Episodes:
         transitions = population.apply(actions, self.legal())
         self._legal = None
         added = population.lifecycle.params.sum(dim=1)
-        self.ledger.flops += torch.where(active, self.training_flops(), 0.0)
-        record = self.train_epoch()
+        record = self.train_epoch(plan)
+        self.ledger.flops += torch.where(active, self.training_flops(record.shadowed), 0.0)
         found = measure(population, attribute=self.attribute)
         trips = self.governor.leave_epoch(record, found.whole)
         failed = torch.zeros(len(self), dtype=torch.bool)
@@ -265,18 +267,19 @@ class Episodes:
             added=added,
         )
 
-    def train_epoch(self) -> EpochRecord:
+    def train_epoch(self, plan: AuditionPlan | None = None) -> EpochRecord:
         """One epoch of every row; what changes its task at this epoch does so first."""
         rows = self.drifting()
         if len(rows):
             self.population.feed.assign(rows, self._drift_data[rows])
-        return self.population.train_epoch()
+        return self.population.train_epoch(plan)
 
-    def training_flops(self) -> Tensor:
-        """[N]: what the next epoch costs every row, as it is now."""
+    def training_flops(self, shadowed: Tensor | None = None) -> Tensor:
+        """[N]: what an epoch costs every row as it is now, with what shadows learn [N, S, P]."""
         population = self.population
         samples = population.feed.batch * population.feed.batches
-        return self.flops.training(population.lifecycle, samples, population.config.isolation)
+        life, isolation = population.lifecycle, population.config.isolation
+        return self.flops.training(life, samples, isolation, shadowed)
 
     def _test(self, now: Tensor) -> None:
         """Score rows in the last epochs of their episodes on test data, where asked for."""

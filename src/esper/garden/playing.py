@@ -21,6 +21,7 @@ from esper.garden.rewards import net_of_rent
 from esper.leyline import Actions, AgreementError, EsperError, SeedStage
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
 from esper.tamiyo.controllers import Controller, RowSchedule, Schedule, SideBySide
+from esper.tamiyo.controllers.protocol import Auditioning
 from esper.tolaria.population_config import PopulationConfig
 
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 1024}  # of controls
@@ -200,9 +201,12 @@ def _play(episodes: Episodes, runs: Sequence[Sequence[Job]], epochs: int | None)
     episodes.begin(torch.arange(len(episodes)), cases)
     together.reset([case.context.name for case in cases])
     starts = torch.ones(len(episodes), dtype=torch.bool)
+    hears = any(isinstance(player, Auditioning) for player in together.parts)
     for _ in range(episodes.horizon if epochs is None else epochs):
-        actions = together.act(episodes.signals(), episodes.legal(), starts)
-        episodes.advance(idle_where(~episodes.running, actions))
+        signals, legal = episodes.signals(), episodes.legal()
+        actions = together.act(signals, legal, starts)
+        plan = together.audition(signals, legal) if hears else None
+        episodes.advance(idle_where(~episodes.running, actions), plan)
         starts = torch.zeros_like(starts)
     return Played.of(episodes).rows(slice(count))
 

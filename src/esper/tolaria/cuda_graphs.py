@@ -120,8 +120,12 @@ class GraphRunner:
         self._frozen: object = None  # the sizes the graph was captured with
         self._plan: StepPlan
 
-    def epoch(self, plan: StepPlan, order: Tensor) -> Tensor:
-        """Train on the batches of `order` [T, N, B]; returns the summed losses [N]."""
+    def epoch(self, plan: StepPlan, order: Tensor, before: Callable[[int, Tensor], None]) -> Tensor:
+        """Train on the batches of `order` [T, N, B]; returns the summed losses [N].
+
+        `before` is called ahead of every step, with its number and its samples. What it does is
+        not captured: which shadows learn changes from step to step.
+        """
         padded = {name: self.padding.pad(name, each) for name, each in plan.passes().items()}
         plan = StepPlan(learners=plan.learners, **padded)
         versions = tuple((key, pool.version) for key, pool in self.pools.items())
@@ -133,7 +137,8 @@ class GraphRunner:
             self._refill(plan)
         assert self._graph is not None
         self._total.zero_()
-        for index in order:
+        for number, index in enumerate(order):
+            before(number, index)
             self._index.copy_(index)
             self._graph.replay()
         return self._total.clone()

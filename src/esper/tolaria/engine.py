@@ -87,8 +87,10 @@ class Engine:
                 if catalogue.costs[slot][index] >= 0:
                     build = find_blueprint(name, spec.family).build
                     template = Template(partial(build, spec), known=_is_own(build))
-                    self.templates["seed", slot, index] = template
-                    self._forms["seed", slot, index] = compiled(template.form)
+                    form = compiled(template.form)
+                    for kind in ("seed", "shadow"):
+                        self.templates[kind, slot, index] = template
+                        self._forms[kind, slot, index] = form
         self.templates[HOST] = Template(build_host, known=_is_own(type(host)))
 
     def logits(
@@ -125,7 +127,7 @@ class Engine:
         parts = x.split([len(group.rows) for group in slot.groups])
         outputs = []
         for group, part in zip(slot.groups, parts, strict=True):
-            key: PoolKey = ("seed", index, group.blueprint)
+            key: PoolKey = (group.kind, index, group.blueprint)
             params = self.templates[key].views(weights[key].index_select(0, group.rows))
             outputs.append(self._forms[key](params, part))
         g = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
@@ -169,14 +171,22 @@ def _is_own(build: object) -> bool:
 
 
 def losses_of(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of each row [V], for outputs [V, B, ..., classes], labels [V, B, ...].
+    """Mean cross-entropy of each row [V], for outputs [V, B, ..., classes], labels [V, B, ...]."""
+    return _cross_entropy(outputs, labels).flatten(1).mean(dim=1)
 
-    Written out, because for few classes torch's own is three times slower on a CPU.
-    """
+
+def sample_losses(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The same for each sample [V, B]; where it has several labels, their mean."""
+    found = _cross_entropy(outputs, labels)
+    return found.flatten(2).mean(dim=2) if found.dim() > 2 else found
+
+
+def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """[V, B, ...], written out: for few classes torch's own is three times slower on a CPU."""
     if outputs.dtype in (torch.bfloat16, torch.float16):
         outputs = outputs.float()
     chosen = outputs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    return (outputs.logsumexp(dim=-1) - chosen).flatten(1).mean(dim=1)
+    return outputs.logsumexp(dim=-1) - chosen
 
 
 def cast_weights(

@@ -141,10 +141,16 @@ class Feed:
 
     def fetch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The next batch of every environment, augmented: samples [N, B] of the present epoch."""
+        batch = self.peek(index)
+        if self.augmentation is not None:
+            self._moment += 1
+        return batch
+
+    def peek(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """What `fetch` would give now, without moving on."""
         inputs, labels = self.samples_at(index)
         if self.augmentation is not None:
             inputs = self.augmentation(inputs, self._streams, self._moment)
-            self._moment += 1
         return inputs, labels
 
     def samples_at(self, index: Tensor) -> tuple[Tensor, Tensor]:

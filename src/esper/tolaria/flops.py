@@ -7,6 +7,10 @@ and for activations. That is slightly too much where no gradient for the input i
 the second pass of isolated seeds, where the host's weights get none. Zeros that pad a convolution
 count like data, and so do silenced weights.
 
+A shadow counts a forward pass of its whole host, a backward pass from its slot on, and three passes
+of its own. That is an upper bound: what comes before a slot is computed once for all shadows of a
+host, and planted seeds count as if all of them stood behind it.
+
 Shapes: `N` environments, `S` slots, `P` blueprints.
 """
 
@@ -32,21 +36,36 @@ class FlopTable:
     host: int
     seeds: Tensor  # [S, P] int64; 0 where the blueprint does not fit
     gates: Tensor  # [S] int64 of the learned blend gate
+    after: Tensor  # [S] int64 of what comes after each slot in the host
 
     def training(
-        self, life: Lifecycle, samples: int, isolation: Isolation = Isolation.DUAL_PASS
+        self,
+        life: Lifecycle,
+        samples: int,
+        isolation: Isolation = Isolation.DUAL_PASS,
+        shadowed: Tensor | None = None,
     ) -> Tensor:
         """[N] float64: what an epoch of so many samples costs each environment as it is now.
 
         Seeds that show take part in the host's pass. In the dual pass environments with seeds in
-        TRAINING run a second time, with those on as well.
+        TRAINING run a second time, with those on as well. `shadowed` [N, S, P]: the share of the
+        samples that each shadow learns from.
         """
         alone = life.at(SeedStage.TRAINING)  # [N, S]
         shown = life.alpha > 0
         passes = self._passes(life, shown | alone)
         if isolation is not Isolation.STRAIGHT_THROUGH:
             passes = self._passes(life, shown) + torch.where(alone.any(1), passes, 0)
-        return passes.double() * (STEP * samples)
+        total = passes.double() * (STEP * samples)
+        if shadowed is not None:
+            total += (self.shadows(life) * shadowed).sum((1, 2)) * (STEP * samples * self.host)
+        return total
+
+    def shadows(self, life: Lifecycle) -> Tensor:
+        """[N, S, P] float64: what each shadow costs, as its host is now; 1: a host alone."""
+        shown = self._passes(life, life.alpha > 0)[:, None]  # [N, 1]
+        passes = 2 * shown - self.host + self.after  # [N, S]
+        return (passes[:, :, None] + STEP * self.seeds).double() / (STEP * self.host)
 
     def _passes(self, life: Lifecycle, on: Tensor) -> Tensor:
         """[N] int64: one sample's forward pass with the seeds of `on` [N, S]."""
@@ -67,9 +86,12 @@ def count_flops(host: SegmentedHost, sample: Tensor, catalogue: BlueprintCatalog
                     body = find_blueprint(name, spec.family).build(spec)
                     seeds[slot, index] = _forward(body, torch.zeros(spec.canonical_shape(batch=1)))
         whole = _forward(host, sample)
+        ahead = [
+            _forward(nn.Sequential(*host.segments[: i + 1]), sample) for i in range(len(specs))
+        ]
     # A gate is a product with a vector at every position, which the counter does not know.
     gates = [2 * math.prod(spec.canonical_shape(batch=1)) for spec in specs]
-    return FlopTable(whole, seeds, torch.tensor(gates))
+    return FlopTable(whole, seeds, torch.tensor(gates), whole - torch.tensor(ahead))
 
 
 def _forward(module: nn.Module, sample: Tensor) -> int:

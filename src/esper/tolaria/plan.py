@@ -8,7 +8,7 @@ Shapes: `N` environments, `S` slots, `V` rows of a pass, `K` seeds that act at o
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from esper.leyline import NOTHING, Lifecycle, SeedStage
 
-PoolKey = tuple[str, int, int]  # "host", "seed" or "gate"; slot; blueprint
+PoolKey = tuple[str, int, int]  # "host", "seed", "gate" or "shadow"; slot; blueprint
 HOST: PoolKey = ("host", NOTHING, NOTHING)
 _NONE = torch.zeros(0, dtype=torch.int64)
 
@@ -27,6 +27,7 @@ class Group:
 
     blueprint: int
     rows: Tensor  # [k] rows of the blueprint's pool
+    kind: str = "seed"  # or "shadow": they come after the seeds of a slot
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class SlotPlan:
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
     def to(self, device: torch.device) -> "SlotPlan":
-        groups = tuple(Group(group.blueprint, group.rows.to(device)) for group in self.groups)
+        groups = tuple(replace(group, rows=group.rows.to(device)) for group in self.groups)
         there = {name: tensor.to(device) for name, tensor in self.tensors().items()}
         return SlotPlan(groups=groups, isolated=self.isolated, **there)
 
@@ -76,7 +77,7 @@ class Plan:
         """The pools of seeds and gates that take part."""
         found: list[PoolKey] = []
         for index, slot in enumerate(self.slots):
-            found += [("seed", index, group.blueprint) for group in slot.groups]
+            found += [(group.kind, index, group.blueprint) for group in slot.groups]
             if len(slot.gated):
                 found.append(("gate", index, NOTHING))
         return found
@@ -182,3 +183,38 @@ def build_plan(life: Lifecycle, rows: PassRows, pool_rows: Tensor, gate_rows: Te
         )
     start = int((rows.first < 0).sum())
     return Plan(None if rows.whole else rows.environment, tuple(planned), start)
+
+
+def shadow_plan(where: Tensor, life: Lifecycle, pool_rows: Tensor, gate_rows: Tensor) -> Plan:
+    """A pass of the hosts with shadows in `where` [N, S, P], and then of each shadow, fully on.
+
+    Every shadow branches off its host at its slot. They are sorted by slot, blueprint, environment,
+    and the row of each is its place among those of its kind.
+    """
+    slots, kinds, owners = where.permute(1, 2, 0).nonzero().unbind(1)
+    hosts = owners.unique()
+    environment = torch.cat([hosts, owners])
+    alpha = life.alpha[environment]
+    first = torch.cat([torch.full_like(hosts, -1), slots])
+    rows = PassRows(environment, alpha, torch.zeros_like(alpha, dtype=torch.bool), first)
+    plan = build_plan(life, rows, pool_rows, gate_rows)
+    place = torch.zeros(len(where), dtype=torch.int64)
+    place[hosts] = torch.arange(len(hosts))
+    planned = []
+    for index, slot in enumerate(plan.slots):
+        here = (slots == index).nonzero()[:, 0]
+        counted = zip(*kinds[here].unique_consecutive(return_counts=True), strict=True)
+        groups = [Group(int(kind), torch.arange(int(count)), "shadow") for kind, count in counted]
+        on = torch.ones(len(here), dtype=slot.value.dtype)
+        planned.append(
+            replace(
+                slot,
+                groups=(*slot.groups, *groups),
+                where=torch.cat([slot.where, len(hosts) + here]),
+                value=torch.cat([slot.value, on]),
+                gradient=torch.cat([slot.gradient, on]),
+                open_=torch.cat([slot.open_, on.bool()]),
+                forks=place[slot.forks],
+            )
+        )
+    return replace(plan, slots=tuple(planned))

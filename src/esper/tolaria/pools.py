@@ -191,7 +191,7 @@ class Pool:
     def copied(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.tensors().items()}
 
-    def put(self, rows: Tensor, saved: Mapping[str, Tensor], old: Tensor) -> None:
+    def put(self, rows: Tensor, saved: Mapping[str, Tensor], old: Tensor | slice) -> None:
         """Make `rows` [K] what the rows `old` [K] were when they were copied."""
         for name, tensor in self.tensors().items():
             tensor[rows] = saved[name][old]
@@ -228,11 +228,15 @@ class Pool:
         ours = self.tensors()
         self._hold({name: saved[name].to(tensor.device).clone() for name, tensor in ours.items()})
 
-    def _hold(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keep these tensors, named as in `tensors()`, in place of those before."""
+    def state_of(self, tensors: Mapping[str, Tensor]) -> RowState:
+        """What an optimiser moves, of rows with these tensors, named as in `tensors()`."""
         moments = [tensors[f"moment{i}"] for i in range(len(self.state.moments))]
         per_row = {name: tensors[name] for name in _PER_ROW}
-        self.state = RowState(moments=moments, scale=self.state.scale, **per_row)
+        return RowState(moments=moments, scale=self.state.scale, **per_row)
+
+    def _hold(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep these tensors, named as in `tensors()`, in place of those before."""
+        self.state = self.state_of(tensors)
         self.squares = tensors["squares"]
         self.leaf = self.state.theta.detach().requires_grad_()
         self.outdate()

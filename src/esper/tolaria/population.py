@@ -10,6 +10,7 @@ Shapes: `N` environments, `S` slots, `B` batch, `Q` counterfactuals.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,11 +20,12 @@ from esper.kasmina.gates import UNLIMITED, Situation, legality
 from esper.leyline import HEADS, Actions, Blend, Legality, LifecycleOp, SeedStage, require_agreement
 from esper.leyline.errors import AgreementError, GateRefusedError, UnknownNameError
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
+from esper.leyline.shadows import AuditionPlan
 from esper.leyline.streams import derive_seed
 from esper.tolaria.cuda_graphs import GraphRunner
 from esper.tolaria.engine import Engine, TrainingStep, as_inputs, cast_weights, losses_of
 from esper.tolaria.feed import SPLITS, Feed
-from esper.tolaria.plan import HOST, PassRows, Plan, PoolKey, StepPlan, build_plan
+from esper.tolaria.plan import HOST, PassRows, Plan, PoolKey, StepPlan, build_plan, shadow_plan
 from esper.tolaria.pools import VACANT, Pool
 from esper.tolaria.population_config import (
     EpochRecord,
@@ -34,6 +36,7 @@ from esper.tolaria.population_config import (
     Start,
 )
 from esper.tolaria.random_streams import fold
+from esper.tolaria.shadow_rows import ShadowEpoch, ShadowRows
 
 Rate = Tensor | float | None  # for each environment, for all, or as it is
 FLOW_SAMPLES = 100  # by which activations are described
@@ -77,7 +80,8 @@ class Population:
         self.pool_rows = torch.full(self.lifecycle.shape, VACANT)  # where each seed lives
         self.gate_rows = torch.full(self.lifecycle.shape, VACANT)
         self.engine = Engine(host, build_host, self.catalogue, self.config)
-        self.pools: dict[PoolKey, Pool] = {}
+        self.shadows = ShadowRows(count, self.catalogue, self._pool)
+        self.pools: dict[PoolKey, Pool] = {}  # of hosts, seeds and gates
         everyone = self._give(HOST, torch.arange(count))
         self._newborn(HOST, everyone, fold(self.seeds, "host"))
         self.live: Tensor | None = None  # [N, P] bool; see `silence_rows`
@@ -92,11 +96,12 @@ class Population:
         return torch.tensor([derive_seed(self.seed, "environment", each) for each in identities])
 
     def _pool(self, key: PoolKey) -> Pool:
-        """The pool of one kind of host, seed or gate, made when it is first needed."""
-        if key not in self.pools:
+        """The pool of one kind of host, seed, gate or shadow, made when it is first needed."""
+        pools = self.shadows.pools if key[0] == "shadow" else self.pools
+        if key not in pools:
             moments, dtype = self.config.optimiser.moments, self.config.dtype
-            self.pools[key] = Pool(self.engine.templates[key], moments, self.device, dtype)
-        return self.pools[key]
+            pools[key] = Pool(self.engine.templates[key], moments, self.device, dtype)
+        return pools[key]
 
     def _give(self, key: PoolKey, environments: Tensor) -> Tensor:
         """Rows of a pool for these environments, noted where their seeds or gates live."""
@@ -168,6 +173,7 @@ class Population:
             came = (here & ~there)[:, slot].nonzero()[:, 0]
             if len(came):
                 self._plant(slot, came)
+        self.shadows.become_seeds(here & ~there, life, self.pools, self.pool_rows)
         self._step = None
         return record
 
@@ -229,15 +235,20 @@ class Population:
             lifecycle=self.lifecycle,  # never changed in place
             kept={name: getattr(self, name).clone() for name in _KEPT},
             live=None if self.live is None else self.live.clone(),
-            tensors={key: pool.copied() for key, pool in self.pools.items()},
+            tensors={key: pool.copied() for key, pool in self._all_pools().items()},
+            shadow_rows=self.shadows.rows.clone(),
+            readings=self.shadows.readings,
         )
+
+    def _all_pools(self) -> dict[PoolKey, Pool]:
+        return self.pools | self.shadows.pools
 
     def put_rows(self, targets: Tensor, snapshot: Snapshot, sources: Tensor | None = None) -> None:
         """Make the environments `targets` [K] what `sources` [K] were in the snapshot.
 
-        By default each goes back to what it was itself. Weights, seeds, optimiser state and
-        lifecycle are taken over, and rates and budget; the target keeps its own random streams, so
-        copies go their own ways.
+        By default each goes back to what it was itself. Weights, seeds, shadows, optimiser state
+        and lifecycle are taken over, and rates and budget; the target keeps its own random streams,
+        so copies go their own ways.
         """
         sources = targets if sources is None else sources
         if targets.shape != sources.shape or len(targets.unique()) != len(targets):
@@ -256,6 +267,7 @@ class Population:
         for key, which, old in _places(life.blueprint != NOTHING, life, *homes):
             rows = self._give(key, targets[which])
             self.pools[key].put(rows, snapshot.tensors[key], old)
+        self.shadows.put_rows(targets, snapshot, sources)
 
     def _replace(self, environments: Tensor, life: Lifecycle) -> None:
         """Take every seed of these environments out, whatever its stage, and adopt `life`."""
@@ -273,6 +285,7 @@ class Population:
                 given=f"environments {environments.tolist()}, identities {list(identities)}",
             )
         self._replace(environments, Lifecycle.dormant(len(environments), len(self.specs)))
+        self.shadows.restart(environments)
         self.planted[environments] = 0
         self.seeds[environments] = self._seeds_of(identities)
         self.frozen[environments] = False
@@ -311,7 +324,7 @@ class Population:
         for own, given in ((self.rate, rate), (self.decay, decay)):
             if given is not None:
                 own[environments] = torch.as_tensor(given, dtype=torch.float64)
-        for pool in self.pools.values():
+        for pool in self._all_pools().values():
             pool.set_rates(pool.rows_in_use, self.rate, self.decay)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -321,7 +334,8 @@ class Population:
         state |= {name: getattr(self, name).clone() for name in _KEPT}
         if self.live is not None:
             state["live"] = self.live.clone()
-        for (kind, slot, blueprint), pool in self.pools.items():
+        state |= self.shadows.state_dict()
+        for (kind, slot, blueprint), pool in self._all_pools().items():
             for name, tensor in {"owner": pool.owner.clone(), **pool.copied()}.items():
                 state[f"pools.{kind}.{slot}.{blueprint}.{name}"] = tensor
         return state
@@ -352,10 +366,12 @@ class Population:
         self.lifecycle = life
         for name in _KEPT:
             setattr(self, name, state[name].clone())
-        for key in [key for key in self.pools if key not in saved]:
-            del self.pools[key]
+        for pools in (self.pools, self.shadows.pools):
+            for key in [key for key in pools if key not in saved]:
+                del pools[key]
         for key, tensors in saved.items():
-            self.pools[key].load(tensors)
+            self._pool(key).load(tensors)
+        self.shadows.load_state_dict(state, partial(self.catalogue.translated, encoded_names=names))
         self.live = state["live"].to(self.device).clone() if "live" in state else None
         self._step = None
 
@@ -385,8 +401,14 @@ class Population:
             self._step = self._make_step(self._step_plan().to(self.device))
         return self._step
 
-    def train_epoch(self) -> EpochRecord:
-        """One epoch of every environment on its own batches."""
+    def train_epoch(self, plan: AuditionPlan | None = None) -> EpochRecord:
+        """One epoch of every environment on its own batches, and of the shadows in `plan`.
+
+        A slot that holds a seed, or whose host is frozen, has no shadows. Without a plan those that
+        live are left as they are.
+        """
+        shadows = None if plan is None else self._audition(plan)
+        before = (lambda number, index: None) if shadows is None else shadows.step
         for pool in self.pools.values():
             pool.squares.zero_()
         order = self.feed.epoch(self.seeds, self.lifecycle.epoch)  # [T, N, B]
@@ -396,11 +418,12 @@ class Population:
                 chosen = torch.backends.cudnn.flags(True, benchmark=False, deterministic=True)
                 around.enter_context(chosen)
             if self._graphs is not None:
-                total = self._graphs.epoch(self._step_plan(), order)
+                total = self._graphs.epoch(self._step_plan(), order, before)
             else:
                 step = self.training_step()
                 total = torch.zeros(len(self), device=self.device, dtype=torch.float64)
-                for index in order:
+                for number, index in enumerate(order):
+                    before(number, index)
                     total += step.run(*self.feed.fetch(index))
         loss = (total / self.feed.batches).cpu()
         seeds = torch.zeros(self.lifecycle.shape, dtype=torch.float64)
@@ -414,7 +437,22 @@ class Population:
             else:
                 seeds[owners, key[1]] += norms  # a seed's body and its gate
         seeds = torch.where(self.lifecycle.occupied, seeds.sqrt(), torch.nan)
-        return EpochRecord(loss, host.sqrt(), seeds)
+        record = EpochRecord(loss, host.sqrt(), seeds)
+        if shadows is None:
+            return record
+        shadows.finish(record.host_gradient)
+        return replace(record, shadowed=shadows.share)
+
+    def _audition(self, plan: AuditionPlan) -> ShadowEpoch:
+        """Let the shadows of the plan live, and no others, to train an epoch."""
+        self.shadows.require_fitting(plan)
+        free = ~self.lifecycle.occupied & ~self.frozen[:, None]
+        where = plan.where & free[:, :, None]
+        self.shadows.arrange(where, self.seeds, self.lifecycle.epoch, self.rate, self.decay)
+        batches = (plan.share * self.feed.batches).round().clamp(min=1.0) * (plan.share > 0)
+        homes = (self.lifecycle, self.pool_rows, self.gate_rows)
+        fixed = (self.shadows, self.pools, self.feed, self.engine, self.config)
+        return ShadowEpoch(*fixed, lambda each: shadow_plan(each, *homes), where, batches.long())
 
     @torch.no_grad()
     def evaluate(self, split: str = "validation", *, committed: bool = False) -> SplitScores:

@@ -14,6 +14,7 @@ from torch import Tensor
 from esper.kasmina import GateRules, Isolation
 from esper.leyline import Blend, EsperError, Lifecycle, UnknownNameError
 from esper.leyline.settings import NotNegative, Whole, require_settings
+from esper.leyline.shadows import ShadowReadings
 from esper.tolaria.optimisers import AdamW, RowOptimiser
 from esper.tolaria.plan import PoolKey
 
@@ -60,6 +61,7 @@ class EpochRecord:
     loss: Tensor  # [N] mean over batches
     host_gradient: Tensor  # [N] root mean square of the gradient norm over the epoch
     seed_gradient: Tensor  # [N, S] the same for each seed; NaN where there is none
+    shadowed: Tensor | None = None  # [N, S, P] share of the batches that each shadow learned from
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Snapshot:
     kept: Mapping[str, Tensor]  # [N] or [N, S] each
     live: Tensor | None  # [N, P] weights of hosts that exist
     tensors: Mapping[PoolKey, Mapping[str, Tensor]]  # what each pool keeps by row
+    shadow_rows: Tensor  # [N, S, P] where each shadow lives
+    readings: ShadowReadings
 
 
 class Start(StrEnum):

@@ -177,8 +177,8 @@ def test_what_the_governor_removed_carries_its_reason(tmp_path: Path) -> None:
     assert trainer.begin()
     episodes, alone = trainer.garden.episodes, trainer.garden.episodes.train_epoch
 
-    def poisoned() -> Any:
-        record = alone()
+    def poisoned(plan: Any) -> Any:
+        record = alone(plan)
         life = episodes.population.lifecycle
         if bool((life.at(*LIVING_STAGES) & (life.age > 0)).any()):  # from an epoch before
             episodes.population.pools[HOST].state.theta.fill_(torch.nan)

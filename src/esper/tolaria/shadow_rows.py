@@ -1,0 +1,286 @@
+"""Shadows: seeds that learn beside the hosts of a population without being planted.
+
+Each has a row of parameters and optimiser state of its own, in pools of their own. It learns in a
+pass `h + g(h)` that branches off its host at its slot, with the host's weights and planted seeds
+held fixed. Hosts are only read: they are what they would be without shadows, to the bit.
+
+Shapes: `N` environments, `S` slots, `P` blueprints, `B` batch, `U` shadows of a pass, `M` their
+hosts.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from esper.leyline import AgreementError, Blend, BlueprintCatalogue, Lifecycle
+from esper.leyline.shadows import AuditionPlan, ShadowReadings
+from esper.tolaria.engine import Engine, as_inputs, cast_weights, losses_of, sample_losses
+from esper.tolaria.feed import Feed
+from esper.tolaria.plan import HOST, Plan, PoolKey
+from esper.tolaria.pools import VACANT, Pool
+from esper.tolaria.population_config import PopulationConfig, Snapshot
+from esper.tolaria.random_streams import fold
+
+Pools = Mapping[PoolKey, Pool]
+
+
+def _each(where: Tensor) -> Iterator[tuple[PoolKey, Tensor]]:
+    """Pool by pool: the environments that have a shadow of `where` [N, S, P] there."""
+    for slot, kind in where.any(dim=0).nonzero().tolist():
+        yield ("shadow", slot, kind), where[:, slot, kind].nonzero()[:, 0]
+
+
+class ShadowRows:
+    """All shadows of a population: where they live, and what they have shown."""
+
+    def __init__(
+        self, hosts: int, catalogue: BlueprintCatalogue, make_pool: Callable[[PoolKey], Pool]
+    ) -> None:
+        self.names, self.make_pool = catalogue.names, make_pool
+        self.fits = torch.tensor(catalogue.costs) >= 0  # [S, P]
+        self.rows = torch.full((hosts, *self.fits.shape), VACANT)  # [N, S, P]
+        self.pools: dict[PoolKey, Pool] = {}
+        # What a shadow costs is not known here; see `tolaria/flops.py`.
+        unknown = torch.full(self.fits.shape, torch.nan)
+        self._nothing = self.readings = ShadowReadings.none(hosts, unknown)
+
+    @property
+    def living(self) -> Tensor:
+        """[N, S, P] bool."""
+        return self.rows != VACANT
+
+    def require_fitting(self, plan: AuditionPlan) -> None:
+        """Refuse a plan that is not for this population."""
+        shapes, valid = [list(each.shape) for each in plan], list(self.rows.shape)
+        fitting = plan.where.dtype == torch.bool and shapes == [valid, valid[:1]]
+        if not fitting or not bool(((plan.share >= 0) & (plan.share <= 1)).all()):
+            raise AgreementError(
+                "An audition needs a boolean for each shadow and a share for each environment",
+                given=f"{plan.where.dtype} {shapes[0]}, shares {plan.share.tolist()[:8]}",
+                valid=f"torch.bool {valid}, {valid[0]} shares from 0 to 1",
+            )
+        for _, slot, kind in (plan.where & ~self.fits).nonzero()[:1].tolist():
+            fit = [n for n, fits in zip(self.names, self.fits[slot], strict=True) if fits]
+            raise AgreementError(f"{self.names[kind]!r} does not fit slot {slot}", valid=fit)
+
+    def arrange(
+        self, where: Tensor, seeds: Tensor, epoch: Tensor, rate: Tensor, decay: Tensor
+    ) -> None:
+        """Let the shadows in `where` [N, S, P] live, and no others; the rest is of hosts, [N]."""
+        self.give_up(~where)
+        born = where & ~self.living
+        for key, owners in _each(born):
+            _, slot, kind = key
+            streams = fold(seeds[owners], "shadow", slot, self.names[kind], epoch[owners])
+            rows, pool = self._give(key, owners), self.pools[key]
+            values = pool.template.newborn(streams.to(pool.state.theta.device))
+            pool.start(rows, values, rate, decay)
+        self._forget(born)
+
+    def _give(self, key: PoolKey, owners: Tensor) -> Tensor:
+        rows = self.make_pool(key).give(owners)
+        self.rows[owners, key[1], key[2]] = rows
+        return rows
+
+    def _forget(self, where: Tensor) -> None:
+        """What was shown here, [N, S, P] or [N, 1, 1], was shown by others."""
+        if bool(where.any()):
+            blank, now = self._nothing.arrays(), self.readings.arrays()
+            kept = {name: torch.where(where, blank[name], now[name]) for name in now}
+            self.readings = ShadowReadings(**kept)
+
+    def give_up(self, where: Tensor) -> None:
+        """End the shadows in `where` [N, S, P]. What they have shown stays known."""
+        gone = where & self.living
+        for key, owners in _each(gone):
+            self.pools[key].take_back(self.rows[owners, key[1], key[2]])
+        self.rows[gone] = VACANT
+
+    def become_seeds(self, came: Tensor, life: Lifecycle, pools: Pools, pool_rows: Tensor) -> None:
+        """Newborn seeds that `came` [N, S] take over what shadows of their kind have learned.
+
+        Not with the immediate blend, which must be nothing at first. Nothing is left of the slot's
+        shadows. `pool_rows` [N, S]: where the seeds live in `pools`.
+        """
+        own = life.blueprint[:, :, None] == torch.arange(len(self.names))
+        warm = (came & (life.blend != Blend.IMMEDIATE))[:, :, None] & own & self.living
+        for key, owners in _each(warm):
+            _, slot, kind = key
+            rows, old = pool_rows[owners, slot], self.rows[owners, slot, kind]
+            pools["seed", slot, kind].put(rows, self.pools[key].tensors(), old)
+        self.give_up(came[:, :, None])
+
+    def restart(self, environments: Tensor) -> None:
+        """These environments [K] begin anew: nothing of theirs is left."""
+        chosen = torch.zeros(len(self.rows), 1, 1, dtype=torch.bool)
+        chosen[environments] = True
+        self.give_up(chosen)
+        self._forget(chosen)
+
+    def put_rows(self, targets: Tensor, snapshot: Snapshot, sources: Tensor) -> None:
+        """Make the shadows of `targets` [K] what those of `sources` [K] were."""
+        self.restart(targets)
+        now = {name: array.clone() for name, array in self.readings.arrays().items()}
+        for name, array in snapshot.readings.arrays().items():
+            now[name][targets] = array[sources]
+        self.readings = ShadowReadings(**now)
+        old = snapshot.shadow_rows[sources]  # [K, S, P]
+        for key, which in _each(old != VACANT):
+            rows = self._give(key, targets[which])
+            self.pools[key].put(rows, snapshot.tensors[key], old[which, key[1], key[2]])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What is kept beside the pools; nothing where no shadow ever lived."""
+        kept = self.readings.arrays() if self.pools else {}
+        return {f"shadows.{name}": array.clone() for name, array in kept.items()}
+
+    def load_state_dict(
+        self, state: Mapping[str, Tensor], translated: Callable[[Tensor], Tensor]
+    ) -> None:
+        """The pools are there already. `translated`: blueprints then, as they are counted here."""
+        self.rows.fill_(VACANT)
+        for (_, slot, kind), pool in self.pools.items():
+            self.rows[pool.owner[pool.rows_in_use], slot, kind] = pool.rows_in_use
+        now = {name: array.clone() for name, array in self._nothing.arrays().items()}
+        if "shadows.epochs" in state:
+            heard = (state["shadows.epochs"] > 0).flatten(0, 1).any(dim=0).nonzero()[:, 0]
+            for name, array in now.items():
+                array[:, :, translated(heard)] = state[f"shadows.{name}"][:, :, heard]
+        self.readings = ShadowReadings(**now)
+
+
+class _Pass:
+    """Shadows that learn or are measured together, after their hosts in the rows of a pass."""
+
+    def __init__(self, epoch: "ShadowEpoch", where: Tensor) -> None:
+        shadows, device = epoch.shadows, epoch.feed.device
+        self.epoch, self.pools = epoch, shadows.pools
+        slots, kinds, owners = where.permute(1, 2, 0).nonzero().unbind(1)  # as in the plan
+        self.places = owners, slots, kinds  # in arrays [N, S, P]
+        self.host = owners.unique(return_inverse=True)[1].to(device)  # [U] each one's, of the M
+        self.rows = {key: shadows.rows[each, key[1], key[2]] for key, each in _each(where)}
+        self.plan = epoch.plan_of(where).to(device)
+        assert self.plan.environment is not None
+        self.environment = self.plan.environment  # [M + U]
+        self.held: dict[PoolKey, dict[str, Tensor]] = {}  # what pools keep of them
+
+    def hold(self) -> None:
+        """Copy the rows out of their pools: those of others must not move, nor their moments."""
+        for key, rows in self.rows.items():
+            kept = self.pools[key].tensors()
+            self.held[key] = {name: tensor[rows] for name, tensor in kept.items()}
+
+    def put_back(self) -> None:
+        for key, rows in self.rows.items():
+            self.pools[key].put(rows, self.held[key], slice(None))
+
+    def _outputs(self, own: Mapping[PoolKey, Tensor], inputs: Tensor) -> Tensor:
+        """[M + U, B, ...], for inputs of the M hosts."""
+        cast = cast_weights(self.epoch.hosts, self.epoch.config.compute_dtype)
+        weights = {key: rows.detach() for key, rows in cast.items()}
+        weights |= {key: rows.to(weights[HOST].dtype) for key, rows in own.items()}
+        return self.epoch.engine.logits(weights, self.plan, as_inputs(inputs, weights))
+
+    def learn(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """From one batch of every environment, [N, B, ...]; returns the gains [U] before it."""
+        leaves = {key: own["theta"].detach().requires_grad_() for key, own in self.held.items()}
+        count = self.plan.start
+        outputs = self._outputs(leaves, inputs[self.environment[:count]])
+        losses = losses_of(outputs, labels[self.environment])
+        found = list(torch.autograd.grad(losses[count:].sum(), list(leaves.values())))
+        with torch.no_grad():
+            squares = [own["squares"] for own in self.held.values()]
+            torch._foreach_addcmul_(squares, found, found, 1.0)
+            states = [self.pools[key].state_of(own) for key, own in self.held.items()]
+            self.epoch.config.optimiser.step(states, found)
+            return losses[:count][self.host].double() - losses[count:].double()
+
+    @torch.no_grad()
+    def gains(self, feed: Feed) -> tuple[Tensor, Tensor]:
+        """On validation data, and their standard errors, [U] each."""
+        own = {key: tensors["theta"] for key, tensors in self.held.items()}
+        sums = torch.zeros(2, len(self.host), device=feed.device, dtype=torch.float64)
+        samples, count = 0, self.plan.start
+        for inputs, labels in feed.held_out("validation", self.environment):
+            losses = sample_losses(self._outputs(own, inputs[:count]), labels).double()
+            gains = losses[:count][self.host] - losses[count:]
+            sums += torch.stack([gains.sum(1), gains.square().sum(1)])
+            samples += gains.shape[1]
+        mean, square = sums / samples
+        variance = (square - mean.square()).clamp(min=0.0) / max(samples - 1, 1)
+        return mean, variance.sqrt()
+
+
+class ShadowEpoch:
+    """An epoch of the shadows in `where` [N, S, P], on so many `batches` [N] of their hosts'."""
+
+    def __init__(
+        self,
+        shadows: ShadowRows,
+        hosts: Pools,
+        feed: Feed,
+        engine: Engine,
+        config: PopulationConfig,
+        plan_of: Callable[[Tensor], Plan],
+        where: Tensor,
+        batches: Tensor,
+    ) -> None:
+        self.shadows, self.hosts, self.feed = shadows, hosts, feed
+        self.engine, self.config, self.plan_of = engine, config, plan_of
+        self.where, self.batches = where & (batches > 0)[:, None, None], batches[:, None, None]
+        # Of the epoch's batches that each learns from, [N, S, P].
+        self.share = self.where * self.batches.double() / feed.batches
+        self._gains = torch.zeros(where.shape, dtype=torch.float64, device=feed.device)
+        self._passes: dict[bytes, _Pass] = {}  # by which take part
+        self._now: _Pass | None = None
+        for pool in shadows.pools.values():
+            pool.squares.zero_()
+
+    def step(self, number: int, index: Tensor) -> None:
+        """Learn from the batch `index` [N, B], the epoch's `number`, before hosts do.
+
+        Those of an environment are spread evenly over the epoch, and the last batch is among them.
+        """
+        before, after = ((number + i) * self.batches // self.feed.batches for i in (0, 1))
+        due = self.where & (after > before)
+        if bool(due.any()):
+            chosen = self._pass(due)
+            self._gains[chosen.places] += chosen.learn(*self.feed.peek(index))
+
+    def _pass(self, where: Tensor) -> _Pass:
+        """Those in `where` [N, S, P], with their rows in hand and all others put back."""
+        name = where.numpy().tobytes()
+        if name not in self._passes:
+            self._passes[name] = _Pass(self, where)
+        chosen = self._passes[name]
+        if self._now is not chosen:
+            if self._now is not None:
+                self._now.put_back()
+            chosen.hold()
+            self._now = chosen
+        return chosen
+
+    def finish(self, host_gradient: Tensor) -> None:
+        """Measure all that have learned; `host_gradient` [N] as `EpochRecord` has it."""
+        if not bool(self.where.any()):
+            return
+        everyone = self._pass(self.where)  # their rows are in hand, as in their pools
+        everyone.put_back()
+
+        def spread(values: Tensor) -> Tensor:
+            wide = torch.full(self.where.shape, torch.nan, dtype=torch.float64)
+            wide[everyone.places] = values.cpu()
+            return wide
+
+        gain, error = everyone.gains(self.feed)
+        squares = torch.cat([own["squares"].double().sum(dim=1) for own in everyone.held.values()])
+        readings = self.shadows.readings
+        self.shadows.readings = readings.updated(
+            self.where,
+            readings.epochs + self.share,
+            gain=spread(gain),
+            error=spread(error),
+            train_gain=self._gains.cpu() / self.batches,
+            gradient=(spread(squares) / self.batches).sqrt() / host_gradient[:, None, None],
+        )
