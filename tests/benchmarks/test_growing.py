@@ -366,11 +366,11 @@ def trainings(growing: SimpleNamespace) -> Any:
 
 
 def test_a_search_with_much_to_spend_finds_the_best_and_with_little_its_first(
-    growing: SimpleNamespace,
+    growing: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     optuna = pytest.importorskip("optuna")
-    known = trainings(growing)
-    little, much = growing.replay.searched(optuna, known, [6.0, 600.0])
+    monkeypatch.setattr(growing.replay, "SAMPLERS", 5)
+    little, much = growing.replay.searched(optuna, trainings(growing), [6.0, 150.0])
     assert much == pytest.approx(90.0)
     assert 10.0 < little < 70.0
 
