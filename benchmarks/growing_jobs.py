@@ -41,7 +41,7 @@ from esper.archive.files import write_whole
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import derive_seed
 
-DEFAULT = "audition"  # the controller that leads when nothing is said
+DEFAULT = "audition"  # the controller of the default
 PLANTED = 1  # epochs after which a candidate is planted
 TESTED = 500  # samples at once
 WIDEST = 1.5  # times the host's own widths, among which one of a wanted size is looked for

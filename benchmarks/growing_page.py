@@ -28,6 +28,7 @@ RANKED = (
 )
 NOT_YET = "## What came out\n\nNothing is trained yet.\n"
 COMMAND = "python benchmarks/growing.py --runs DIR --report --json docs/growing.json --write"
+TICKS = (-20, -10, -5, -2, 0, 2, 5, 10, 20, 40)
 LINEAR = 5.0  # points on both sides of 0 that a picture shows undistorted
 
 
@@ -232,7 +233,9 @@ def _gains(results: Sequence[TaskResults], theme: Theme) -> Figure:
                 label=words if row == 0 else None,
             )  # fmt: skip
     axes.axvline(0.0, color=theme.faint, linewidth=1)
-    axes.set_xscale("symlog", linthresh=LINEAR)
+    axes.set_xscale("symlog", linthresh=LINEAR, linscale=2.0)
+    axes.set_xticks(TICKS, [f"{tick:+g}" if tick else "0" for tick in TICKS])
+    axes.minorticks_off()
     axes.set_yticks(range(len(results)), [each.task.name for each in reversed(results)])
     axes.set_xlabel(f"points of test score over never (beyond ±{LINEAR:g} by powers)")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
