@@ -54,10 +54,16 @@ def lived(population: Population, epochs: range) -> list[Tensor]:
     return found
 
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("host", list(HOSTS))
-def test_hosts_and_seeds_are_equal_to_the_bit_with_and_without_shadows(host: str) -> None:
-    alone = make_population(host, 5, batches=BATCHES, dtype=torch.float32)
-    shadowed = make_population(host, 5, batches=BATCHES, dtype=torch.float32)
+def test_hosts_and_seeds_are_equal_to_the_bit_with_and_without_shadows(
+    host: str, device: str
+) -> None:
+    settings = {"device": device, "dtype": torch.float32, "deterministic": True}
+    alone, shadowed = (make_population(host, 5, batches=BATCHES, **settings) for _ in range(2))
     if host == "conv2d":
         for each in (alone, shadowed):
             each.feed.augmentation = Augmentation(shift=1, flip=True)
