@@ -12,8 +12,9 @@ over the same seeds at the same and at five times the FLOPs · the best single p
 trained to the end. All train through the public API, on the same data, at the rate that suits the
 bare host best; where a rate is said to be tuned, at one of their own.
 
-DIR holds a file for every training. Several machines share the work by --tasks; their folders are
-joined by copying one into the other.
+DIR holds a file for every training. Several machines share the work by --tasks or --kinds; their
+folders are joined by copying one into the other. After a change of the rule remove what depends on
+it: default-*, wider-* and audit-*.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from pathlib import Path
 import torch
 from _report import ROOT, write_json
 from growing_figures import cost_rows, figures, read_results
-from growing_jobs import Study, carry_out_all, newborn, processes, train
+from growing_jobs import KINDS, Study, carry_out_all, newborn, processes, train
 from growing_tasks import BUDGET, RATES, TASKS, pack
 
 from esper.leyline.errors import EsperError
@@ -48,7 +49,8 @@ def main() -> None:
         else:
             if options.jobs:
                 with processes(options.jobs) as pool:
-                    carry_out_all(study, tasks, pool, options.jobs, options.seconds)
+                    limits = (options.jobs, options.seconds, options.kinds)
+                    carry_out_all(study, tasks, pool, *limits)
             if options.report:
                 report(study, options.json, options.write)
     except EsperError as error:  # such as a data set that is not there, with how to get it
@@ -59,6 +61,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=Path, default=Path("growing-runs"), metavar="DIR")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of trainings")
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="train in N processes")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="then begin no more")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="what --pack has written")

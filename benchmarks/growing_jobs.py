@@ -388,14 +388,20 @@ def processes(workers: int) -> Executor:
 
 
 def carry_out_all(
-    study: Study, tasks: Sequence[str], pool: Executor, workers: int, seconds: float = math.inf
+    study: Study,
+    tasks: Sequence[str],
+    pool: Executor,
+    workers: int,
+    seconds: float = math.inf,
+    kinds: Sequence[str] = KINDS,
 ) -> None:
     """Train what is missing, so many jobs at a time; none is begun after so many seconds."""
     began, failed, done = time.monotonic(), set[Job](), 0
     running: dict[Future[Outcome], Job] = {}
     while True:
         in_time = time.monotonic() - began < seconds
-        open_ = waiting(study, tasks, {*running.values(), *failed}) if in_time else []
+        taken = {*running.values(), *failed}
+        open_ = waiting(study, tasks, kinds, taken) if in_time else []
         # A few more than there are workers, so that none of them waits for this process.
         for job in open_[: workers + 2 - len(running)]:
             running[pool.submit(carry_out, study, job)] = job
@@ -410,16 +416,16 @@ def carry_out_all(
                 print(f"{job.file} failed: {error!r}", flush=True)
             else:
                 _tell(job, future.result(), done, time.monotonic() - began)
-    left = waiting(study, tasks, failed)
+    left = waiting(study, tasks, kinds, failed)
     print(f"{done} jobs done, {len(failed)} of them failed, {len(left)} can be done next")
 
 
-def waiting(study: Study, tasks: Sequence[str], taken: set[Job]) -> list[Job]:
+def waiting(study: Study, tasks: Sequence[str], kinds: Sequence[str], taken: set[Job]) -> list[Job]:
     """Jobs that can be done now and are not, those that others wait for first."""
     found = []
     for task in tasks:
         there = {f"{task}/{path.name}" for path in (study.folder / task).glob("*.json")}
-        open_ = (job for job in study.jobs(task) if job not in taken)
+        open_ = (job for job in study.jobs(task) if job.kind in kinds and job not in taken)
         found += [job for job in open_ if job.file not in there]
     return sorted(found, key=lambda job: KINDS.index(job.kind))
 

@@ -233,8 +233,10 @@ def _gains(results: Sequence[TaskResults], theme: Theme) -> Figure:
                 label=words if row == 0 else None,
             )  # fmt: skip
     axes.axvline(0.0, color=theme.faint, linewidth=1)
-    axes.set_xscale("symlog", linthresh=LINEAR, linscale=2.0)
+    axes.set_xscale("symlog", linthresh=LINEAR)
+    shown = axes.get_xlim()  # ticks beyond it would widen it
     axes.set_xticks(TICKS, [f"{tick:+g}" if tick else "0" for tick in TICKS])
+    axes.set_xlim(shown)
     axes.minorticks_off()
     axes.set_yticks(range(len(results)), [each.task.name for each in reversed(results)])
     axes.set_xlabel(f"points of test score over never (beyond ±{LINEAR:g} by powers)")
