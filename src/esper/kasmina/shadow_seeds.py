@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from esper.kasmina.slotted import SlottedModel
 
 Losses = Callable[[nn.Module], Tensor]
-FIRST_RATE = 0.5  # of the model's, at the beginning of an epoch
-CHECKED = 1 / 6  # samples that they are measured on, over those of an epoch, at most
+CHECKED = 1 / 8  # samples that they are measured on, over those of an epoch, at most
 STEP = 3.0  # forward passes that a training step costs
 UNCOUNTED = 2 / 3  # cost of a shadow's step where FLOPs cannot be counted: forward and back
 
@@ -170,7 +169,7 @@ class Shadows:
             return
         # Down to nothing over the epoch: at a constant rate their weights would be noisier than
         # what they would become, and what they show with them.
-        rate = FIRST_RATE * (1.0 - min(self.learned / max(self.share * self.batches, 1.0), 1.0))
+        rate = 1.0 - min(self.learned / max(self.share * self.batches, 1.0), 1.0)
         self.learned += 1
         self.passes += 1
         stream = derive_seed(host.seed, "shadow pass", self.passes)

@@ -38,7 +38,7 @@ from esper.tamiyo.controllers.specs import spec_of
 
 DOUBT = 2.0  # standard errors by which a gain is taken to be smaller than it seems
 LARGE = 0.5  # of the largest seed that fits
-LEAST_SHARE = 0.1  # of an epoch's batches: what could train on less does not take part
+LEAST_SHARE = 0.2  # of an epoch's batches: what could train on less does not take part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class AuditionConfig:
     # The audition
     first: Count = 1  # epochs that the host trains alone
     rounds: Count = 3  # epochs of the audition
-    spend: Positive = 0.5  # FLOPs of shadows in all, over those of the host's training
+    spend: Positive = 0.6  # FLOPs of shadows in all, over those of the host's training
     survive: Share = 0.33  # of the candidates, after each round
     finalists: Count = 4  # that are in the last round at least
     # What is planted
@@ -154,9 +154,9 @@ class Audition:
         going = torch.where(over, going & self._certain(signals), going)
         done = (left <= 0) & (memory.large | (memory.planted >= config.seeds))
         going &= ~done[:, None, None]
-        # What is left to spend, evenly over what is left of the rounds.
-        purse = config.spend * signals.horizon.double() - memory.spent
-        purse = purse.clamp(min=0.0) / left.clamp(min=1).double()
+        # Half of what is left to spend, since most are heard in the first rounds; at last all.
+        purse = (config.spend * signals.horizon.double() - memory.spent).clamp(min=0.0)
+        purse = torch.where(left > 1, purse / 2, purse)
         costs, checks = shadows.cost.nan_to_num(1.0), shadows.check.nan_to_num(0.0)
         going = _affordable(going, LEAST_SHARE * costs + checks, purse)
         total, checked = ((each * going).flatten(1).sum(1) for each in (costs, checks))
