@@ -38,6 +38,7 @@ from esper.tamiyo.controllers.specs import spec_of
 
 DOUBT = 2.0  # standard errors by which a gain is taken to be smaller than it seems
 LARGE = 0.5  # of the largest seed that fits
+ROUND_OF = 5  # epochs of the whole training for each epoch of the audition, at least
 LEAST_SHARE = 0.2  # of an epoch's batches: what could train on less does not take part
 
 
@@ -103,8 +104,12 @@ class Audition:
         self._memory = _Memory(**memory) if memory else None
 
     def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
-        needed = epochs_to_permanence(Blend.RAMP) + 1
+        needed = 1 + epochs_to_permanence(Blend.IMMEDIATE)
         require_first_in_time("audition", self.config.first, needed, horizon)
+
+    def _rounds(self, signals: Signals) -> Tensor:
+        """[N]: fewer where there is little time."""
+        return (signals.horizon // ROUND_OF).clamp(1, self.config.rounds)
 
     def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
         shadows = self._readings(signals)
@@ -115,24 +120,22 @@ class Audition:
         )
         certain = self._certain(signals) & memory.going
         clear = self._clear(shadows, certain, memory.going)
-        memory.rounds = torch.where(clear, self.config.rounds, memory.rounds)
-        heard = (memory.rounds >= self.config.rounds) & (memory.planted < self.config.seeds)
+        rounds = self._rounds(signals)
+        memory.rounds = torch.where(clear, rounds, memory.rounds)
+        heard = (memory.rounds >= rounds) & (memory.planted < self.config.seeds)
         first_time = heard & (memory.planted == 0)
         memory.large = torch.where(first_time, self._lacks_capacity(signals, certain), memory.large)
-        warm = self._plant(
-            certain, shadows.bound(-DOUBT), legality, heard & ~memory.large, Blend.RAMP
-        )
-        sizes = torch.tensor(signals.catalogue.costs).double().expand(shadows.t.shape)
+        score = shadows.bound(-DOUBT).clamp(min=-1e9)
+        sizes = torch.tensor(signals.catalogue.costs).double().expand(score.shape)
         open_ = open_plants(legality, Blend.IMMEDIATE)
         most = sizes.masked_fill(~open_, 0.0).flatten(1).amax(1)[:, None, None]
-        big = sizes >= LARGE * most
-        score = shadows.bound(-DOUBT).clamp(min=-1e9)  # of seeds about as large, the best
-        large = self._plant(big, score, legality, heard & memory.large, Blend.IMMEDIATE)
-        in_warm = in_time(signals, epochs_to_permanence(Blend.RAMP))
-        in_large = in_time(signals, epochs_to_permanence(Blend.IMMEDIATE))
+        capacity = memory.large[:, None, None]  # of seeds about as large, the most promising
+        wanted = torch.where(capacity, sizes >= LARGE * most, certain)
+        slow = in_time(signals, epochs_to_permanence(Blend.RAMP)) & ~memory.large
+        quick = in_time(signals, epochs_to_permanence(Blend.IMMEDIATE))
         plants = [
-            warm._replace(where=warm.where & in_warm),
-            large._replace(where=large.where & in_large),
+            self._plant(wanted, score, legality, heard & slow, Blend.RAMP),
+            self._plant(wanted, score, legality, heard & quick, Blend.IMMEDIATE),
         ]
         actions = first_legal(legality, [*self._judged(signals, legality), *plants])
         memory.planted += (actions["op"] == LifecycleOp.GERMINATE).long()
@@ -144,7 +147,7 @@ class Audition:
         assert memory is not None  # it decides before it is asked
         life, open_ = signals.lifecycle, _fitting(signals)
         begins = (memory.rounds == 0) & (life.epoch >= config.first)
-        left = config.rounds - memory.rounds
+        left = self._rounds(signals) - memory.rounds
         going = torch.where(begins[:, None, None], open_, memory.going & open_)
         count = going.flatten(1).sum(1)
         kept = (count * config.survive).ceil().clamp(min=config.finalists).long()
