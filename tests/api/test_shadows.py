@@ -58,7 +58,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def test_a_host_does_not_notice_its_shadows() -> None:
-    alone, beside = run("never"), run(SILENT)
+    alone, beside = run("never", epochs=15), run(SILENT, epochs=15)
     heard = [record["shadows"] for record in beside.history if "shadows" in record]
     assert len(heard) >= 3
     assert len(heard[0]) >= 15

@@ -113,6 +113,8 @@ def test_no_seed_makes_a_model_look_ahead_at_any_stage(name: str, blend: Blend) 
     for blueprint_name in wrapped(case).catalogue.names:
         host = wrapped(case)
         plant_everywhere(host, blueprint_name, blend)
+        planted = bool(host.lifecycle.occupied.any())  # a twin only where blocks are residual
+        assert planted or blueprint_name in ("squeeze", "twin")
         disturb(host)
         outputs = [first_of(case.model()(case.sample))]
         for stage in (SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED):
@@ -121,7 +123,7 @@ def test_no_seed_makes_a_model_look_ahead_at_any_stage(name: str, blend: Blend) 
             if not torch.equal(*outputs[-2:]):  # else it is what it was
                 assert respected(host, case) >= before, (blueprint_name, stage)
         acts = not torch.equal(outputs[0], outputs[1])
-        assert acts == (blueprint_name != "squeeze"), blueprint_name
+        assert acts == planted, blueprint_name
 
 
 def test_what_grew_on_a_causal_model_is_exported_as_it_is(tmp_path: Path) -> None:
