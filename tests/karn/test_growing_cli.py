@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import esper
+from esper import Audit
 from esper.api import read_report
 from esper.karn.named_sources import load_data
 from esper.nissa import RunReader
@@ -258,6 +259,24 @@ def test_places_are_listed_with_what_each_would_cost(folder: Path) -> None:
         "--budget.params", "none",
     )  # fmt: skip
     assert "wide" in told.stdout, "what there was no room for"
+
+
+def test_what_a_model_lacks_is_printed_and_written(folder: Path, tmp_path: Path) -> None:
+    told = esper_here(
+        "audit", f"{folder}/net.py:Slow", "--data", folder / "table.npz", "--budget.params", "+60%",
+        "--epochs", "1", "--out", tmp_path / "audit", "--json", tmp_path / "audit.json",
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert "Audit of Slow: " in told.stderr
+    assert "Slow: 224 parameters, at most 134 more" in told.stdout
+    assert "seeds that fit were heard" in told.stdout
+    found = Audit.of_json((tmp_path / "audit.json").read_text(encoding="utf-8"))
+    assert str(found) in told.stdout
+    assert (tmp_path / "audit" / "audit.json").read_text(encoding="utf-8") == found.to_json()
+    page = (tmp_path / "audit" / "audit.html").read_text(encoding="utf-8")
+    assert "Esper · audit of Slow" in page
+    assert all(f"<td>{each.slot}</td>" in page for each in found.candidates)
+    assert (tmp_path / "audit" / "audit.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_runs_are_numbered_where_no_directory_is_named(

@@ -129,6 +129,24 @@ def test_wrong_words_get_one_sentence(case: str, home: Path) -> None:
     assert not (home / "out" / "checkpoint").exists()
 
 
+AUDITS = {
+    "typo in the class": (("--epochs", "1"), "did you mean 'Slow'?", "net.py:Slw"),
+    "no epochs": (("--epochs", "0"), "An audit takes epochs and time", "net.py:Slow"),
+    "no time": (("--seconds", "1e-9"), "There is no time for an audit", "net.py:Slow"),
+    "no room": (("--budget.params", "3"), "The budget has no room", "net.py:Slow"),
+    "no such folder": (("--json", "nowhere/audit.json"), "cannot be written", "net.py:Slow"),
+    "fails in the middle": (
+        ("--budget.params", "+60%"), "Training fails; given: RuntimeError", "net.py:Late"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", AUDITS)
+def test_an_audit_that_cannot_be_made_says_why(case: str, home: Path) -> None:
+    words, said, model = AUDITS[case]
+    usual = ["audit", f"{home}/{model}", "--data", f"{home}/table.npz", "--quiet"]
+    assert said in refused([*usual, *words])
+
+
 def test_a_directory_with_something_in_it_is_not_written_to(home: Path) -> None:
     assert "name another directory" in refused(grow(home, "--out", str(home / "full")))
     assert [file.name for file in (home / "full").iterdir()] == ["diary.txt"]

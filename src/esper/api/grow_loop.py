@@ -28,7 +28,7 @@ from esper.api.grow_telemetry import GrowthTelemetry
 from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import unpack
-from esper.api.inspection import Slots, require_module
+from esper.api.inspection import Slots, audited, require_module
 from esper.api.observers import EpochNews, Observer, OnEpoch, Shown, Told, observed
 from esper.api.retraining import Train
 from esper.api.run_records import shadow_notes, size_of, slot_notes, step_flops
@@ -42,6 +42,7 @@ from esper.kasmina.shadow_seeds import CHECKED
 from esper.leyline.errors import UnknownNameError, first_line
 from esper.leyline.streams import derive_seed
 from esper.nissa import Clock, Sink
+from esper.show.audit_facts import Audit
 from esper.tamiyo.controllers.protocol import Auditioning, Controller
 
 _ONE_VALUE = "more than 1 value per channel"  # what torch says of a batch of one
@@ -77,6 +78,7 @@ def grow(
     test: Source | None = None,
     blueprints: Sequence[str] | None = None,
     sample: Sample | None = None,
+    audit: Audit | None = None,
     origin: Mapping[str, Any] | None = None,
     on_epoch: OnEpoch | None = None,
     sinks: Sequence[Sink | str] = (),
@@ -95,12 +97,15 @@ def grow(
     "max"). The model is trained in place and where it is, unless `device` says otherwise ("auto":
     on CUDA where there is one); `precision="bf16"` runs it under autocast. With `out` the run is
     kept there after every epoch, and `esper.resume(out, ...)` goes on after whatever ended it.
+    With an `audit` of this model what it found missing is planted after the first epoch.
     `sinks` hear of everything too: "tensorboard", "wandb", "mlflow", or objects of yours.
     How it goes is shown on standard error, in a notebook below the cell, and nowhere if `quiet`.
     """
     _require_ordinary()
     observers = _observers(on_epoch, sinks, kept=out is not None, quiet=quiet)
     where = _placed(model, device)
+    if audit is not None:
+        controller, slots = audited(audit, model, controller, slots)
     limits = Budget.of(budget, epochs)
     kinds = (name for name, kind in _OPTIMIZERS.items() if kind is optimizer)
     settings = GrowSettings(

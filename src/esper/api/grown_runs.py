@@ -25,9 +25,8 @@ from esper.api.retraining import Retrained, Train, fresh, retrain
 from esper.api.run_records import model_notes, report_of
 from esper.archive import Archive, KeptFolder, RunKind, read_archive, write_archive
 from esper.kasmina.probe import Sample
-from esper.leyline.errors import EsperError
 from esper.show.growth_facts import Report, SeedLife
-from esper.show.report import FOLDER, growth_figure, growth_head, write_growth_report
+from esper.show.report import FOLDER, growth_figure, write_growth_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -169,9 +168,10 @@ class GrownRun:
 
     def _repr_html_(self) -> str:
         try:
-            return growth_head(self.report())
-        except EsperError:  # there is no matplotlib
+            from esper.show.growth_page import head
+        except ImportError:  # there is no matplotlib
             return f"<pre>{escape(str(self.report()))}</pre>"
+        return head(self.report())
 
     # --- as it goes on -------------------------------------------------------------------
 

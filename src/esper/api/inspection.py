@@ -20,13 +20,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from esper.api.grow_settings import AUTO, EVERY, Budget, BudgetLike
+from esper.api.grow_settings import AUTO, EVERY, Budget, BudgetLike, GrowError, GrowSettings
 from esper.kasmina import SegmentedHost
 from esper.kasmina.layout_inference import opening
 from esper.kasmina.probe import Place, Sighting, Target, module_at, require_slottable, survey
 from esper.kasmina.slotted import catalogue_of
 from esper.kasmina.watching import Sample
 from esper.leyline import DEFAULT_SLOT_COUNT, EsperError, SlotError, SlotSpec
+from esper.show.audit_facts import Audit
 
 Slots = str | Sequence[Target | str]
 
@@ -157,6 +158,27 @@ def chosen_places(
         )
     named = [Target.parse(place) for place in slots]
     return named, named
+
+
+def audited(audit: Audit, model: nn.Module, controller: object, slots: Slots) -> tuple[str, Slots]:
+    """Who plants what an audit of this model found, and where."""
+    if not isinstance(audit, Audit) or (controller, slots) != (GrowSettings.controller, AUTO):
+        fix = "pass what esper.audit returned, and neither controller nor slots"
+        raise GrowError("An audit says what is planted, and where", fix=fix)
+    here = type(model).__name__, sum(parameter.numel() for parameter in model.parameters())
+    paths, places = {path for path, _ in model.named_modules()}, audit.slots
+    if here != (audit.model, audit.host_params) or not paths >= {e["path"] for e in places}:
+        valid = f"{audit.model} with {audit.host_params:,} parameters, and its places"
+        raise GrowError(
+            "The audit is of another model", given="{} with {:,}".format(*here), valid=valid
+        )
+    if not audit.combinations:
+        return "never", AUTO
+    best = {each.slot: f"{each.slot}/{each.blueprint}" for each in audit.combinations[0]}
+    named = zip(audit.places, places, strict=True)
+    settings = f"first=1,spacing=1,patience=0,together={len(best)}"
+    chosen = [Target(**note) for place, note in named if place in best]
+    return f"heuristic:places={'+'.join(best.values())},{settings}", chosen
 
 
 class Survey:

@@ -181,22 +181,13 @@ class BudgetOptions(RoomOptions):
     """epochs to train"""
 
 
-class Grow(Command):
-    """Train a network of your own and let it grow where that pays.
+class OfOwn(Command):
+    """What commands have in common that train a network of your own."""
 
-    FILE.py:NAME is your model: a class or a function without arguments, or the model itself.
-    Afterwards: esper export RUN --format module|pt2|onnx|python."""
-
-    does = "grow_commands.start_growing"
     model: Model
     data: Data
     """digits, mnist1d, stdlib, mnist, fashion_mnist, cifar10; a file of arrays, .npz or
     .safetensors (inputs, targets); or FILE.py:FUNCTION that returns (train, val)"""
-    budget: BudgetOptions = field(default_factory=BudgetOptions)
-    slots: Annotated[tuple[str, ...], option(metavar="auto|PATH ...")] = (AUTO,)
-    """where it may grow: paths of submodules, or auto; see esper inspect"""
-    controller: Name = GrowSettings.controller
-    """who decides: heuristic, another rule, tamiyo, or the directory of a trained run"""
     loss: Literal["auto", "cross_entropy", "mse", "l1"] = "auto"
     """auto: cross-entropy for whole-numbered targets, mean squares for others"""
     optimizer: Name = OPTIMIZER
@@ -214,10 +205,40 @@ class Grow(Command):
     device: OwnDevice = "cpu"
     precision: Literal["full", "bf16"] = "full"
     """bf16: train and score under autocast"""
+    quiet: Quiet = False
+
+
+class Grow(OfOwn):
+    """Train a network of your own and let it grow where that pays.
+
+    FILE.py:NAME is your model: a class or a function without arguments, or the model itself.
+    Afterwards: esper export RUN --format module|pt2|onnx|python."""
+
+    does = "grow_commands.start_growing"
+    budget: BudgetOptions = field(default_factory=BudgetOptions)
+    slots: Annotated[tuple[str, ...], option(metavar="auto|PATH ...")] = (AUTO,)
+    """where it may grow: paths of submodules, or auto; see esper inspect"""
+    controller: Name = GrowSettings.controller
+    """who decides: heuristic, another rule, tamiyo, or the directory of a trained run"""
     out: NewRun = None
     sinks: Names = ()
     """trackers that get the curves too: tensorboard, wandb, mlflow; each needs its extra"""
-    quiet: Quiet = False
+
+
+class AuditModel(OfOwn):
+    """Say what a network of your own lacks and where: all that could be planted learns beside it
+    for some epochs and shows what it is worth. Nothing is planted."""
+
+    does = "grow_commands.audit_model"
+    budget: RoomOptions = field(default_factory=RoomOptions)
+    epochs: int = 3
+    """epochs of the audition, after one of the model alone"""
+    seconds: float | None = None
+    """hear no more than there is time for"""
+    out: Path | None = None
+    """folder for a page, the map and the audit as JSON"""
+    json: Path | None = None
+    """write the audit as JSON"""
 
 
 class Inspect(Command):
@@ -384,9 +405,10 @@ class Doctor(Command):
 
 def every_command(words: Sequence[str]) -> Any:
     """All commands, as one type for the parser."""
+    audit = Annotated[AuditModel, tyro.conf.subcommand("audit")]
     atlas = Annotated[MeasureAtlas, tyro.conf.subcommand("atlas")]
     report = Annotated[WriteReport, tyro.conf.subcommand("report")]
     training = Demo | train_command(words) | Resume | Evaluate | report
-    growing = Grow | Inspect | Export
+    growing = Grow | audit | Inspect | Export
     looking = Runs | Show | Events | Tasks | atlas | Blueprints
     return training | growing | looking | Life | Doctor | Version

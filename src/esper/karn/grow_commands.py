@@ -16,20 +16,21 @@ from esper.api.batches import Batches
 from esper.api.grow_loop import device_name, find_device
 from esper.api.grow_settings import AUTO
 from esper.garden.own_code import spoken
-from esper.karn.commands import RUNS, Export, Grow, Inspect, Resume, RoomOptions, Show, WriteReport
+from esper.karn.commands import RUNS, AuditModel, Export, Grow, Inspect, Resume, Show, WriteReport
 from esper.karn.named_sources import NamedData, absolute, build_model, load_data
 from esper.kasmina import export_additions, export_onnx, export_program, export_python
 from esper.kasmina.export_files import Written
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.nissa import RunReader, StoreError, require_sinks
 from esper.show.report import FOLDER, write_growth_report
+from esper.show.terminal import require_writable
 from esper.simic.training import RunError
 
 REPORT = "report.txt"
 FAILURE = "failure.txt"
 SAMPLE_ROWS = 8
 UNLIMITED = "none"  # the word for a budget without limit
-SAME = "controller optimizer lr weight_decay batch_size precision seed sinks quiet"  # in api.grow
+SAME = "optimizer lr weight_decay batch_size precision seed quiet"  # in api.grow and api.audit
 FORMATS: Mapping[str, tuple[Callable[..., Written], str, str]] = {  # writer, file, how to use it
     "module": (export_additions, "module", "from module import load; model = load({name}())"),
     "pt2": (export_program, "model.pt2", "torch.export.load({path!r}).module()"),
@@ -41,7 +42,7 @@ FORMATS: Mapping[str, tuple[Callable[..., Written], str, str]] = {  # writer, fi
 def start_growing(command: Grow) -> None:
     """Make a run directory and grow."""
     epochs = command.budget.epochs
-    budget = api.Budget(_limit(command.budget), epochs)
+    budget = api.Budget(_limit(command.budget.params), epochs)
     require_sinks(command.sinks)
     model = build_model(command.model, command.seed)
     data = load_data(command.data, seed=command.seed, flat=command.flat, samples=command.samples)
@@ -77,6 +78,8 @@ def start_growing(command: Grow) -> None:
             device=device,
             out=path,
             origin=origin,
+            controller=command.controller,
+            sinks=command.sinks,
             **{name: getattr(command, name) for name in SAME.split()},
         ),
         quiet=command.quiet,
@@ -197,11 +200,33 @@ def show_places(command: Inspect) -> None:
     model = build_model(command.model, 0)
     data = load_data(command.data, flat=command.flat)
     sample, _ = _first_batch(data)
-    print(api.inspect(model, sample, budget=_limit(command.budget)))
+    print(api.inspect(model, sample, budget=_limit(command.budget.params)))
 
 
-def _limit(options: RoomOptions) -> str | None:
-    return None if options.params == UNLIMITED else options.params
+def audit_model(command: AuditModel) -> None:
+    """Say what a model lacks, and write what was asked for."""
+    require_writable(command.json)
+    model = build_model(command.model, command.seed)
+    data = load_data(command.data, seed=command.seed, flat=command.flat, samples=command.samples)
+    same = {name: getattr(command, name) for name in (*SAME.split(), "epochs", "seconds")}
+    same |= {"loss": _loss(command.loss, data), "budget": _limit(command.budget.params)}
+    try:
+        found = api.audit(model, data.train, data.val, device=find_device(command.device), **same)
+    except EsperError:
+        raise
+    except Exception as error:  # code of yours, in the middle of training
+        raise RunError("Training fails", given=spoken(error, "")) from error
+    print(found)
+    if command.out is not None:
+        print(f"The page: {found.save(command.out / 'audit.html')}")
+        found.plot().savefig(command.out / "audit.png")
+    for file in (command.json, command.out and command.out / "audit.json"):
+        if file is not None:
+            file.write_text(found.to_json(), encoding="utf-8")
+
+
+def _limit(params: str) -> str | None:
+    return None if params == UNLIMITED else params
 
 
 def _first_batch(data: NamedData) -> tuple[Any, Any]:

@@ -31,16 +31,13 @@ def contents(facts: Report) -> list[Section]:
 def page(facts: Report, sections: Sequence[Section]) -> str:
     """The whole page as HTML."""
     tables = {"run": facts.settings} | ({"versions": facts.versions} if facts.versions else {})
-    said = (facts.name, headline(facts), tiles(facts), sections)
+    said = (f"run {facts.name}", headline(facts), tiles(facts), sections)
     return pages.assembled(*said, cautions=cautions(facts), settings=tables)
 
 
 def head(facts: Report) -> str:
     """What a notebook shows of a run: the page's beginning and its first picture."""
-    first = pages.drawn(contents(facts)[0])
-    picture = Markup("".join(map(pages.pictured, first.pictures)))
-    figures = fill_each("tile", tiles(facts))
-    return fill("inline", headline=headline(facts), tiles=figures, picture=picture)
+    return pages.inline(headline(facts), tiles(facts), contents(facts)[0])
 
 
 def tiles(facts: Report) -> list[dict[str, str]]:

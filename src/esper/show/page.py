@@ -134,6 +134,12 @@ def assembled(
     )
 
 
+def inline(headline: str, tiles: Iterable[Mapping[str, object]], first: Section) -> str:
+    """The beginning of a page with its first picture, for a notebook."""
+    picture = Markup("".join(map(pictured, drawn(first).pictures)))
+    return fill("inline", headline=headline, tiles=fill_each("tile", tiles), picture=picture)
+
+
 def drawn(section: Section) -> Section:
     """The section with its pictures painted; what cannot be drawn says why."""
     pictures, absent = [], list(section.absent)

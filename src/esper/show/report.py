@@ -50,14 +50,6 @@ def growth_figure(facts: Report, *, dark: bool = False) -> "Figure":
     return styled(partial(growth, facts), DARK if dark else LIGHT)
 
 
-def growth_head(facts: Report) -> str:
-    """The beginning of the page as HTML, for a notebook."""
-    require_matplotlib()
-    from esper.show.growth_page import head
-
-    return head(facts)
-
-
 def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401

@@ -14,7 +14,7 @@ def page(facts: Facts, sections: Sequence[Section]) -> str:
     absent, settings = _settings(facts)
     listed = fill("anomalies", rows=anomalies) if anomalies else ""
     return assembled(
-        facts.path.resolve().name,
+        f"run {facts.path.resolve().name}",
         headline(facts),
         _tiles(facts),
         sections,

@@ -1,0 +1,229 @@
+"""What an audit found, as plain values: what a model lacks, where, and how certain that is.
+
+A candidate is a seed that could be planted at one place. It learned beside the model, which never
+saw it. Its gain is the validation loss without it less that with it, over the same samples.
+"""
+
+import itertools
+import json
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esper.leyline.errors import DataError
+from esper.show.report import require_matplotlib
+from esper.show.terminal import duration, listed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# What verdicts go by: losses in units of guessing, certainty in standard errors.
+WORTH = 0.005  # that a gain must be
+CERTAIN = 3.0  # errors by which it must be above 0, since the best of many is looked at
+INTERVAL = 2.0  # errors to both sides of a gain: what is outside is excluded
+UNMOVED = 0.97  # validation loss above which nothing has been learned yet
+UNLEARNED = 0.1  # training loss above which there is still much to learn
+GAP = 0.15  # validation minus training loss above which samples are learned by heart
+
+SEEDS = 3  # of a combination at most, and combinations
+LEADERS = 6  # candidates that they are made of
+ROWS = 20  # that are printed
+COLUMNS = ("place", "blueprint", "parameters", "cost", "gain", "in training", "rising", "verdict")
+_SENTENCES = Path(__file__).parent / "templates" / "verdicts.toml"
+
+
+class Verdict(StrEnum):
+    """Of a candidate one of the first four, of the whole model any."""
+
+    MISSING = "missing here"
+    NOTHING = "nothing to gain"
+    MEMORISE = "would memorise"
+    UNCLEAR = "not enough data to tell"
+    PLATEAU = "plateau"
+    CAPACITY = "plain capacity"
+
+
+def judged(gain: float, error: float | None, train_gain: float, guess: float) -> Verdict:
+    """Of one candidate, from losses and that of guessing."""
+    if error is None:
+        return Verdict.UNCLEAR
+    if gain > CERTAIN * error and gain >= WORTH * guess:
+        return Verdict.MISSING
+    highest = gain + INTERVAL * error
+    if train_gain >= WORTH * guess and highest < 0.0:
+        return Verdict.MEMORISE
+    return Verdict.NOTHING if highest < WORTH * guess else Verdict.UNCLEAR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A seed that was heard. Losses are in the unit of the user's own."""
+
+    slot: str
+    blueprint: str
+    params: int
+    cost: float  # FLOPs of its training step over those of the model's
+    epochs: float  # passes over the training data that it has learned from
+    gain: float  # of validation loss
+    error: float | None  # standard error of the gain, paired; None: there is only one sample
+    train_gain: float  # on training batches before it learned from them
+    slope: float  # by how much the gain rose in its last epoch
+    verdict: Verdict
+
+    @property
+    def low(self) -> float:
+        """The lower end of its gain, by which candidates are ranked."""
+        return -math.inf if self.error is None else self.gain - INTERVAL * self.error
+
+    def cells(self, digits: int) -> tuple[str, ...]:
+        """As a row of a table, with so many decimals."""
+        gain, train, slope = (f"{x:+.{digits}f}" for x in (self.gain, self.train_gain, self.slope))
+        gain += " ± ?" if self.error is None else f" ± {INTERVAL * self.error:.{digits}f}"
+        sizes = f"{self.params:,}", f"{self.cost:.0%}"
+        return (self.slot, self.blueprint, *sizes, gain, train, slope, str(self.verdict))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What a model lacks, and where; prints as a table, `plot()` is a map of it."""
+
+    model: str
+    host_params: int
+    room: int | None  # parameters that the budget allows; None: no limit
+    slots: tuple[Mapping[str, Any], ...]  # places as notes
+    places: tuple[str, ...]  # their names, in the order in which the model runs them
+    blueprints: tuple[str, ...]
+    costs: tuple[tuple[int, ...], ...]  # parameters, by place and blueprint; below 0: does not fit
+    candidates: tuple[Candidate, ...]  # those that were heard, best first
+    guess: float  # loss of who knows nothing
+    train_loss: float  # of the model alone, in its last epoch
+    val_loss: float
+    first: int  # epochs that it trained alone
+    epochs: int  # of the audition
+    spent: float  # FLOPs in all, over those of an epoch of the model
+    seconds: float
+    settings: Mapping[str, Any]
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Of the whole model."""
+        found = Counter(each.verdict for each in self.candidates)
+        if found[Verdict.MISSING]:
+            return Verdict.MISSING
+        if self.val_loss - self.train_loss > GAP * self.guess:
+            return Verdict.MEMORISE
+        if self.val_loss >= UNMOVED * self.guess:
+            return Verdict.PLATEAU
+        if found[Verdict.MEMORISE]:
+            return Verdict.MEMORISE
+        if 2 * found[Verdict.UNCLEAR] > len(self.candidates):
+            return Verdict.UNCLEAR
+        return Verdict.CAPACITY if self.train_loss >= UNLEARNED * self.guess else Verdict.NOTHING
+
+    @property
+    def headline(self) -> str:
+        """The answer in a sentence."""
+        sentence: str = tomllib.loads(_SENTENCES.read_text(encoding="utf-8"))[self.verdict]
+        names = ("train_loss", "val_loss", "guess")
+        planted = named(self.combinations[0]) if self.combinations else ""
+        gain = self.candidates[0].cells(self.digits)[4].lstrip("+")
+        known = {name: f"{getattr(self, name):.4g}" for name in names}
+        return sentence.format(best=named(self.best()), gain=gain, planted=planted, **known)
+
+    @property
+    def cost(self) -> str:
+        """What was done, and what that took."""
+        fitting = sum(self.affords(cost) for row in self.costs for cost in row)
+        share = max(each.epochs for each in self.candidates) / self.epochs  # of those that stayed
+        return (
+            f"{len(self.candidates)} of {fitting} seeds that fit were heard, one by one, for "
+            f"{self.epochs} epochs on {share:.0%} of the batches, after {self.first} of the model "
+            f"alone: as much as {self.spent:.1f} epochs of it, {duration(self.seconds)}"
+        )
+
+    def affords(self, cost: int) -> bool:
+        return cost >= 0 and (self.room is None or cost <= self.room)
+
+    def best(self, k: int = 1) -> tuple[Candidate, ...]:
+        """The k with the highest lower end of their gain, whatever their verdict."""
+        return self.candidates[:k]
+
+    @cached_property
+    def combinations(self) -> tuple[tuple[Candidate, ...], ...]:
+        """Up to three that fit the budget, best first: of what is missing, in different places; or
+        the largest seed, where capacity is."""
+        if self.verdict is Verdict.CAPACITY:
+            return ((max(self.candidates, key=lambda each: (each.params, each.low)),),)
+        missing = [each for each in self.candidates if each.verdict is Verdict.MISSING][:LEADERS]
+        sets = (c for size in range(1, SEEDS + 1) for c in itertools.combinations(missing, size))
+        apart = (c for c in sets if len({each.slot for each in c}) == len(c))
+        found = [c for c in apart if self.affords(sum(each.params for each in c))]
+        return tuple(sorted(found, key=lambda c: -sum(each.low for each in c))[:SEEDS])
+
+    def __str__(self) -> str:
+        limit = "" if self.room is None else f", at most {self.room:,} more"
+        lines = [f"{self.model}: {self.host_params:,} parameters{limit}", f"{self.headline}.", ""]
+        rows = [COLUMNS, *(each.cells(self.digits) for each in self.candidates[:ROWS])]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        if rest := Counter(each.verdict for each in self.candidates[ROWS:]):
+            told = ", ".join(f"{number} {verdict}" for verdict, number in rest.items())
+            lines.append(f"and {rest.total()} more: {told}")
+        for title, chosen in zip(("to plant:", "or:", "or:"), self.combinations, strict=False):
+            lines += ["", f"{title} {named(chosen)}"]
+        return "\n".join([*lines, "", self.cost])
+
+    @property
+    def digits(self) -> int:
+        """Decimals in which a gain worth having has two figures."""
+        return max(1 - math.floor(math.log10(WORTH * self.guess)), 0)
+
+    def plot(self, *, dark: bool = False) -> "Figure":
+        """Gains as a map of places and blueprints, a figure of matplotlib."""
+        require_matplotlib()
+        from esper.show.audit_page import figure
+
+        return figure(self, dark=dark)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a page that needs nothing else: map, table, verdicts and costs."""
+        require_matplotlib()
+        from esper.show.audit_page import write
+
+        return write(self, Path(path))
+
+    def _repr_html_(self) -> str:
+        try:
+            from esper.show.audit_page import head
+        except ImportError:  # there is no matplotlib
+            return f"<pre>{escape(str(self))}</pre>"
+        return head(self)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, allow_nan=False)
+
+    @classmethod
+    def of_json(cls, text: str) -> "Audit":
+        """What `to_json` wrote."""
+        try:
+            note = json.loads(text)
+            heard = (each | {"verdict": Verdict(each["verdict"])} for each in note["candidates"])
+            note["candidates"] = [Candidate(**each) for each in heard]
+            note["costs"] = map(tuple, note["costs"])
+            lists = ("candidates", "costs", "slots", "places", "blueprints")
+            return cls(**note | {name: tuple(note[name]) for name in lists})
+        except (KeyError, TypeError, ValueError) as error:
+            valid = "what audit.to_json() wrote"
+            raise DataError("This is no audit", given=str(error), valid=valid) from error
+
+
+def named(chosen: Sequence[Candidate]) -> str:
+    size = sum(each.params for each in chosen)
+    return f"{listed([f'{each.blueprint} at {each.slot}' for each in chosen])} (+{size:,})"
