@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import esper
+from esper.api import auditing
 from esper.leyline.errors import DataError
 from esper.show.audit_facts import CERTAIN, WORTH, Audit, Candidate, Verdict, judged
 from tests.api.test_shadows import equal
@@ -166,16 +167,43 @@ def test_combinations_are_of_different_places_within_the_budget() -> None:
     assert heard.combinations == ((best, second), (like, second), (best,))
 
 
-def test_fewer_seconds_hear_less_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_guessing_is_what_the_mean_is_worth_where_there_are_no_classes() -> None:
+    def sums(samples: int, seed: int) -> tuple[Tensor, Tensor]:
+        lines, _ = patterns(samples, seed)
+        return lines, lines.sum(1, keepdim=True) + 9.0
+
+    short: dict[str, Any] = {"epochs": 1, "blueprints": ["lowrank"]}
+    heard = audit(net(1), sums, loss="mse", **short)
+    assert heard.guess == pytest.approx(float(sums(512, 1)[1].var(correction=0)), rel=1e-4)
+    own = audit(net(1), sums, loss=lambda out, y: (out - y).square().mean(), **short)
+    assert own.guess == pytest.approx(heard.guess)
+    assert own.candidates[0].gain == pytest.approx(heard.candidates[0].gain, rel=0.5)
+
+
+def test_fewer_seconds_hear_less_and_say_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auditing, "_step_seconds", lambda *_: 0.01)  # 12 of them are an epoch
     short = {"blueprints": ["gate", "lowrank", "mlp"], "epochs": 2, "quiet": False}
-    whole = audit(**short)
-    assert {each.epochs for each in whole.candidates} == {2.0}
-    heard = audit(**short, seconds=0.4 * whole.seconds)
-    assert max(each.epochs for each in heard.candidates) < 1.9
-    assert heard.spent < whole.spent
-    said = capsys.readouterr().err
-    assert "Audit of Sequential: 9 of 9 seeds that fit, on 100% of the batches" in said
-    assert "epochs of the model, about" in said
+    told = {}
+    for seconds in (None, 2.0, 0.8, 0.6):
+        heard = audit(**short, seconds=seconds)
+        told[seconds] = capsys.readouterr().err.partition(": as much as")[0]
+        longest = sorted(each.epochs for each in heard.candidates)
+        if seconds is None:
+            assert longest == [2.0] * 9
+        elif seconds == 2.0:
+            assert len(longest) == 9
+            assert 1.0 < longest[0] == longest[-1] < 2.0
+        elif seconds == 0.8:  # the better part in the second epoch
+            assert len(longest) == 9
+            assert longest.count(longest[-1]) == 3
+        else:
+            assert len(longest) == 5
+        assert f"{len(longest)} of 9 seeds that fit were heard" in str(heard)
+    assert told[None] == "Audit of Sequential: 9 of 9 seeds that fit, on 100% of the batches"
+    assert told[0.8].endswith("of the batches, fewer of them after each epoch")
+    assert told[0.6].startswith("Audit of Sequential: 5 of 9 seeds that fit, on 20% of the batches")
 
 
 def test_a_run_plants_what_an_audit_found(tmp_path: Path) -> None:

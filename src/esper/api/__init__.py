@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from esper.lazy import attach
 
 if TYPE_CHECKING:
-    from .auditing import Audit, audit
+    from .auditing import audit
     from .ema import GrowingAverage
     from .grow_loop import grow, load_run, resume
     from .grow_settings import Budget, GrowSettings

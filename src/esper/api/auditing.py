@@ -21,14 +21,13 @@ from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun
 from esper.api.inspection import Slots, require_module
 from esper.api.run_records import UNTOLD
-from esper.api.scoring import IGNORED, Loss, Metric
+from esper.api.scoring import IGNORED, LOSSES, Loss, Metric
 from esper.kasmina.isolation import Isolation, randomness_kept
 from esper.kasmina.probe import Sample
 from esper.kasmina.watching import call
 from esper.leyline import Blend
 from esper.leyline.errors import first_line
-from esper.show.audit_facts import Audit as Audit
-from esper.show.audit_facts import Candidate, judged
+from esper.show.audit_facts import Audit, Candidate, judged
 from esper.show.terminal import duration
 from esper.tamiyo.controllers.auditioning import LEAST_SHARE, AuditionConfig, Listening
 
@@ -86,19 +85,23 @@ def audit(
             device=where, precision=precision, seed=seed, metric=metric, blueprints=blueprints,
             sample=sample, quiet=quiet,
         )  # fmt: skip
-        guess = _guess(run, data["val"])
+        guess = _guess(run, data["val"], loss)
     spent = sum(1.0 + record.get("shadow_cost", 0.0) for record in run.history)
     lasted = time.monotonic() - began
     return _found(run, guess, first=first, epochs=epochs, spent=spent, seconds=lasted)
 
 
-def _guess(run: GrownRun, val: Batches) -> float:
-    """The loss of who knows how often there is what, and nothing else."""
-    if run.host.memory.classes is None:
+def _guess(run: GrownRun, val: Batches, loss: str | Loss) -> float:
+    """The loss of who knows how often there is what, or the mean of it, and nothing else."""
+    try:
+        labels = torch.cat([y for _, y in val(run.settings.seed, torch.device("cpu"))])
+        if run.host.memory.classes is not None:
+            counts = labels[labels != IGNORED].unique(return_counts=True)[1]
+            return float(Categorical(counts / counts.sum()).entropy()) or run.before["loss"]
+        known = LOSSES[loss] if isinstance(loss, str) else loss
+        return min(float(known(labels.mean(0).expand_as(labels), labels)), run.before["loss"])
+    except Exception:  # targets of another form: then it is what the model knew untrained
         return run.before["loss"]
-    labels = torch.cat([y.flatten() for _, y in val(run.settings.seed, torch.device("cpu"))])
-    counts = labels[labels != IGNORED].unique(return_counts=True)[1]
-    return float(Categorical(counts / counts.sum()).entropy()) or run.before["loss"]
 
 
 def _found(run: GrownRun, guess: float, **asked: Any) -> Audit:
@@ -114,6 +117,8 @@ def _found(run: GrownRun, guess: float, **asked: Any) -> Audit:
         params = catalogue.costs[place[0]][place[1]]
         verdict = judged(found["gain"], found["error"], found["train_gain"], guess)
         heard.append(Candidate(params=params, verdict=verdict, **same, **found))
+    if not heard:
+        raise GrowError("No seed could be heard: all have diverged", fix="take a smaller rate, lr=")
     settings = {name: each for name, each in asdict(run.settings).items() if name not in UNTOLD}
     return Audit(
         model=type(host.model).__name__, host_params=catalogue.host_params, room=host.room,

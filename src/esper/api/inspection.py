@@ -176,9 +176,10 @@ def audited(audit: Audit, model: nn.Module, controller: object, slots: Slots) ->
         return "never", AUTO
     best = {each.slot: f"{each.slot}/{each.blueprint}" for each in audit.combinations[0]}
     named = zip(audit.places, places, strict=True)
-    settings = f"first=1,spacing=1,patience=0,together={len(best)}"
+    when = f"first=1,spacing=1,patience=0,together={len(best)}"
     chosen = [Target(**note) for place, note in named if place in best]
-    return f"heuristic:places={'+'.join(best.values())},{settings}", chosen
+    kept = "probation=1,trial=3,margin=0.0,rent=0.0"  # as the rule "audition" judges
+    return f"heuristic:places={'+'.join(best.values())},{when},{kept}", chosen
 
 
 class Survey:
