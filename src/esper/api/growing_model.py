@@ -50,6 +50,7 @@ from esper.kasmina.slot import GrowthLostWarning as GrowthLostWarning
 from esper.kasmina.slot import Slot
 from esper.leyline import Actions, Blend, SeedStage, Transitions
 from esper.leyline.errors import EsperError, OptimizerMismatchError, first_line
+from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
 from esper.leyline.streams import derive_seed
@@ -399,6 +400,11 @@ class GrowingModel(SlottedModel):
             return chosen, controller.audition(signals, legality)
         return chosen, None
 
+    def _become(self, life: Lifecycle, record: Transitions) -> Transitions:
+        transitions = super()._become(life, record)
+        self.watch.look_again()
+        return transitions
+
     def _plant(self, index: int, slot: Slot, blueprint: int, blend: Blend) -> None:
         super()._plant(index, slot, blueprint, blend)
         if blend is not Blend.IMMEDIATE and slot.seed is not None:  # that one has to be newborn
@@ -487,7 +493,13 @@ class StepWatch:
     def __init__(self, model: nn.Module, slots: Mapping[str, Slot]) -> None:
         self._model, self._slots = model, slots
         self._set_aside: list[tuple[Optimizer, dict[str, Any]]] = []
+        self._seeds: dict[str, nn.Module] = {}  # by slot
         self.go_on(0, 0)
+
+    def look_again(self) -> None:
+        """Seeds came or went; asked for in every step, so they are looked up once."""
+        slots = self._slots.items()
+        self._seeds = {name: slot.seed for name, slot in slots if slot.seed is not None}
 
     def go_on(self, steps: int, longest: int) -> None:
         """From here, with so many steps since the last tick, and between any two at most."""
@@ -514,14 +526,17 @@ class StepWatch:
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self.steps += 1
-        self.bring_back()  # in case that the last step failed
-        if not optimizer.param_groups[-1]["params"]:  # for scalar gates, and there are none: idle
-            self._set_aside.append((optimizer, optimizer.param_groups.pop()))
+        if self._set_aside:  # the last step failed
+            self.bring_back()
+        groups = optimizer.param_groups
+        if not groups[-1]["params"]:  # for scalar gates, and there are none: idle
+            self._set_aside.append((optimizer, groups.pop()))
         if self.steps >= (LONGER_EPOCHS * self.longest or UNTICKED_STEPS):
             self._say_forgotten()
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
-            self._look_at_gradients(optimizer)
+            if self._seeds or self.steps % HOST_EVERY == 1:
+                self._look_at_gradients(optimizer)
             return None
 
         def looking() -> Any:  # a closure makes the gradients within the step
@@ -532,12 +547,9 @@ class StepWatch:
         return args[:1], {**kwargs, "closure": looking}
 
     def _look_at_gradients(self, optimizer: Optimizer) -> None:
-        slots = self._slots.items()
-        watched: dict[str, nn.Module] = {n: slot.seed for n, slot in slots if slot.seed is not None}
+        watched = self._seeds
         if self.steps % HOST_EVERY == 1:
-            watched[_HOST] = self._model
-        if not watched:  # nearly always, while nothing grows
-            return
+            watched = {**watched, _HOST: self._model}
         scale = getattr(optimizer, "grad_scale", None)  # fused optimisers undo it themselves
         for name, module in watched.items():
             gradients = [p.grad for p in module.parameters() if p.grad is not None]
