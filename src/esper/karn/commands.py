@@ -134,10 +134,10 @@ def train_command(words: Sequence[str]) -> Any:
 
 
 class Demo(Command):
-    """The main job in minutes: train a controller on the small garden, compare it with others on
-    test data, and write the report."""
+    """The main job in minutes: audit a network that lacks something and grow it; then train a
+    controller on the small garden, compare it with others on test data, and write the report."""
 
-    does = "train_commands.run_demo"
+    does = "demo.run_demo"
     out: NewRun = None
     rounds: int = PRESETS["demo"].rounds
     """rounds to train; fewer learn less"""

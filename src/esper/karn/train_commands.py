@@ -1,13 +1,9 @@
-"""Runs of `esper train`: new ones and old ones, their progress, and how they ended.
-
-`esper demo` is one that is compared on test data and reported.
-"""
+"""Runs of `esper train`: new ones and old ones, their progress, and how they ended."""
 
 import platform
 import sys
 import time
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -15,30 +11,24 @@ from rich.live import Live
 from rich.table import Table
 
 from esper.api.run_records import versions
-from esper.garden import evaluate, find_suite, standings
+from esper.garden import find_suite
 from esper.garden.controller_choice import controller_of
 from esper.garden.statistics import Estimate
-from esper.karn.commands import RUNS, Demo, Resume, Train
-from esper.karn.garden_commands import print_standings, standing_figures
+from esper.karn.commands import RUNS, Resume, Train
 from esper.leyline.stages import SeedStage
 from esper.nissa import RunReader, require_sinks
-from esper.show import write_report
 from esper.show.run_facts import Score, scores
 from esper.show.terminal import flat_estimate, progress, require_writable, write_flat
 from esper.simic.training import (
-    PRESETS,
     RoundReport,
     RunError,
     RunFolder,
     Stopping,
     TrainConfig,
-    load_controller,
     train_run,
 )
 from esper.simic.training.run_processes import require_device
 
-COMPARED = ("random", "heuristic", "best_constant")  # with what the demo learned
-RESULTS = "results.jsonl"
 SHOWN_STAGES = (
     SeedStage.DORMANT,
     SeedStage.TRAINING,
@@ -160,36 +150,6 @@ def sentence_of(path: Path) -> str:
         "(1 is about what the best single seed gains, 0 never growing; validation data, 95 % "
         "intervals, the best of its evaluations)"
         + (f"; on the same cases {others}." if others else ".")
-    )
-
-
-def run_demo(options: Demo) -> None:
-    config = replace(PRESETS["demo"], rounds=options.rounds, seed=options.seed)
-    run = start_run(Train(config=config, out=options.out))
-    suite = find_suite(config.suite)
-    players = [load_controller(run.path), *(controller_of(name, suite) for name in COMPARED)]
-    print("Now on test data, which nothing has seen:", flush=True)
-    with progress() as report:
-        results = evaluate(
-            players,
-            suite.training,
-            seeds=options.seeds,
-            file=run.path / RESULTS,
-            progress=report,
-        )
-    lines = standings(results)
-    print_standings(f"{suite.name}, test data", lines, config.reward.rent)
-    page = write_report(run.path)
-    write_flat(options.json, figures_of(run.path) | standing_figures(lines))
-    tamiyo, chance, rule, constant = (line.gain for line in lines)  # as in COMPARED
-    verdict = "better than chance and than not growing"
-    if tamiyo.low <= max(0.0, chance.high):
-        verdict = "not clearly better than chance or than not growing, so train longer"
-    print(
-        f"After {config.rounds * config.envs:,} episodes Tamiyo's networks end {tamiyo:+.1f} "
-        f"points above the same networks never grown, after rent: {verdict} (random decisions "
-        f"{chance:+.1f}, the rule of thumb {rule:+.1f}, the best fixed schedule "
-        f"{constant:+.1f}; 95 % intervals). The report: {page}"
     )
 
 
