@@ -165,21 +165,18 @@ def audited(audit: Audit, model: nn.Module, controller: object, slots: Slots) ->
     if not isinstance(audit, Audit) or (controller, slots) != (GrowSettings.controller, AUTO):
         fix = "pass what esper.audit returned, and neither controller nor slots"
         raise GrowError("An audit says what is planted, and where", fix=fix)
-    here = type(model).__name__, sum(parameter.numel() for parameter in model.parameters())
-    paths, places = {path for path, _ in model.named_modules()}, audit.slots
-    if here != (audit.model, audit.host_params) or not paths >= {e["path"] for e in places}:
-        valid = f"{audit.model} with {audit.host_params:,} parameters, and its places"
-        raise GrowError(
-            "The audit is of another model", given="{} with {:,}".format(*here), valid=valid
-        )
+    size, paths = sum(each.numel() for each in model.parameters()), dict(model.named_modules())
+    known = size == audit.host_params and all(note["path"] in paths for note in audit.slots)
+    if not known or type(model).__name__ != audit.model:
+        given, valid = f"{size:,} parameters", f"{audit.model} with {audit.host_params:,}"
+        raise GrowError("The audit is of another model", given=given, valid=valid)
     if not audit.combinations:
         return "never", AUTO
     best = {each.slot: f"{each.slot}/{each.blueprint}" for each in audit.combinations[0]}
-    named = zip(audit.places, places, strict=True)
-    when = f"first=1,spacing=1,patience=0,together={len(best)}"
+    named = zip(audit.places, audit.slots, strict=True)
+    rule = f"first=1,spacing=1,patience=0,together={len(best)},probation=1,trial=3,margin=0,rent=0"
     chosen = [Target(**note) for place, note in named if place in best]
-    kept = "probation=1,trial=3,margin=0.0,rent=0.0"  # as the rule "audition" judges
-    return f"heuristic:places={'+'.join(best.values())},{when},{kept}", chosen
+    return f"heuristic:places={'+'.join(best.values())},{rule}", chosen
 
 
 class Survey:

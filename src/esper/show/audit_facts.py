@@ -1,8 +1,4 @@
-"""What an audit found, as plain values: what a model lacks, where, and how certain that is.
-
-A candidate is a seed that could be planted at one place. It learned beside the model, which never
-saw it. Its gain is the validation loss without it less that with it, over the same samples.
-"""
+"""What an audit found, as plain values: what a model lacks, where, and how certain that is."""
 
 import itertools
 import json
@@ -131,11 +127,9 @@ class Audit:
     def headline(self) -> str:
         """The answer in a sentence."""
         sentence: str = tomllib.loads(_SENTENCES.read_text(encoding="utf-8"))[self.verdict]
-        names = ("train_loss", "val_loss", "guess")
-        planted = named(self.combinations[0]) if self.combinations else ""
         gain = self.candidates[0].cells(self.digits)[4].lstrip("+")
-        known = {name: f"{getattr(self, name):.4g}" for name in names}
-        return sentence.format(best=named(self.best()), gain=gain, planted=planted, **known)
+        planted = named(self.combinations[0]) if self.combinations else ""
+        return sentence.format(best=named(self.best()), gain=gain, planted=planted, **vars(self))
 
     @property
     def cost(self) -> str:
@@ -220,8 +214,7 @@ class Audit:
             lists = ("candidates", "costs", "slots", "places", "blueprints")
             return cls(**note | {name: tuple(note[name]) for name in lists})
         except (KeyError, TypeError, ValueError) as error:
-            valid = "what audit.to_json() wrote"
-            raise DataError("This is no audit", given=str(error), valid=valid) from error
+            raise DataError("This is no audit", given=error, valid="what to_json gave") from error
 
 
 def named(chosen: Sequence[Candidate]) -> str:

@@ -19,8 +19,7 @@ from esper.show.terminal import duration
 from esper.show.theme import DARK, LIGHT, Look, Theme, new_figure, readable_on, styled
 
 ROW = 0.32  # inches
-UNFIT, DEAR, UNHEARD = "does not fit there", "over the budget", "not heard"
-HATCHES = {UNFIT: "///", DEAR: "...", UNHEARD: "xx"}
+HATCHES = {"does not fit there": "///", "over the budget": "...", "not heard": "xx"}
 LETTERS = "abcdefgh"  # of columns, in the templates
 
 
@@ -45,7 +44,7 @@ def heat_map(facts: Audit, theme: Theme) -> Figure:
     for (row, column), cost in np.ndenumerate(np.array(facts.costs)):
         each, corner = cells[row][column], (column - 0.5, row - 0.5)
         if each is None:
-            why = UNFIT if cost < 0 else UNHEARD if facts.affords(int(cost)) else DEAR
+            why = list(HATCHES)[0 if cost < 0 else 2 if facts.affords(int(cost)) else 1]
             marks[why] = Patch(label=why, hatch=HATCHES[why], **empty)
             axes.add_patch(Rectangle(corner, 1, 1, hatch=HATCHES[why], **empty))
             continue
@@ -65,9 +64,9 @@ def heat_map(facts: Audit, theme: Theme) -> Figure:
 def write(facts: Audit, file: Path) -> Path:
     """Write the page to this file."""
     found = sections_of("audit.toml", {"heat-map": heat_map}, facts)
-    cells = (dict(zip(LETTERS, each.cells(facts.digits), strict=True)) for each in facts.candidates)
-    titles, rows = dict(zip(LETTERS, COLUMNS, strict=True)), fill_each("candidate", cells)
-    table = fill("candidates", rows=rows, **titles)
+    lines = [COLUMNS, *(each.cells(facts.digits) for each in facts.candidates)]
+    titles, *rows = (dict(zip(LETTERS, line, strict=True)) for line in lines)
+    table = fill("candidates", rows=fill_each("candidate", rows), **titles)
     found["candidates"] = replace(found["candidates"], more=table)
     sections = [pages.drawn(section) for section in found.values()]
     said = (f"audit of {facts.model}", f"{facts.headline}.", tiles(facts), sections)
@@ -76,8 +75,7 @@ def write(facts: Audit, file: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, pages.assembled(*said, **known))
     except OSError as error:
-        fix = "name a file, such as audit.html"
-        raise DataError(f"{file} cannot be written", given=error.strerror, fix=fix) from error
+        raise DataError(f"{file} cannot be written", given=error.strerror) from error
     return file
 
 
@@ -91,6 +89,5 @@ def tiles(facts: Audit) -> list[dict[str, str]]:
     """The answer and what it cost."""
     planted = named(facts.combinations[0]) if facts.combinations else "nothing"
     told = {"verdict": str(facts.verdict), "to plant": planted, "time": duration(facts.seconds)}
-    told["seeds heard"] = str(len(facts.candidates))
-    told["cost"] = f"{facts.spent:.1f} epochs of the model"
+    told |= {"seeds heard": str(len(facts.candidates)), "cost": f"{facts.spent:.1f} epochs"}
     return [{"what": what, "value": value, "more": ""} for what, value in told.items()]
