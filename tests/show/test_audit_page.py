@@ -28,7 +28,7 @@ def audit() -> Audit:
     return Audit(
         **NAMES, host_params=1000, room=100, slots=({"path": "stem"}, {"path": "head"}),
         costs=((10, 40, 900), (10, -1, 60)), candidates=candidates, guess=2.3, train_loss=1.0,
-        val_loss=1.1, first=1, epochs=3, spent=12.0, seconds=4.0, settings={"lr": 0.1},
+        val_loss=1.1, fell=0.2, first=1, epochs=3, spent=12.0, seconds=4.0, settings={"lr": 0.1},
     )  # fmt: skip
 
 
@@ -54,6 +54,13 @@ def test_the_page_needs_nothing_else_and_says_what_was_found(tmp_path: Path) -> 
     assert page.count("<td>would memorise</td>") == 1
     assert "http" not in page.replace("http-equiv", "")
     assert "conv at stem" in audit()._repr_html_()
+
+
+def test_a_model_that_still_learns_fast_alone_is_said_to() -> None:
+    assert audit().headline.endswith("from 1.1")
+    young = replace(audit(), fell=0.5)
+    assert young.headline.endswith("from 1.1; alone it still falls by 0.5 an epoch")
+    assert young.verdict is Verdict.MISSING
 
 
 def test_long_tables_are_summed_up_in_print() -> None:

@@ -105,7 +105,7 @@ def _guess(run: GrownRun, val: Batches, loss: str | Loss) -> float:
 
 
 def _found(run: GrownRun, guess: float, **asked: Any) -> Audit:
-    host, last, heard = run.host, run.history[-1], []
+    (*_, before, last), host, heard = run.history, run.host, []
     catalogue, unit = host.catalogue, host.memory.relative(1.0)
     for note in last["shadows"]:
         found = {name: note[name] / unit for name in ("gain", "train_gain", "slope")}
@@ -125,7 +125,8 @@ def _found(run: GrownRun, guess: float, **asked: Any) -> Audit:
         slots=tuple(run.settings.slots), places=catalogue.slots.names, blueprints=catalogue.names,
         costs=catalogue.costs, guess=guess, settings=settings,
         candidates=tuple(sorted(heard, key=lambda each: each.low, reverse=True)),
-        train_loss=last["train_loss"], val_loss=last["val_loss"], **asked,
+        train_loss=last["train_loss"], val_loss=last["val_loss"],
+        fell=before["val_loss"] - last["val_loss"], **asked,
     )  # fmt: skip
 
 

@@ -101,6 +101,7 @@ class Audit:
     guess: float  # loss of who knows nothing
     train_loss: float  # of the model alone, in its last epoch
     val_loss: float
+    fell: float  # by how much the validation loss of the model alone fell in its last epoch
     first: int  # epochs that it trained alone
     epochs: int  # of the audition
     spent: float  # FLOPs in all, over those of an epoch of the model
@@ -129,7 +130,9 @@ class Audit:
         sentence: str = tomllib.loads(_SENTENCES.read_text(encoding="utf-8"))[self.verdict]
         gain = self.candidates[0].cells(self.digits)[4].lstrip("+")
         planted = named(self.combinations[0]) if self.combinations else ""
-        return sentence.format(best=named(self.best()), gain=gain, planted=planted, **vars(self))
+        said = sentence.format(best=named(self.best()), gain=gain, planted=planted, **vars(self))
+        alone = self.verdict is Verdict.MISSING and self.candidates[0].gain < self.fell
+        return f"{said}; alone it still falls by {self.fell:.2g} an epoch" if alone else said
 
     @property
     def cost(self) -> str:
