@@ -63,16 +63,16 @@ def heat_map(facts: Audit, theme: Theme) -> Figure:
 
 def write(facts: Audit, file: Path) -> Path:
     """Write the page to this file."""
-    found = sections_of("audit.toml", {"heat-map": heat_map}, facts)
-    lines = [COLUMNS, *(each.cells(facts.digits) for each in facts.candidates)]
-    titles, *rows = (dict(zip(LETTERS, line, strict=True)) for line in lines)
-    table = fill("candidates", rows=fill_each("candidate", rows), **titles)
-    found["candidates"] = replace(found["candidates"], more=table)
-    sections = [pages.drawn(section) for section in found.values()]
-    said = (f"audit of {facts.model}", f"{facts.headline}.", tiles(facts), sections)
-    known: Look = {"cautions": [f"{facts.cost}."], "settings": {"audit": facts.settings}}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        found = sections_of("audit.toml", {"heat-map": heat_map}, facts)
+        lines = [COLUMNS, *(each.cells(facts.digits) for each in facts.candidates)]
+        titles, *rows = (dict(zip(LETTERS, line, strict=True)) for line in lines)
+        table = fill("candidates", rows=fill_each("candidate", rows), **titles)
+        found["candidates"] = replace(found["candidates"], more=table)
+        sections = [pages.drawn(section) for section in found.values()]
+        said = (f"audit of {facts.model}", f"{facts.headline}.", tiles(facts), sections)
+        known: Look = {"cautions": [f"{facts.cost}."], "settings": {"audit": facts.settings}}
         write_whole(file, pages.assembled(*said, **known))
     except OSError as error:
         raise DataError(f"{file} cannot be written", given=error.strerror) from error
