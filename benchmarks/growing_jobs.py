@@ -49,7 +49,7 @@ KINDS = ("tune", "default", "wider", "never", "race", "candidate", "audit")  # i
 AUDITED = (1, 3, 5)  # epochs after which rankings are compared
 AUDIT_SEEDS = 2  # of those that are reported
 # Every shadow is heard to the end, and nothing is planted.
-AUDIT_EPOCHS = 2 + max(AUDITED)  # the host alone, the rounds, and one at whose end all is over
+AUDIT_EPOCHS = 5 * max(AUDITED)  # of the host, of which shadows are heard in a fifth at most
 AUDIT = f"audition:rounds={max(AUDITED)},survive=1,spend=1000,certain=1000000,unlearned=1"
 BY_SAMPLE = ("default", "never")  # of which every test sample's score is kept
 
