@@ -3,14 +3,20 @@
     python benchmarks/growing.py --plan                                 # what it will cost
     python benchmarks/growing.py --runs DIR --jobs 16 [--seconds 1200]  # train, or go on
     python benchmarks/growing.py --runs DIR --report [--json docs/growing.json] [--write]
+    python benchmarks/growing.py --set 1 --runs DIR --report --write    # of the first set
     python benchmarks/growing.py --pack FOLDER                          # data for other machines
     python benchmarks/growing.py --quick --runs DIR --jobs 1 --tasks mnist1d_mlp --report  # try it
 
-On every task of `growing_tasks.py`: never · the default · `race` · a random place · the largest
-affordable seed · a wider host of the same size · what the default became, from scratch · Optuna
-over the same seeds at the same and at five times the FLOPs · the best single place, every candidate
-trained to the end. All train through the public API, on the same data, at the rate that suits the
-bare host best; where a rate is said to be tuned, at one of their own.
+On every task of a set of `growing_tasks.py` (the second, if nothing else is said): never · the
+default · `race` · a random place · the largest affordable seed · a wider host of the same size ·
+what the default became, from scratch · Optuna over the same seeds at the same and at five times the
+FLOPs · the best single place, every candidate trained to the end. All train through the public API,
+on the same data, at the rate that suits the bare host best; where a rate is said to be tuned, at
+one of their own.
+
+What came of the first set stays as it was published: `--set 1` writes its own page, of trainings of
+that time. `growing_tuning.py` compares rules on the tasks for development; --tasks trains those
+here as well.
 
 DIR holds a file for every training. Several machines share the work by --tasks or --kinds; their
 folders are joined by copying one into the other. After a change of the rule remove what depends on
@@ -25,20 +31,23 @@ from pathlib import Path
 
 import torch
 from _report import ROOT, write_json
-from growing_figures import cost_rows, figures, read_results
+from growing_figures import cost_rows, figures, for_report, read_results
 from growing_jobs import KINDS, Study, carry_out_all, newborn, processes, train
-from growing_tasks import BUDGET, RATES, TASKS, pack
+from growing_pools import pack
+from growing_tasks import BUDGET, RATES, TASKS, Group, tasks_for
 
 from esper.leyline.errors import EsperError
 
-PAGE = ROOT / "docs" / "growing-results.md"
-PICTURE = ROOT / "docs" / "growing.png"
+SETS: dict[int, Group] = {1: "report 1", 2: "report 2"}
+DOCS = ROOT / "docs"
+PAGES = {1: DOCS / "growing-first.md", 2: DOCS / "growing-results.md"}
+PICTURES = {1: DOCS / "growing-first.png", 2: DOCS / "growing.png"}
 MEASURED_EPOCHS = 2
 
 
 def main() -> None:
     options = _options()
-    tasks = options.tasks
+    tasks = options.tasks or tasks_for(SETS[options.set])
     torch.set_num_threads(1)
     study = Study(options.runs, options.data, options.quick)
     try:
@@ -52,7 +61,7 @@ def main() -> None:
                     limits = (options.jobs, options.seconds, options.kinds)
                     carry_out_all(study, tasks, pool, *limits)
             if options.report:
-                report(study, options.json, options.write)
+                report(study, options.set, options.json, options.write)
     except EsperError as error:  # such as a data set that is not there, with how to get it
         raise SystemExit(str(error)) from error
 
@@ -60,7 +69,8 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=Path, default=Path("growing-runs"), metavar="DIR")
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--set", type=int, choices=list(SETS), default=max(SETS), help="of tasks")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), help="instead of a whole set")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of trainings")
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="train in N processes")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="then begin no more")
@@ -106,18 +116,19 @@ def measured_seconds(study: Study, name: str) -> float:
     return seconds[-1] * task.epochs / (1 + MEASURED_EPOCHS)
 
 
-def report(study: Study, json_file: Path | None, write: bool) -> None:
-    results = read_results(study)
+def report(study: Study, number: int, json_file: Path | None, write: bool) -> None:
+    results = read_results(study, SETS[number])
     found = figures(results)
     for name, value in found.items():
         print(f"{name} {value:.4g}")
     write_json(json_file, found)
     if write:
-        from growing_page import draw_gains, page  # where only trainings run there is no matplotlib
+        import growing_page as pages  # where only trainings run there is no matplotlib
 
-        PAGE.write_text(page(study, results), encoding="utf-8")
-        if results:
-            PICTURE.write_bytes(draw_gains(results))
+        text = pages.first_page(results) if number == 1 else pages.page(study, results)
+        PAGES[number].write_text(text, encoding="utf-8")
+        if for_report(results):
+            PICTURES[number].write_bytes(pages.draw_gains(results))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from growing_jobs import AUDITED, KINDS, Job, Outcome, Study, unpacked_numbers
 from growing_replay import Trainings, optuna_here, searched
-from growing_tasks import OWN_RATES, TASKS, Candidate, Task
+from growing_tasks import OWN_RATES, Candidate, Group, Task, tasks_for
 from numpy.typing import ArrayLike, NDArray
 
 from esper.garden.statistics import Estimate
@@ -122,7 +122,7 @@ class TaskResults:
         """None: something is still to be trained."""
 
         def runs(kind: str, detail: int = 0) -> list[Outcome]:
-            found = study.all_found([Job(name, kind, seed, detail) for seed in study.seeds])
+            found = study.all_found([Job(name, kind, seed, detail) for seed in study.seeds(name)])
             if found is None:
                 raise LookupError(kind)
             return found
@@ -210,15 +210,8 @@ class TaskResults:
     @property
     def harmed(self) -> list[bool]:
         """[S]: does the default end clearly below never, on the test samples of its seed?"""
-        exact, count = self.task.guess is None, self.task.samples["test"]
-        worse = []
         pairs = zip(self.runs["default"], self.runs["never"], strict=True)
-        for pair in pairs:
-            grown, never = (unpacked_numbers(run["each"], exact=exact, count=count) for run in pair)
-            gap = grown - never if exact else never - grown  # [M], higher is better
-            error = float(gap.std(ddof=1)) / math.sqrt(gap.size)
-            worse.append(float(gap.mean()) < -HARM * error)
-        return worse
+        return [ends_below(self.task, grown, never) for grown, never in pairs]
 
     @property
     def cost_factor(self) -> float:
@@ -260,6 +253,17 @@ class TaskResults:
         return np.nan_to_num(np.asarray(found), nan=-math.inf, neginf=-1e300)
 
 
+def ends_below(task: Task, grown: Outcome, never: Outcome) -> bool:
+    """By more than `HARM` paired standard errors over test samples?"""
+    exact, count = task.guess is None, task.samples["test"]
+    each, others = (
+        unpacked_numbers(run["each"], exact=exact, count=count) for run in (grown, never)
+    )
+    gap = each - others if exact else others - each  # [M], higher is better
+    error = float(gap.std(ddof=1)) / math.sqrt(gap.size)
+    return float(gap.mean()) < -HARM * error
+
+
 def flops(run: Outcome) -> float:
     """Of a training with its shadows."""
     return float(np.sum(run["flops"]) + np.sum(run["shadow_flops"]))
@@ -280,10 +284,14 @@ def _mean(runs: Sequence[Outcome], name: str) -> float:
 # --- all tasks -----------------------------------------------------------------------------------
 
 
-def read_results(study: Study) -> list[TaskResults]:
-    """Of the tasks that are trained to the end."""
-    found = (TaskResults.read(study, name) for name in TASKS)
+def read_results(study: Study, group: Group) -> list[TaskResults]:
+    """Of the tasks for this report that are trained to the end, and of those for development."""
+    found = (TaskResults.read(study, name) for name in tasks_for("development", group))
     return [each for each in found if each is not None]
+
+
+def for_report(results: Sequence[TaskResults]) -> list[TaskResults]:
+    return [each for each in results if each.task.group != "development"]
 
 
 def vs(results: Sequence[TaskResults], rival: str) -> Estimate | None:
@@ -299,7 +307,7 @@ def figures(results: Sequence[TaskResults]) -> dict[str, float]:
         _add(found, f"default_minus_never_{each.task.name}", each.difference("default"))
         _add(found, f"ceiling_minus_never_{each.task.name}", each.difference("ceiling"))
         found[f"cost_factor_{each.task.name}"] = each.cost_factor
-    reported = [each for each in results if not each.task.development]
+    reported = for_report(results)
     if not reported:
         return found
     shares = [each.share for each in reported if each.share is not None]

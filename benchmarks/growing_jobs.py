@@ -12,14 +12,16 @@ import math
 import multiprocessing
 import platform
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from growing_pools import Data
 from growing_tasks import (
     BUDGET,
     OWN_RATES,
@@ -28,7 +30,6 @@ from growing_tasks import (
     TASKS,
     TUNING_SEEDS,
     Candidate,
-    Data,
     Task,
 )
 from torch import Tensor, nn
@@ -51,7 +52,7 @@ AUDIT_SEEDS = 2  # of those that are reported
 # Every shadow is heard to the end, and nothing is planted.
 AUDIT_EPOCHS = 5 * max(AUDITED)  # of the host, of which shadows are heard in a fifth at most
 AUDIT = f"audition:rounds={max(AUDITED)},survive=1,spend=1000,certain=1000000,unlearned=1"
-BY_SAMPLE = ("default", "never")  # of which every test sample's score is kept
+BY_SAMPLE = ("default", "never", "variant")  # of which every test sample's score is kept
 
 Outcome = dict[str, Any]  # of one training, as JSON holds it
 
@@ -81,9 +82,9 @@ class Study:
     def task(self, name: str) -> Task:
         return TASKS[name].quick() if self.quick else TASKS[name]
 
-    @property
-    def seeds(self) -> Sequence[int]:
-        return SEEDS[:1] if self.quick else SEEDS
+    def seeds(self, task: str) -> Sequence[int]:
+        """That are reported."""
+        return SEEDS[TASKS[task].group][: 1 if self.quick else None]
 
     @property
     def tuning_seeds(self) -> Sequence[int]:
@@ -114,15 +115,16 @@ class Study:
         found = [self.all_found(jobs) for jobs in self.tuning(task)]
         if any(each is None for each in found):
             return None
-        means = [np.mean([run["validation"] for run in each or []]) for each in found]
-        return RATES[int(np.argmax(means))]
+        scores = np.asarray([[run["validation"] for run in each or []] for each in found])
+        spread = scores.std(1, ddof=1) if TASKS[task].cautious and scores.shape[1] > 1 else 0.0
+        return RATES[int(np.argmax(scores.mean(1) - spread))]
 
     def jobs(self, task: str) -> Iterator[Job]:
         """Those that can be trained now, or were."""
         yield from (job for jobs in self.tuning(task) for job in jobs)
         if self.rate(task) is None:
             return
-        for seed in self.seeds:
+        for seed in self.seeds(task):
             yield from (Job(task, "default", seed, rate) for rate in range(len(OWN_RATES)))
             yield Job(task, "never", seed)
             yield Job(task, "race", seed)
@@ -132,12 +134,16 @@ class Study:
                 yield from (Job(task, "wider", seed, rate) for rate in range(len(OWN_RATES)))
         yield from self.audits(task)
 
+    def controller(self, job: Job) -> str:
+        """Of a training that its kind says nothing else of."""
+        return job.kind
+
     def audits(self, task: str) -> list[Job]:
-        return [Job(task, "audit", seed) for seed in self.seeds[:AUDIT_SEEDS]]
+        return [Job(task, "audit", seed) for seed in self.seeds(task)[:AUDIT_SEEDS]]
 
     def count(self, task: str) -> dict[str, int]:
         """How many jobs of each kind there are in all."""
-        seeds = len(self.seeds)
+        seeds = len(self.seeds(task))
         each = {"never": 1, "race": 1, "candidate": len(self.candidates(task))}
         each |= dict.fromkeys(("default", "wider"), len(OWN_RATES))
         counts = {kind: seeds * count for kind, count in each.items()}
@@ -272,9 +278,16 @@ def newborn(task: Task, seed: int, factor: float = 1.0) -> nn.Module:
 def wider(task: Task, size: int) -> float:
     """By how much all widths grow in the host that is nearest to this many parameters."""
     factors = np.linspace(1.0, WIDEST, 101)
-    with torch.device("meta"):  # without memory for weights
-        sizes = [sum(p.numel() for p in task.build(float(f)).parameters()) for f in factors]
-    return float(factors[int(np.argmin(np.abs(np.asarray(sizes) - size)))])
+
+    @cache
+    def params(number: int) -> int:
+        with torch.device("meta"):  # without memory for weights
+            return sum(each.numel() for each in task.build(float(factors[number])).parameters())
+
+    numbers = range(len(factors))  # larger factors never make a smaller host
+    above = bisect_left(numbers, min(size, params(numbers[-1])), key=params)
+    below = bisect_left(numbers, params(max(above - 1, 0)), key=params)
+    return float(factors[min(below, above, key=lambda number: abs(params(number) - size))])
 
 
 # --- jobs ------------------------------------------------------------------------------------
@@ -335,7 +348,7 @@ class JobRun:
             return self._candidate()
         if job.kind == "audit":  # at the rates that a whole training has in its first epochs
             return self._grown(self.shared_rate, controller=AUDIT, epochs=AUDIT_EPOCHS)[1]
-        return self._grown(self.shared_rate, controller=job.kind)[1]
+        return self._grown(self.shared_rate, controller=self.study.controller(job))[1]
 
     def _grown(self, rate: float, **choices: Any) -> tuple[GrownRun | None, Outcome]:
         model = newborn(self.task, self.job.seed)
@@ -421,13 +434,13 @@ def carry_out_all(
 
 
 def waiting(study: Study, tasks: Sequence[str], kinds: Sequence[str], taken: set[Job]) -> list[Job]:
-    """Jobs that can be done now and are not, those that others wait for first."""
+    """Jobs that can be done now and are not, in the order of their kinds."""
     found = []
     for task in tasks:
         there = {f"{task}/{path.name}" for path in (study.folder / task).glob("*.json")}
         open_ = (job for job in study.jobs(task) if job.kind in kinds and job not in taken)
         found += [job for job in open_ if job.file not in there]
-    return sorted(found, key=lambda job: KINDS.index(job.kind))
+    return sorted(found, key=lambda job: kinds.index(job.kind))
 
 
 def _tell(job: Job, outcome: Mapping[str, Any], done: int, seconds: float) -> None:

@@ -27,16 +27,20 @@ def growing(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     import growing_figures
     import growing_jobs
     import growing_page
+    import growing_pools
     import growing_replay
     import growing_tasks
+    import growing_tuning
 
     return SimpleNamespace(
         main=growing.main,
         figures=growing_figures,
         jobs=growing_jobs,
         page=growing_page,
+        pools=growing_pools,
         replay=growing_replay,
         tasks=growing_tasks,
+        tuning=growing_tuning,
     )
 
 
@@ -104,9 +108,12 @@ def test_numbers_of_samples_come_back_as_they_were(growing: SimpleNamespace) -> 
 # --- tasks ---------------------------------------------------------------------------------------
 
 
-def test_every_host_has_candidates_within_the_budget(growing: SimpleNamespace) -> None:
+def test_every_host_has_candidates_within_the_budget(
+    growing: SimpleNamespace, tmp_path: Path
+) -> None:
+    study = growing.jobs.Study(tmp_path)
     for task in growing.tasks.TASKS.values():
-        candidates = task.candidates()
+        candidates = study.candidates(task.name)
         size = sum(parameter.numel() for parameter in task.build(1.0).parameters())
         assert len(set(candidates)) == len(candidates) >= 8, task.name
         assert all(0 < each.params <= 0.25 * size for each in candidates), task.name
@@ -120,6 +127,68 @@ def test_tags_say_what_the_page_says_of_them(growing: SimpleNamespace) -> None:
             seen = token in line[:place]
             more = place > 0 and token > line[place - 1]
             assert tag == 2 * seen + more
+
+
+def test_a_second_pool_of_text_has_other_files(
+    growing: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = tuple((f"{number}.py", b"x" * 40) for number in range(6))
+    whole = growing.pools.Corpus(title="text", files=files, sha256="0")
+    monkeypatch.setattr(growing.pools, "read_corpus", lambda: whole)
+    monkeypatch.setattr(growing.pools, "POOLED_BYTES", 100)
+    growing.pools.text_pool.cache_clear()
+    pools = [growing.pools.text_pool(None, number).files for number in (0, 1)]
+    growing.pools.text_pool.cache_clear()
+    assert [len(pool) for pool in pools] == [2, 2]
+    assert not set(pools[0]) & set(pools[1])
+
+
+def test_generated_samples_fit_their_hosts_and_are_others_for_other_seeds(
+    growing: SimpleNamespace,
+) -> None:
+    few = {"train": 8, "validation": 4, "test": 4}
+    generated = [
+        task
+        for task in (*growing.tasks.MORE_DEVELOPMENT, *growing.tasks.SECOND_TASKS)
+        if getattr(task.load, "func", None) not in (growing.pools.clothes, growing.pools.text)
+    ]
+    assert len(generated) >= 18
+    for task in generated:
+        inputs, targets = task.load(1, few, None)["train"]
+        assert inputs.shape[1:] == task.example().shape[1:], task.name
+        outputs = task.build(1.0)(inputs)
+        if task.loss == "mse":
+            assert outputs.shape == targets.shape, task.name
+        else:
+            assert outputs.shape[:-1] == targets.shape, task.name
+            assert 0 <= int(targets.min()) <= int(targets.max()) < outputs.shape[-1], task.name
+        again, other = (task.load(seed, few, None)["train"][0] for seed in (1, 2))
+        assert torch.equal(inputs, again), task.name
+        assert not torch.equal(inputs, other), task.name
+
+
+def test_tags_of_brackets_repeats_and_records_follow_their_rules(growing: SimpleNamespace) -> None:
+    few = {"train": 3, "validation": 2, "test": 2}
+    rules = {
+        name: growing.tasks.TASKS[name] for name in ("brackets_conv", "repeats_gpt", "records_gpt")
+    }
+    lines = {
+        name: list(zip(*(part.tolist() for part in task.load(5, few, None)["train"]), strict=True))
+        for name, task in rules.items()
+    }
+    for line, tags in lines["brackets_conv"]:
+        depth = 0
+        for token, tag in zip(line, tags, strict=True):
+            depth = max(0, depth + {0: 1, 1: -1}.get(token, 0))
+            assert tag == min(depth, 3)
+    for line, tags in lines["repeats_gpt"]:
+        for place, (token, tag) in enumerate(zip(line, tags, strict=True)):
+            again = place >= 3 and line[place - 3] == token
+            assert tag == 2 * again + line[:place].count(token) % 2
+    for line, tags in lines["records_gpt"]:
+        for place, (token, tag) in enumerate(zip(line, tags, strict=True)):
+            alike = place >= 2 and token % 2 == line[place - 2] % 2
+            assert tag == 2 * all(token > other for other in line[:place]) + alike
 
 
 def test_targets_of_regressions_are_scaled_by_what_is_trained_on(growing: SimpleNamespace) -> None:
@@ -137,20 +206,21 @@ def test_what_was_packed_is_what_would_be_read_here(
     growing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = Path(esper.__file__).parent
-    corpus = growing.tasks.read_corpus
-    monkeypatch.setattr(growing.tasks, "read_corpus", lambda: corpus(here))
+    corpus = growing.pools.read_corpus
+    monkeypatch.setattr(growing.pools, "read_corpus", lambda: corpus(here))
     images = torch.arange(24, dtype=torch.uint8)
     clothes = {"images": images.view(3, 1, 2, 4), "labels": images[:3]}
-    pool = growing.tasks.clothes_pool
-    monkeypatch.setattr(growing.tasks, "clothes_pool", lambda packed: clothes)
-    growing.tasks.text_pool.cache_clear()
-    growing.tasks.pack(tmp_path)
-    packed = growing.tasks.text_pool(tmp_path)
-    assert packed == growing.tasks.text_pool(None)
-    assert packed.size <= growing.tasks.POOLED_BYTES
-    growing.tasks.text_pool.cache_clear()
-    found = pool(tmp_path)
-    assert all(torch.equal(found[name], tensor) for name, tensor in clothes.items())
+    pool = growing.pools.clothes_pool
+    monkeypatch.setattr(growing.pools, "clothes_pool", lambda packed, pool: clothes)
+    growing.pools.text_pool.cache_clear()
+    growing.pools.pack(tmp_path)
+    packed = growing.pools.text_pool(tmp_path)
+    assert packed == growing.pools.text_pool(None)
+    assert packed.size <= growing.pools.POOLED_BYTES
+    growing.pools.text_pool.cache_clear()
+    for number in (growing.pools.FIRST, growing.pools.SECOND):
+        found = pool(tmp_path, number)
+        assert all(torch.equal(found[name], tensor) for name, tensor in clothes.items())
 
 
 def test_data_that_are_not_there_are_answered_with_the_command_that_gets_them(
@@ -158,9 +228,9 @@ def test_data_that_are_not_there_are_answered_with_the_command_that_gets_them(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ESPER_DATA", raising=False)
-    lost = dataclasses.replace(growing.tasks.FASHION_MNIST, packaged=tmp_path)
-    monkeypatch.setattr(growing.tasks, "FASHION_MNIST", lost)
-    growing.tasks.clothes_pool.cache_clear()
+    lost = dataclasses.replace(growing.pools.FASHION_MNIST, packaged=tmp_path)
+    monkeypatch.setattr(growing.pools, "FASHION_MNIST", lost)
+    growing.pools.clothes_pool.cache_clear()
     words = ["growing.py", "--plan", "--quick", "--tasks", "fashion_small"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit, match=r"apt-get install .*dataset-fashion-mnist"):
@@ -243,7 +313,7 @@ def test_figures_of_known_results(
     monkeypatch.setattr(growing.figures, "optuna_here", lambda: None)
     study = write_study(growing.jobs, growing.tasks, tmp_path, "digits_mlp")
     assert study.rate("digits_mlp") == max(growing.tasks.RATES)
-    results = growing.figures.read_results(study)
+    results = growing.figures.read_results(study, "report 1")
     found = growing.figures.figures(results)
     count = len(results[0].candidates)
     wanted = {
@@ -268,7 +338,7 @@ def test_rankings_compare_what_was_heard_with_what_was_gained(
 ) -> None:
     monkeypatch.setattr(growing.figures, "optuna_here", lambda: None)
     study = write_study(growing.jobs, growing.tasks, tmp_path, "digits_mlp")
-    found = growing.figures.read_results(study)[0].rankings()
+    found = growing.figures.read_results(study, "report 1")[0].rankings()
     assert found.keys() == {"parameters", "shadows, 1", "shadows, 3", "shadows, 5", "gradient"}
     assert len(found["gradient"]) == 2  # seeds
     shares = [(each.top1, each.top3) for each in found["shadows, 3"]]
@@ -287,14 +357,75 @@ def test_the_page_holds_every_task_and_what_came_out(
     for module in (growing.figures, growing.page):
         monkeypatch.setattr(module, "optuna_here", lambda: None)
     study = write_study(growing.jobs, growing.tasks, tmp_path, "digits_mlp")
-    results = growing.figures.read_results(study)
+    results = growing.figures.read_results(study, "report 1")
     text = growing.page.page(study, results)
-    for name in growing.tasks.TASKS:
-        assert f"| `{name}` |" in text
+    for name, task in growing.tasks.TASKS.items():
+        never_run = ", never run" if task.group == "report 2" else ""
+        assert f"| `{name}` | {task.group}{never_run} |" in text
     assert "| `share_of_best_place` | 0.80" in text
     assert "| `harm_rate` | 0.20 | < 0.1: not reached |" in text
     assert "Optuna is not installed" in text
+    assert "With caution" not in text
     assert len(growing.page.draw_gains(results)) > 10_000
+
+
+def test_the_page_warns_of_a_task_whose_bare_host_fails(
+    growing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growing.figures, "optuna_here", lambda: None)
+    study = write_study(growing.jobs, growing.tasks, tmp_path, "digits_mlp")
+    for kind, seed, detail in (("never", 0, 0), ("default", 0, 1), ("default", 3, 1)):
+        path = tmp_path / growing.jobs.Job("digits_mlp", kind, seed, detail).file
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"test": 2.0, "rate": 0.3}))
+    growing.jobs._read.cache_clear()
+    text = growing.page.cautions(growing.figures.read_results(study, "report 1"))
+    assert "fails on 1 of 5 (test scores 2.0, 50.0, 50.0, 50.0, 50.0)" in text
+    assert "The default fails on 2 (2.0, 58.0, 58.0, 2.0, 58.0), among them 1 where" in text
+
+
+# --- tuning --------------------------------------------------------------------------------------
+
+
+def test_a_rate_at_which_some_hosts_fail_is_chosen_by_the_mean_alone_only_where_registered_so(
+    growing: SimpleNamespace, tmp_path: Path
+) -> None:
+    study = growing.jobs.Study(tmp_path)
+    scores = {1e-2: (70.0, 70.0, 71.0), 1e-1: (60.0, 80.0, 80.0)}  # the mean of the second is more
+    for name in ("digits_mlp", "plane"):
+        for rate, jobs in zip(growing.tasks.RATES, study.tuning(name), strict=True):
+            for job, score in zip(jobs, scores.get(rate, (0.0,) * 3), strict=True):
+                path = tmp_path / job.file
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(json.dumps({"validation": score}))
+    assert study.rate("digits_mlp") == 1e-1
+    assert study.rate("plane") == 1e-2
+
+
+def test_variants_are_trained_once_and_compared_with_never_and_the_best_place(
+    growing: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(growing.jobs, "RATES", (1e-2,))
+    file = tmp_path / "variants"
+    file.write_text("# some rules\nnever # as a check\nfixed:slot=3,blueprint=mlp,epoch=1\n")
+    variants = growing.tuning.read_variants(file)
+    study = growing.tuning.Tuning(tmp_path, None, True, variants, True)
+    with ThreadPoolExecutor(1) as pool:
+        growing.jobs.carry_out_all(study, ["plane"], pool, 1, kinds=growing.tuning.KINDS)
+    assert "6 jobs done, 0 of them failed, 0 can be done next" in capsys.readouterr().out
+    best = growing.tuning.ceiling(study, "plane")
+    same, other = (growing.tuning.tried(study, "plane", each, best) for each in variants)
+    assert (same.gain, same.harm, same.cost) == (0.0, 0.0, 1.0)
+    assert other.cost > 1.0
+    changed = dataclasses.replace(study, variants=(variants[0] + ", after a change",))
+    waiting = growing.jobs.waiting(changed, ["plane"], growing.tuning.KINDS, set())
+    assert [job.kind for job in waiting] == ["variant"]
+    assert changed.controller(waiting[0]) == "never"
+    table = growing.tuning.tables(study, ["plane", "forms"])
+    assert "0: never # as a check" in table
+    assert "forms (no rate yet)" in table
 
 
 # --- what Optuna would have found ---------------------------------------------------------------
