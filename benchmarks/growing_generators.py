@@ -168,9 +168,9 @@ def _bursts(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
     middles = 8 + (BURST - 16) * torch.rand(count, 1, generator=stream)
     phases = 2 * math.pi * torch.rand(count, 1, generator=stream)
     away = torch.arange(BURST) - middles  # [M, L]
-    waves = (2 * math.pi * (1 + 0.6 * labels[:, None]) / 16 * away + phases).cos()
+    waves = (2 * math.pi * (1 + 0.4 * labels[:, None]) / 16 * away + phases).cos()
     lines = waves * (-((away / 5) ** 2)).exp()
-    lines += 0.15 * torch.randn(count, BURST, generator=stream)
+    lines += 0.35 * torch.randn(count, BURST, generator=stream)
     return lines / lines.std(), labels
 
 

@@ -347,8 +347,8 @@ MORE_DEVELOPMENT = (
         build=partial(dense, 4, (20, 12), 1, False), load=generated.friedman2,
     ),
     _numbers(
-        "friedman3", "deep MLP on Friedman-3", "development", 4,
-        build=partial(dense, 4, (32, 24, 16), 1, False), load=generated.friedman3,
+        "friedman3", "deep MLP with a norm on Friedman-3", "development", 4,
+        build=partial(dense, 4, (32, 24, 16), 1, True), load=generated.friedman3,
     ),
     _numbers(
         "plane", "MLP on a plane in noise", "development", PLANE,
@@ -368,7 +368,7 @@ MORE_DEVELOPMENT = (
     ),
     _classes(
         "xor_conv", "1-D CNN on two far spikes", "development", (GLYPH,),
-        build=partial(Conv1d, GLYPH, (8, 8, 12), 4, False), load=generated.xor,
+        build=partial(Conv1d, GLYPH, (8, 8), 4, False), load=generated.xor,
     ),
     _classes(
         "noise_conv", "1-D CNN with norms on MNIST-1D, 60 % wrong labels", "development", (GLYPH,),
