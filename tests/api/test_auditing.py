@@ -275,3 +275,39 @@ def test_one_sentence_says_what_is_wrong(name: str) -> None:
     with pytest.raises(esper.leyline.errors.EsperError) as caught:
         call()
     assert sentence in str(caught.value)
+
+
+class Told:
+    """Outputs that torch does not know."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+class Telling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, x: Tensor) -> Told:
+        return Told(self.inner(x))
+
+
+def test_outputs_of_any_form_and_losses_below_zero_are_audited() -> None:
+    heard = audit(
+        Telling(), epochs=1, blueprints=["gate"], metric=lambda outputs, labels: 50.0,
+        loss=lambda outputs, labels: nn.functional.cross_entropy(outputs.logits, labels) - 9.0,
+    )  # fmt: skip
+    assert heard.guess > 0.0
+    assert "gate" in str(heard)
+
+
+def test_a_single_validation_sample_of_a_regression_is_too_little_to_tell() -> None:
+    lines = torch.randn(64, LINE)
+    held_out = lines[:1], torch.ones(1, 1)
+    model = net(1)
+    heard = esper.audit(
+        model, (lines, lines[:, :1]), held_out, loss="mse", budget="+80%", epochs=1, quiet=True
+    )
+    assert {each.verdict for each in heard.candidates} == {Verdict.UNCLEAR}
+    assert str(heard)

@@ -90,3 +90,14 @@ def test_retraining_trains_every_rate_and_tells_which_was_best(tmp_path: Path) -
     with pytest.raises(GrowError, match="data"):
         load_run(tmp_path / "run", net()).retrain()
     assert resume(tmp_path / "run", net()).finished
+
+
+def test_norms_without_weights_forget_what_they_have_seen_and_no_rates_are_the_runs_own() -> None:
+    run = grown(
+        nn.Sequential(
+            nn.Linear(6, 10), nn.ReLU(), nn.BatchNorm1d(10, affine=False), nn.Linear(10, 3)
+        )
+    )
+    norms = [m for m in run.fresh().modules() if isinstance(m, nn.BatchNorm1d)]
+    assert [float(each.running_mean.abs().sum()) for each in norms] == [0.0]
+    assert set(run.retrain([]).runs) == {0.01}

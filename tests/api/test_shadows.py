@@ -14,6 +14,7 @@ from esper.api import GrownRun, grow, resume, wrap
 from esper.api.growing_model import GrowingModel
 from esper.api.ticking import TickError
 from esper.kasmina.shadow_seeds import COUNTS, ShadowKey
+from esper.leyline.errors import DataError, EsperError
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
 
 SILENT = "audition:spend=50,certain=1000,unlearned=1,rounds=3"  # listens, and plants nothing
@@ -41,10 +42,8 @@ def data(samples: int = 96) -> tuple[Tensor, Tensor]:
 
 def run(controller: str, **choices: Any) -> GrownRun:
     choices = {"epochs": 8, "slots": "every", "batch_size": 24, "lr": 0.01} | choices
-    return grow(
-        model(), data(), data(48), loss="cross_entropy", budget="+80%", controller=controller,
-        quiet=True, **choices,
-    )  # fmt: skip
+    choices = {"loss": "cross_entropy", "controller": controller, "quiet": True} | choices
+    return grow(model(), data(), data(48), budget="+80%", **choices)
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -200,3 +199,142 @@ def test_without_a_loss_the_rule_is_refused_in_a_sentence() -> None:
         optimizer.step()
         with pytest.raises(TickError, match=given):
             host.tick("audition", train_loss=1.0, evaluate=lambda _: 50.0)
+
+
+class Counting(torch.optim.SGD):
+    """One that keeps something of its own."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr, momentum=0.9)
+        self.steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        return super().step(closure)
+
+
+class Aside(nn.Module):
+    """With a branch that the loss does not look at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.other = (
+            model(),
+            nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3)),
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.main(x), self.other(x)
+
+
+EAGER = "audition:spend=50,unlearned=0,most_gap=9,rounds=1,certain=0,least=0,margin=-100"
+
+
+def test_a_last_batch_of_one_is_measured_without_its_statistics() -> None:
+    grown = grow(
+        model(), data(), data(25), loss="cross_entropy", budget="+80%", controller=EAGER,
+        epochs=6, batch_size=24, lr=0.01, quiet=True,
+    )  # fmt: skip
+    assert any("shadows" in record for record in grown.history)
+
+
+def test_shadows_learn_with_an_optimiser_of_the_users_that_never_steps_for_them() -> None:
+    grown = run(EAGER, epochs=6, optimizer=Counting)
+    optimizer = grown.host.optimizers[0]
+    assert isinstance(optimizer, Counting)
+    assert optimizer.steps == 6 * 4
+
+
+def test_what_never_reaches_the_loss_is_heard_in_silence_and_not_planted() -> None:
+    rule = "audition:spend=50,unlearned=0,most_gap=9,rounds=1,certain=1000,margin=-100"
+    grown = grow(
+        Aside(), data(), data(48), budget="+80%", slots=["other.1", "main.5"], controller=rule,
+        loss=lambda outputs, labels: cross_entropy(outputs[0], labels), epochs=6, batch_size=24,
+        metric=lambda outputs, labels: 50.0, lr=0.01, quiet=True,
+    )  # fmt: skip
+    heard = next(record["shadows"] for record in grown.history if "shadows" in record)
+    assert {note["gain"] for note in heard if note["slot"] == "other.1"} == {0.0}
+    assert {
+        each["decision"]["slot"] for each in grown.history if each["decision"]["op"] == "GERMINATE"
+    } == {"main.5"}
+
+
+def test_rates_fall_over_all_that_is_heard_however_many_batches_a_step_has() -> None:
+    host, optimizer, _ = shadowed(share=0.0)
+    inputs, labels = data()
+    for each in range(8):
+        cross_entropy(host(inputs), labels).backward()
+        host.seed_step(lambda: cross_entropy(host(inputs), labels))
+        if each % 4 == 3:
+            optimizer.step()
+    assert host.shadows.seen == 8
+    host.tick("never", train_loss=1.0, evaluate=lambda _: 50.0)
+    assert not host.shadows  # nobody listens any more
+    assert host.shadows.seen == 0
+
+
+def test_shadows_go_on_with_another_optimiser_of_the_model() -> None:
+    host, optimizer, _ = shadowed()
+    epoch(host, optimizer, batches=2)
+    parts = [list(host.model[:3].parameters()), list(host.model[3:].parameters())]
+    other = host.optimizer(torch.optim.SGD, groups=[{"params": p} for p in parts], lr=0.1)
+    epoch(host, other, batches=2)
+    back = host.optimizer(torch.optim.AdamW, lr=0.01)
+    host.germinate("5", "wide", "ramp")
+    epoch(host, back, batches=2)
+    assert all("exp_avg" in back.state[each] for each in host.slots.parameters())
+
+
+def test_shadows_learn_in_the_closure_of_a_step_and_move_with_their_host() -> None:
+    host, optimizer, key = shadowed()
+    host.double()
+    inputs, labels = data()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = cross_entropy(host(inputs.double()), labels)
+        loss.backward()
+        host.seed_step(lambda: cross_entropy(host(inputs.double()), labels))
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    learned = host.shadows.living[key]
+    assert learned.seed.body[0].weight.dtype is torch.float64
+    assert learned.optimizer is not None
+    assert all(float(each["step"]) == 2.0 for each in learned.optimizer.state.values())
+
+
+@pytest.mark.parametrize("given", [torch.tensor(1.0), 1.0, torch.ones(4, 3)])
+def test_losses_that_are_not_of_samples_are_refused_in_a_sentence(given: Any) -> None:
+    host, optimizer, _ = shadowed()
+    epoch(host, optimizer, batches=1)
+    with pytest.raises(DataError, match="the loss of every validation sample"):
+        host.shadows.measure(host, lambda _: given, lambda loss: loss, 1.0)
+
+
+def test_a_host_without_any_gradient_leaves_that_of_shadows_unknown() -> None:
+    host, optimizer, key = shadowed()
+    epoch(host, optimizer, batches=1)
+    host.shadows.measure(host, lambda _: torch.ones(1), lambda loss: loss, 0.0)
+    assert host.shadows.readings is not None
+    assert bool(host.shadows.readings.gradient[(0, *key)].isnan())
+    assert bool(host.shadows.readings.error[(0, *key)].isnan())
+
+
+def test_gains_keep_their_sign_where_losses_are_negative() -> None:
+    grown = run(
+        SILENT, epochs=6, loss=lambda outputs, labels: cross_entropy(outputs, labels) - 5.0,
+        metric=lambda outputs, labels: 100.0 * (outputs.argmax(1) == labels).float().mean(),
+    )  # fmt: skip
+    assert grown.host.memory.relative(1.0) > 0.0
+
+
+def test_too_few_epochs_are_refused_without_advice_that_is_refused_too() -> None:
+    with pytest.raises(EsperError, match="train for at least 4 epochs") as caught:
+        run("audition", epochs=3)
+    assert "first=" not in str(caught.value)
+
+
+def test_nothing_is_heard_where_it_is_too_late_to_plant_it() -> None:
+    assert not any("shadows" in record for record in run(EAGER, epochs=5).history)

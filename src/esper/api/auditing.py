@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
-from torch.utils._pytree import tree_leaves
 
 from esper.api.batches import Batches, Data, Source
 from esper.api.grow_loop import MakeOptimizer, find_device, grow
@@ -24,6 +23,7 @@ from esper.api.run_records import UNTOLD
 from esper.api.scoring import IGNORED, LOSSES, Loss, Metric
 from esper.kasmina.isolation import Isolation, randomness_kept
 from esper.kasmina.probe import Sample
+from esper.kasmina.shadow_seeds import run_back
 from esper.kasmina.watching import call
 from esper.leyline import Blend
 from esper.leyline.errors import first_line
@@ -85,7 +85,7 @@ def audit(
             device=where, precision=precision, seed=seed, metric=metric, blueprints=blueprints,
             sample=sample, quiet=quiet,
         )  # fmt: skip
-        guess = _guess(run, data["val"], loss)
+        guess = abs(_guess(run, data["val"], loss) or run.before["loss"]) or 1.0
     spent = sum(1.0 + record.get("shadow_cost", 0.0) for record in run.history)
     lasted = time.monotonic() - began
     return _found(run, guess, first=first, epochs=epochs, spent=spent, seconds=lasted)
@@ -97,7 +97,7 @@ def _guess(run: GrownRun, val: Batches, loss: str | Loss) -> float:
         labels = torch.cat([y for _, y in val(run.settings.seed, torch.device("cpu"))])
         if run.host.memory.classes is not None:
             counts = labels[labels != IGNORED].unique(return_counts=True)[1]
-            return float(Categorical(counts / counts.sum()).entropy()) or run.before["loss"]
+            return float(Categorical(counts / counts.sum()).entropy())
         known = LOSSES[loss] if isinstance(loss, str) else loss
         return min(float(known(labels.mean(0).expand_as(labels), labels)), run.before["loss"])
     except Exception:  # targets of another form: then it is what the model knew untrained
@@ -173,7 +173,6 @@ def _step_seconds(host: GrowingModel, batch: Sample, fits: Tensor) -> float:
         began = time.monotonic()
         for slot, seed in seeds:
             with host.beside(0), host.trying(slot, seed):
-                leaves = [each for each in tree_leaves(call(host, batch)) if torch.is_tensor(each)]
-                torch.stack([each.float().mean() for each in leaves]).sum().backward()
+                run_back(call(host, batch))
             float(next(seed.parameters()).detach().sum())  # what a GPU has begun is then done
     return UPDATE * (time.monotonic() - began) / len(seeds)

@@ -210,13 +210,18 @@ class GrowingModel(SlottedModel):
         if self.has_isolated_seeds:
             with self.seed_pass():
                 loss().backward()
-        if self.shadows:
-            self.shadows.learn(self, loss)
+        self.watch.bring_back()  # within the closure of a step
+        self.shadows.learn(self, loss)
 
     def train(self, mode: bool = True) -> Self:
         if mode and not self.training:
             self.watch.returned_to_training()
         return super().train(mode)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        for shadow in self.shadows.living.values():  # which are no parts of it
+            shadow.seed._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
@@ -269,8 +274,10 @@ class GrowingModel(SlottedModel):
             actions, plan = self._decide(chosen)
             decision = GrowthDecision.by(actions, self)
             transitions = transitions + self.apply(actions)
-            if plan is not None:
-                self.shadows.adopt(self, plan, self.watch.steps)
+            if plan is None:  # whoever asked for them does not decide any more
+                self.shadows.end()
+            else:
+                self.shadows.adopt(self, plan, self.shadows.seen or self.watch.steps)
         self.watch.go_on(0, max(self.watch.longest, self.watch.steps))
         after = list(self.slots.parameters())
         same = len(before) == len(after) and all(map(operator.is_, before, after))

@@ -141,11 +141,8 @@ def _pack_shadows(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, An
         found, kept = shadow.kept or ({}, None)
         if shadow.optimizer is not None:
             found, kept = _pack_optimizer(shadow.optimizer)
-        parts = {"seed": shadow.seed.state_dict(), "optimizer": found}
-        parts["seen"] = {
-            "gains": torch.tensor(shadow.gains),
-            "squares": torch.tensor(shadow.squares),
-        }
+        seen = {"gains": torch.tensor(shadow.gains), "squares": torch.tensor(shadow.squares)}
+        parts = {"seed": shadow.seed.state_dict(), "optimizer": found, "seen": seen}
         for part, values in parts.items():
             tensors |= {f"{number}.{part}.{name}": each for name, each in values.items()}
         blueprint = host.catalogue.names[key.blueprint]
@@ -157,8 +154,7 @@ def _unpack_shadows(
     host: "GrowingModel", tensors: Mapping[str, Tensor], notes: Mapping[str, Any]
 ) -> None:
     def part(prefix: str) -> dict[str, Tensor]:
-        found = {n: each for n, each in tensors.items() if n.startswith(prefix)}
-        return {name.removeprefix(prefix): each for name, each in found.items()}
+        return {n[len(prefix) :]: each for n, each in tensors.items() if n.startswith(prefix)}
 
     readings = part("readings.")
     living: dict[ShadowKey, Shadow] = {}
@@ -167,8 +163,9 @@ def _unpack_shadows(
         seed = host.shadow_seed(*key)
         seed.load_state_dict(part(f"{number}.seed."))
         pending = None if kept is None else (part(f"{number}.optimizer."), kept)
-        living[key] = Shadow(seed, epochs, kept=pending)
-        living[key].go_on(**part(f"{number}.seen."))
+        device = next(seed.parameters()).device
+        seen = {name: [*each.to(device)] for name, each in part(f"{number}.seen.").items()}
+        living[key] = Shadow(seed, epochs, None, pending, **seen)
     host.shadows.restore(living, ShadowReadings(**readings) if readings else None, notes)
     revive_shadows(host)
 
@@ -176,9 +173,10 @@ def _unpack_shadows(
 def revive_shadows(host: "GrowingModel") -> None:
     """Give shadows that were loaded their optimisers back, once the host has one."""
     for shadow in host.shadows.living.values():
-        if shadow.kept is not None and host.optimizers:
-            optimizer, (tensors, kept) = shadow.revived(host.optimizers[0])
-            _unpack_optimizer(optimizer, tensors, kept)
+        if shadow.kept is not None and shadow.optimizer is None and host.optimizers:
+            optimizer, (tensors, kept) = shadow.equip(host.optimizers[0]), shadow.kept
+            if kept["kind"] == type(optimizer).__name__:
+                _unpack_optimizer(optimizer, tensors, kept)
 
 
 # --- buffers that are not part of a module's state ----------------------------------------

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from esper.api.grow_settings import GrowError
 from esper.kasmina.isolation import randomness_kept
@@ -67,7 +68,7 @@ def retrain(run: "GrownRun", train: Train | None, rates: Sequence[float] | None)
             given=given,
             fix="go on with esper.resume(path, model, train, val), or train run.fresh() yourself",
         )
-    chosen = (run.settings.lr,) if rates is None else tuple(rates)
+    chosen = tuple([] if rates is None else rates) or (run.settings.lr,)
     for rate in chosen:
         require("A learning rate", rate, POSITIVE, error=GrowError)
     return Retrained(run, {rate: train(fresh(run), rate) for rate in chosen})
@@ -93,7 +94,7 @@ def fresh(run: "GrownRun", model: nn.Module | None = None) -> nn.Module:
             layers = {name.rpartition(".")[0] for name in missing}
         of_host = dict(run.host.model.named_modules())
         for path, module in plain.named_modules():
-            holds = next(module.parameters(recurse=False), None) is not None
+            holds = isinstance(module, _NormBase) or any(True for _ in module.parameters(False))
             if holds and (model is None or path in layers):
                 _start(path, module, seed=path not in of_host)
     return plain

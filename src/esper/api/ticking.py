@@ -230,7 +230,7 @@ class GrowthMemory:
 
     def take_reference(self, classes: int | None, loss: float) -> None:
         """What guessing is worth: known from the classes, or the loss of a model that guesses."""
-        self.classes, self._unit = classes, loss
+        self.classes, self._unit = classes, abs(loss)
 
     def expect(self, epoch: int, horizon: int | None) -> None:
         """So many epochs are lived of so many in all."""
@@ -240,8 +240,8 @@ class GrowthMemory:
         """A loss so that one of guessing is log(classes), as controllers expect it."""
         if self.classes is not None:
             return loss
-        if self._unit is None and math.isfinite(loss) and loss > 0.0:
-            self._unit = loss
+        if self._unit is None and math.isfinite(loss) and loss != 0.0:
+            self._unit = abs(loss)
         return loss / (self._unit or 1.0) * math.log(FEWEST_CLASSES)
 
     def measure(

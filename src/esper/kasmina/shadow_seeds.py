@@ -25,6 +25,7 @@ from esper.kasmina import optimizer_surgery as surgery
 from esper.kasmina.blueprints import learning_rate_scales
 from esper.kasmina.slot import Seed
 from esper.kasmina.watching import call
+from esper.leyline.errors import DataError, OptimizerMismatchError, first_line
 from esper.leyline.shadows import MEASURED, AuditionPlan, ShadowReadings
 from esper.leyline.streams import derive_seed
 
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
     from esper.kasmina.slotted import SlottedModel
 
 Losses = Callable[[nn.Module], Tensor]
+Rescale = Callable[[float], float]
+Counts = Mapping[str, Any]
 CHECKED = 1 / 8  # samples that they are measured on, over those of an epoch, at most
 STEP = 3.0  # forward passes that a training step costs
 UNCOUNTED = 2 / 3  # cost of a shadow's step where FLOPs cannot be counted: forward and back
-
-
+_NUMBERS = (int, float, str, type(None))
 COUNTS = ("share", "seen", "learned", "batches", "passes", "flops")  # that are saved
 
 
@@ -62,51 +64,42 @@ class Shadow:
         for mine, other in zip(optimizer.param_groups, like.param_groups, strict=True):
             mine["lr"] = rate * other["lr"]
         optimizer.zero_grad()
-        value.backward()
+        if value.requires_grad:  # else nothing from its place reaches the loss
+            value.backward()
         gradients = [each.grad for each in self.seed.parameters() if each.grad is not None]
-        self.squares.append(get_total_norm(gradients).float().square())
+        self.squares.append(get_total_norm(gradients).to(base.device, torch.float32).square())
         self.gains.append((base - value.detach()).float())
-        optimizer.step()
-
-    def revived(self, like: Optimizer) -> tuple[Optimizer, Any]:
-        """Its optimiser, and the state that this is to be given."""
-        kept, self.kept = self.kept, None
-        return self.equip(like), kept
-
-    def seen(self) -> dict[str, Tensor]:
-        """What was seen since it was last measured."""
-        found = {"gains": self.gains, "squares": self.squares}
-        return {name: torch.stack(each) for name, each in found.items() if each}
-
-    def go_on(self, gains: Tensor | None = None, squares: Tensor | None = None) -> None:
-        device = next(self.seed.parameters()).device
-        self.gains = [] if gains is None else list(gains.to(device))
-        self.squares = [] if squares is None else list(squares.to(device))
+        try:
+            optimizer.step()
+        except (AttributeError, KeyError) as error:
+            what = "Shadows cannot learn with this optimiser, which keeps more than numbers"
+            given = f"{type(optimizer).__name__}: {first_line(error)}"
+            fix = "take one of torch's, or another controller, such as 'heuristic'"
+            raise OptimizerMismatchError(what, given=given, fix=fix) from error
 
     def equip(self, like: Optimizer) -> Optimizer:
-        """Its optimiser, made like this one when it is first needed."""
-        if self.optimizer is None:
-            self.optimizer = _twin(like, self.seed)
-        return self.optimizer
+        """Its optimiser, made when it is first needed, or when the model's is another."""
+        mine, groups = self.optimizer, len(like.param_groups)
+        if mine is None or type(mine) is not type(like) or len(mine.param_groups) != groups:
+            mine = self.optimizer = _twin(like, self.seed)
+        return mine
 
     def pass_on(self, seed: Seed, optimizers: Sequence[Optimizer]) -> None:
         """Let a newborn of the same kind be what this one has become."""
         seed.body.load_state_dict(self.seed.body.state_dict())
-        pairs = list(zip(seed.body.parameters(), self.seed.body.parameters(), strict=True))
-        for optimizer in optimizers:
-            for mine, shadows in pairs:
-                if self.optimizer is not None and shadows in self.optimizer.state:
-                    optimizer.state[mine] = self.optimizer.state[shadows]
+        pairs = zip(seed.body.parameters(), self.seed.body.parameters(), strict=True)
+        for optimizer in optimizers[:1]:  # which its own is like
+            known = self.equip(optimizer).state
+            optimizer.state.update({mine: known[its] for mine, its in pairs if its in known})
 
 
-def _twin(optimizer: Optimizer, seed: Seed) -> Optimizer:
+def _twin(like: Optimizer, seed: Seed) -> Optimizer:
     """An optimiser of the same kind and settings, for the seed alone."""
-    twin = copy.copy(optimizer)
-    groups = [
-        {**group, **{key: [] for key in ("params", "param_names") if key in group}}
-        for group in optimizer.param_groups
-    ]
-    vars(twin).update(state=defaultdict(dict), param_groups=groups)
+    twin = copy.copy(like)  # which leaves out all that a kind of the user's keeps
+    lists = ("params", "param_names")
+    groups = [{**each, **{k: [] for k in lists if k in each}} for each in like.param_groups]
+    numbers = {name: each for name, each in vars(like).items() if isinstance(each, _NUMBERS)}
+    vars(twin).update(numbers, state=defaultdict(dict), param_groups=copy.deepcopy(groups))
     surgery.add_parameters(twin, dict(seed.named_parameters()), learning_rate_scales(seed))
     return twin
 
@@ -133,13 +126,10 @@ class Shadows:
         return self.readings
 
     def end(self) -> None:
-        self.living = {}
+        self.living, self.seen, self.learned = {}, 0, 0
 
     def restore(
-        self,
-        living: dict[ShadowKey, Shadow],
-        readings: ShadowReadings | None,
-        counts: Mapping[str, Any],
+        self, living: dict[ShadowKey, Shadow], readings: ShadowReadings | None, counts: Counts
     ) -> None:
         """Go on from what was saved; `counts` by the names of `COUNTS`."""
         self.living, self.readings = living, readings
@@ -165,7 +155,7 @@ class Shadows:
         """From one batch, if it is among their share; `loss` runs the model and returns its."""
         turn = math.floor((self.seen + 1) * self.share) > math.floor(self.seen * self.share)
         self.seen += 1
-        if not turn:
+        if not turn or not self.living:
             return
         # Down to nothing over the epoch: at a constant rate their weights would be noisier than
         # what they would become, and what they show with them.
@@ -181,48 +171,36 @@ class Shadows:
                     shadow.learn(host.optimizers[0], rate, base, loss())
 
     def measure(
-        self,
-        host: "SlottedModel",
-        losses: Losses,
-        relative: Callable[[float], float],
-        host_gradient: float,
+        self, host: "SlottedModel", losses: Losses, relative: Rescale, host_gradient: float
     ) -> None:
         """After an epoch, where the model is measured: `losses` gives one for each sample, which
         `relative` turns into the unit of readings.
         """
-        if not self.living or not self.learned or self.readings is None:
+        readings = self.readings
+        if not self.living or not self.learned or readings is None:
             return
         with _batch_statistics(host):
-            self._compare(host, losses, relative, host_gradient, self.readings)
-
-    def _compare(
-        self,
-        host: "SlottedModel",
-        losses: Losses,
-        relative: Callable[[float], float],
-        host_gradient: float,
-        readings: ShadowReadings,
-    ) -> None:
-        base = losses(host).detach().double()
+            base, gains = _of_samples(losses, host), {}
+            for key, shadow in self.living.items():
+                with host.trying(key.slot, shadow.seed):
+                    gains[key] = base - _of_samples(losses, host)
         shape = readings.epochs.shape
         found = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name in MEASURED}
         del found["slope"]
         epochs, where = readings.epochs.clone(), torch.zeros(shape, dtype=torch.bool)
         for key, shadow in self.living.items():
-            with host.trying(key.slot, shadow.seed):
-                better = base - losses(host).detach().double()
             shadow.epochs += self.learned / self.seen
-            place = (0, *key)
+            place, better = (0, *key), gains[key]
             epochs[place], where[place] = shadow.epochs, True
             figures = {
                 "gain": better.mean(),
-                "error": better.std() / math.sqrt(max(len(better), 1)),
+                "error": better.std() / math.sqrt(len(better)) if len(better) > 1 else math.nan,
                 "train_gain": torch.stack(shadow.gains).mean(),
             }
             for name, figure in figures.items():
                 found[name][place] = relative(float(figure))
             norm = float(torch.stack(shadow.squares).mean().sqrt())
-            found["gradient"][place] = norm / host_gradient
+            found["gradient"][place] = norm / (host_gradient or math.nan)
             shadow.gains, shadow.squares = [], []
         self.readings = readings.updated(where, epochs, **found)
 
@@ -239,13 +217,26 @@ def _batch_statistics(host: nn.Module) -> Iterator[None]:
     alone, and say nothing of what passes when a shadow is on.
     """
     norms = [each for each in host.modules() if isinstance(each, _BatchNorm) and not each.training]
+
+    def go_by_batch(norm: nn.Module, inputs: tuple[Any, ...]) -> None:  # unless that is of one
+        norm.training = all(each.numel() > each.shape[1] for each in inputs[:1])
+
+    hooks = [norm.register_forward_pre_hook(go_by_batch) for norm in norms]
     try:
-        for norm in norms:
-            norm.training = True
         yield
     finally:
-        for norm in norms:
+        for norm, hook in zip(norms, hooks, strict=True):
+            hook.remove()
             norm.training = False
+
+
+def _of_samples(losses: Losses, host: nn.Module) -> Tensor:
+    found = losses(host)
+    if not isinstance(found, Tensor) or found.dim() != 1:
+        what = "losses(model) must return the loss of every validation sample, a tensor [samples]"
+        given = f"{type(found).__name__} {list(getattr(found, 'shape', ()))}"
+        raise DataError(what, given=given, fix="take no mean of them: reduction='none'")
+    return found.detach().double()
 
 
 def shadow_costs(host: "SlottedModel", sample: Any) -> tuple[Tensor, Tensor]:
@@ -270,7 +261,7 @@ def shadow_costs(host: "SlottedModel", sample: Any) -> tuple[Tensor, Tensor]:
                 with host.beside(0), host.trying(slot, host.shadow_seed(slot, blueprint)):
                     with torch.no_grad():
                         forward = _counted(lambda: call(host, sample)) / whole
-                    step = _counted(lambda: _back(call(host, sample))) / whole
+                    step = _counted(lambda: run_back(call(host, sample))) / whole
             costs[slot, blueprint], checks[slot, blueprint] = step, CHECKED * forward
     return costs, checks
 
@@ -281,7 +272,8 @@ def _counted(run: Callable[[], object]) -> float:
     return float(counter.get_total_flops())
 
 
-def _back(outputs: object) -> None:
+def run_back(outputs: object) -> None:
+    """From all that a model returned, as far as anything learns from it."""
     leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
     total = [leaf.float().sum() for leaf in leaves if leaf.requires_grad]
     if total:

@@ -105,7 +105,7 @@ class Audition:
 
     def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
         needed = 1 + epochs_to_permanence(Blend.IMMEDIATE)
-        require_first_in_time("audition", self.config.first, needed, horizon)
+        require_first_in_time("audition", self.config.first, needed, horizon, earliest=1)
 
     def _rounds(self, signals: Signals) -> Tensor:
         """[N]: fewer where there is little time."""
@@ -127,10 +127,11 @@ class Audition:
         memory.large = torch.where(first_time, self._lacks_capacity(signals, certain), memory.large)
         score = shadows.bound(-DOUBT).clamp(min=-1e9)
         sizes = torch.tensor(signals.catalogue.costs).double().expand(score.shape)
-        open_ = open_plants(legality, Blend.IMMEDIATE)
+        reaches = shadows.gradient != 0.0  # the loss
+        open_ = open_plants(legality, Blend.IMMEDIATE) & reaches
         most = sizes.masked_fill(~open_, 0.0).flatten(1).amax(1)[:, None, None]
         capacity = memory.large[:, None, None]  # of seeds about as large, the most promising
-        wanted = torch.where(capacity, sizes >= LARGE * most, certain)
+        wanted = torch.where(capacity, open_ & (sizes >= LARGE * most), certain)
         slow = in_time(signals, epochs_to_permanence(Blend.RAMP)) & ~memory.large
         quick = in_time(signals, epochs_to_permanence(Blend.IMMEDIATE))
         plants = [
@@ -153,9 +154,9 @@ class Audition:
         kept = (count * config.survive).ceil().clamp(min=config.finalists).long()
         later = (memory.rounds > 0) & (left > 0)
         going = torch.where(later[:, None, None], _best(going, shadows.bound(-DOUBT), kept), going)
-        over = (left <= 0)[:, None, None]
-        going = torch.where(over, going & self._certain(signals), going)
+        going &= (left > 0)[:, None, None] | self._certain(signals)
         done = (left <= 0) & (memory.large | (memory.planted >= config.seeds))
+        done |= ~in_time(signals, 1 + epochs_to_permanence(Blend.IMMEDIATE))  # to plant after it
         going &= ~done[:, None, None]
         # Half of what is left to spend, since most are heard in the first rounds; at last all.
         purse = (config.spend * signals.horizon.double() - memory.spent).clamp(min=0.0)

@@ -132,16 +132,17 @@ class _Trigger(OwnSettings):
         return first_legal(legality, [*tended(signals, legality, self.train), plant])
 
 
-def require_first_in_time(kind: str, first: int, needed: int, horizon: int) -> None:
+def require_first_in_time(
+    kind: str, first: int, needed: int, horizon: int, earliest: int = 0
+) -> None:
     latest = horizon - 1 - needed
     if first > latest:
-        longer = f"train for at least {first + needed + 1} epochs"
-        raise EsperError(
-            f"The first planting of controller {kind!r} is too late to become permanent",
-            given=f"epoch {first} of {horizon}",
-            valid=f"epochs 0 to {latest}" if latest >= 0 else None,
-            fix=f"{longer}, or plant earlier: {kind}:first={latest}" if latest >= 0 else longer,
-        )
+        fix, valid = f"train for at least {first + needed + 1} epochs", None
+        if latest >= earliest:
+            fix += f", or plant earlier: {kind}:first={latest}"
+            valid = f"epochs {earliest} to {latest}"
+        what = f"The first planting of controller {kind!r} is too late to become permanent"
+        raise EsperError(what, given=f"epoch {first} of {horizon}", valid=valid, fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True)
