@@ -263,8 +263,6 @@ class Halves:
     def compute(self) -> float:
         return max(self.seen) / 2
 
-    __call__ = update
-
 
 def test_any_object_that_collects_is_reset_fed_and_asked_once() -> None:
     metric = Halves()
@@ -293,3 +291,9 @@ def test_a_score_made_of_the_loss_is_explained() -> None:
     assert f"a score is 100 · exp(−loss / {first:.4g}): 36.8 before training, 100 without" in text
     assert run.before["score"] == pytest.approx(36.788, abs=1e-3)
     assert run.after["score"] == pytest.approx(100.0 * math.exp(-run.after["loss"] / first))
+
+
+def test_losses_of_samples_are_in_full_precision_whatever_the_model_computes_in() -> None:
+    batch = torch.randn(16, 6), torch.randint(3, (16,))
+    found = Scoring.of("cross_entropy", "loss", "cpu", "cpu").losses(nn.Linear(6, 3), [batch])
+    assert not torch.equal(found, found.bfloat16().float())

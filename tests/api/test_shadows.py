@@ -99,7 +99,7 @@ def losses(net: nn.Module) -> Tensor:
     return cross_entropy(net(inputs), labels, reduction="none")
 
 
-@pytest.mark.parametrize(("share", "learned"), [(1.0, 8), (0.5, 4), (0.3, 2), (0.0, 0)])
+@pytest.mark.parametrize(("share", "learned"), [(1.0, 8), (0.5, 4), (0.3, 2), (0.08, 1), (0.05, 0)])
 def test_shadows_learn_from_their_share_of_the_batches(share: float, learned: int) -> None:
     host, optimizer, _ = shadowed(share)
     epoch(host, optimizer)

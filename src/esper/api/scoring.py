@@ -259,7 +259,7 @@ class Scoring:
     ) -> "Scoring":
         made, judge = _instance("loss", loss), _instance("metric", metric)
         _require_known("loss", made, LOSSES)
-        _require_known("metric", judge, METRICS, " in percent")
+        _require_known("metric", getattr(judge, "compute", judge), METRICS, " in percent")
         for each in (made, judge):
             if callable(move := getattr(each, "to", None)):
                 move(device)
@@ -397,6 +397,8 @@ class Scoring:
         loss, found = _of_samples(self.loss), []
         for inputs, targets in batches:
             outputs, mean = self.run(model, (inputs, targets))
+            if self.autocast is not None:  # small differences are lost in bf16
+                outputs = tree_map_only(Tensor, _without_bf16, outputs)
             each = None if loss is None else loss(outputs, targets)
             if each is not None and each.dim() and len(each) == len(targets):
                 found.append(each.flatten(1).mean(1) if each.dim() > 1 else each)

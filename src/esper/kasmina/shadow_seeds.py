@@ -137,15 +137,14 @@ class Shadows:
             setattr(self, name, counts[name])
 
     def adopt(self, host: "SlottedModel", plan: AuditionPlan, batches: int) -> None:
-        """For the coming epoch of so many batches: newborns join, and all that the plan leaves out
-        are given up.
-        """
+        """For an epoch of so many batches: newborns join, what the plan leaves out is given up."""
         self.batches = batches
-        free = ~host.lifecycle.occupied[0]
-        wanted = (plan.where[0] & free[:, None]).nonzero().tolist()
-        keys = [ShadowKey(*each) for each in wanted]
+        wanted = plan.where[0] & ~host.lifecycle.occupied[0][:, None]
+        keys = [ShadowKey(*each) for each in wanted.nonzero().tolist()]
         self.living = {key: self.living.get(key) or Shadow(host.shadow_seed(*key)) for key in keys}
         self.share, self.seen, self.learned = float(plan.share[0]), 0, 0
+        if 0.5 <= self.share * batches < 1.0:  # then one batch, and not none
+            self.share = (1.0 + 1e-6) / batches
         assert self.readings is not None
         costs = self.share * self.readings.cost[0] + self.readings.check[0]
         alone = (self.share + CHECKED) / STEP  # what they are compared with
@@ -160,8 +159,7 @@ class Shadows:
         # Down to nothing over the epoch: at a constant rate their weights would be noisier than
         # what they would become, and what they show with them.
         rate = 1.0 - min(self.learned / max(self.share * self.batches, 1.0), 1.0)
-        self.learned += 1
-        self.passes += 1
+        self.learned, self.passes = self.learned + 1, self.passes + 1
         stream = derive_seed(host.seed, "shadow pass", self.passes)
         with host.beside(stream):
             with torch.no_grad():
