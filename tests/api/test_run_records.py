@@ -1,5 +1,6 @@
 """What a run keeps to look at: slots, costs, the model's parts; as lines, a figure and a page."""
 
+import importlib
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -140,6 +141,7 @@ def test_a_run_draws_itself_and_writes_its_page(
 def test_without_matplotlib_a_run_says_how_to_get_it_and_shows_words(
     kept: GrownRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    importlib.import_module("esper.show.growth_page")  # as whoever has drawn something before
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(EsperError, match=r"pip install 'esper-ml\[report\]'"):
         kept.plot()

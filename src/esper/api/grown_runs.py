@@ -169,9 +169,10 @@ class GrownRun:
     def _repr_html_(self) -> str:
         try:
             from esper.show.growth_page import head
+
+            return head(self.report())
         except ImportError:  # there is no matplotlib
             return f"<pre>{escape(str(self.report()))}</pre>"
-        return head(self.report())
 
     # --- as it goes on -------------------------------------------------------------------
 

@@ -199,9 +199,10 @@ class Audit:
     def _repr_html_(self) -> str:
         try:
             from esper.show.audit_page import head
+
+            return head(self)
         except ImportError:  # there is no matplotlib
             return f"<pre>{escape(str(self))}</pre>"
-        return head(self)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, allow_nan=False)
