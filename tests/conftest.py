@@ -19,7 +19,16 @@ TESTS = Path(__file__).parent
 SLOW_MODULES = {
     TESTS / folder / f"test_{name}.py"
     for folder, names in {
-        "api": ("grow_telemetry", "models_of_people", "resuming", "sixty_modules"),
+        "api": (
+            "auditing",
+            "grow_loop",
+            "grow_telemetry",
+            "models_of_people",
+            "resuming",
+            "shadows",
+            "sixty_modules",
+        ),
+        "benchmarks": ("growing",),
         "garden": ("atlas", "environment", "evaluation"),
         "integrations": ("lightning", "processes", "transformers"),
         "karn": ("growing_cli",),
@@ -31,6 +40,7 @@ SLOW_MODULES = {
             "python_export",
             "seed_properties",
             "state_machine",
+            "twins",
             "wrapping",
             "wrapping_compile",
             "wrapping_state",
@@ -41,7 +51,7 @@ SLOW_MODULES = {
         "simic/training": ("selection", "trainer"),
         "studies": ("cohort", "growth_study", "learning_parts", "learning_study", "studies_report"),
         "tamiyo": ("controllers",),
-        "tolaria": ("governor", "population", "population_snapshots"),
+        "tolaria": ("governor", "population", "population_snapshots", "shadow_rows"),
         "tree": ("wheel",),
     }.items()
     for name in names
