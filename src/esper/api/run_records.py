@@ -15,9 +15,10 @@ from torch.utils._pytree import tree_leaves
 from esper import __version__
 from esper.api.ticking import GrowthDecision, StageChange, measuring
 from esper.kasmina.watching import call
+from esper.leyline.constants import TRAINING_PASSES
 from esper.leyline.stages import SeedStage
 from esper.show.growth_facts import Part, Report, ShownEpoch, SlotState
-from esper.tolaria.flops import STEP, counted
+from esper.tolaria.flops import counted
 
 if TYPE_CHECKING:
     from esper.api.growing_model import GrowingModel
@@ -75,7 +76,7 @@ def step_flops(host: "GrowingModel") -> float | None:
                     passes += counted(lambda: call(host, host.sample))
     except Exception:  # the counter cannot follow all code, and no run fails for that
         return None
-    return float(STEP * passes)
+    return float(TRAINING_PASSES * passes)
 
 
 def model_notes(host: "GrowingModel") -> dict[str, Any]:

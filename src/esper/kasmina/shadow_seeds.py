@@ -25,6 +25,7 @@ from esper.kasmina import optimizer_surgery as surgery
 from esper.kasmina.blueprints import learning_rate_scales
 from esper.kasmina.slot import Seed
 from esper.kasmina.watching import call
+from esper.leyline.constants import TRAINING_PASSES as STEP
 from esper.leyline.errors import DataError, OptimizerMismatchError, first_line
 from esper.leyline.shadows import MEASURED, AuditionPlan, ShadowReadings
 from esper.leyline.streams import derive_seed
@@ -36,7 +37,6 @@ Losses = Callable[[nn.Module], Tensor]
 Rescale = Callable[[float], float]
 Counts = Mapping[str, Any]
 CHECKED = 1 / 8  # samples that they are measured on, over those of an epoch, at most
-STEP = 3.0  # forward passes that a training step costs
 UNCOUNTED = 2 / 3  # cost of a shadow's step where FLOPs cannot be counted: forward and back
 _NUMBERS = (int, float, str, type(None))
 COUNTS = ("share", "seen", "learned", "batches", "passes", "flops")  # that are saved

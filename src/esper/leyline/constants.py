@@ -48,6 +48,12 @@ BLENDING_POTENTIAL = 0.2
 HOLDING_POTENTIAL = 0.25
 FOSSILIZED_POTENTIAL = 0.3
 
+# --- what shadows and audits go by; losses in units of guessing --------------------------------
+CERTAIN = 3.0  # standard errors of a gain above nothing, since the best of many is looked at
+UNLEARNED = 0.1  # training loss above which there is still much to learn
+BY_HEART = 0.15  # validation minus training loss above which samples are learned by heart
+TRAINING_PASSES = 3  # forward passes that a training step costs
+
 # --- the body ------------------------------------------------------------------------------
 DEFAULT_SLOT_COUNT = 3
 DEFAULT_BLEND_TEMPO = 3  # epochs for alpha to go 0 -> 1

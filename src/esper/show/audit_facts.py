@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from esper.leyline.constants import BY_HEART, CERTAIN, UNLEARNED
 from esper.leyline.errors import DataError
 from esper.show.report import require_matplotlib
 from esper.show.terminal import duration, listed
@@ -22,11 +23,8 @@ if TYPE_CHECKING:
 
 # What verdicts go by: losses in units of guessing, certainty in standard errors.
 WORTH = 0.005  # that a gain must be
-CERTAIN = 3.0  # errors by which it must be above 0, since the best of many is looked at
 INTERVAL = 2.0  # errors to both sides of a gain: what is outside is excluded
 UNMOVED = 0.97  # validation loss above which nothing has been learned yet
-UNLEARNED = 0.1  # training loss above which there is still much to learn
-GAP = 0.15  # validation minus training loss above which samples are learned by heart
 
 SEEDS = 3  # of a combination at most, and combinations
 LEADERS = 6  # candidates that they are made of
@@ -114,7 +112,7 @@ class Audit:
         found = Counter(each.verdict for each in self.candidates)
         if found[Verdict.MISSING]:
             return Verdict.MISSING
-        if self.val_loss - self.train_loss > GAP * self.guess:
+        if self.val_loss - self.train_loss > BY_HEART * self.guess:
             return Verdict.MEMORISE
         if self.val_loss >= UNMOVED * self.guess:
             return Verdict.PLATEAU

@@ -25,8 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.kasmina import Isolation, SegmentedHost
 from esper.kasmina.blueprints import find_blueprint
 from esper.leyline import Blend, BlueprintCatalogue, Lifecycle, SeedStage
-
-STEP = 3  # forward passes that a training step costs
+from esper.leyline.constants import TRAINING_PASSES as STEP
 
 
 @dataclass(frozen=True)

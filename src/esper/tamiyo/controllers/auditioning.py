@@ -18,18 +18,17 @@ import torch
 from torch import Tensor
 
 from esper.leyline import Actions, Blend, BlueprintCatalogue, Legality, LifecycleOp
+from esper.leyline.constants import BY_HEART, CERTAIN, UNLEARNED
 from esper.leyline.errors import EsperError
 from esper.leyline.settings import Count, NotNegative, Positive, Share, Whole, require_settings
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
 from esper.leyline.signals import Signals
-from esper.leyline.stages import SeedStage
 from esper.tamiyo.controllers.proposals import (
     Proposal,
-    at_best_slot,
-    closing,
     epochs_to_permanence,
     first_legal,
     in_time,
+    judged,
     open_plants,
 )
 from esper.tamiyo.controllers.protocol import restarted
@@ -51,11 +50,13 @@ class AuditionConfig:
     survive: Share = 0.33  # of the candidates, after each round
     finalists: Count = 4  # that are in the last round at least
     # What is planted
-    certain: NotNegative = 3.0  # gain over its standard error
+    certain: NotNegative = CERTAIN  # gain over its standard error
     least: NotNegative = 0.003  # gain, in units of guessing
     seeds: Count = 3  # at most
-    unlearned: Share = 0.1  # training loss, in units of guessing, above which capacity may lack
-    most_gap: float = 0.15  # validation minus training loss above which it does not
+    unlearned: Share = (
+        UNLEARNED  # training loss, in units of guessing, above which capacity may lack
+    )
+    most_gap: float = BY_HEART  # validation minus training loss above which it does not
     # What is kept
     probation: Whole = 1  # epochs in HOLDING before a seed may be kept
     trial: Count = 3  # epochs in HOLDING after which one that is not worth it is pruned
@@ -73,7 +74,6 @@ class _Memory:
     going: Tensor  # [N, S, P] bool: shadows that are still in the race
     spent: Tensor  # [N] float64: cost of shadows so far, in epochs of the host
     rounds: Tensor  # [N] int64: that are over
-    wanted: Tensor  # [N, S, P] bool: to be planted, warm
     large: Tensor  # [N] bool: to be planted, the largest newborn
     planted: Tensor  # [N] int64: how many were
 
@@ -81,7 +81,7 @@ class _Memory:
     def fresh(cls, hosts: int, slots: int, blueprints: int) -> "_Memory":
         none = torch.zeros(hosts, slots, blueprints, dtype=torch.bool)
         count = torch.zeros(hosts, dtype=torch.int64)
-        return cls(none, count.double(), count, none.clone(), count.bool(), count.clone())
+        return cls(none, count.double(), count, count.bool(), count.clone())
 
 
 class Audition:
@@ -138,7 +138,7 @@ class Audition:
             self._plant(wanted, score, legality, heard & slow, Blend.RAMP),
             self._plant(wanted, score, legality, heard & quick, Blend.IMMEDIATE),
         ]
-        actions = first_legal(legality, [*self._judged(signals, legality), *plants])
+        actions = first_legal(legality, [*judged(signals, legality, self.config), *plants])
         memory.planted += (actions["op"] == LifecycleOp.GERMINATE).long()
         return actions
 
@@ -218,22 +218,6 @@ class Audition:
         best = score.flatten(1).masked_fill(~open_, -math.inf).argmax(1)
         slot, kind = best // score.shape[2], best % score.shape[2]
         return Proposal(where & open_.any(1), LifecycleOp.GERMINATE, slot, kind, int(blend))
-
-    def _judged(self, signals: Signals, legality: Legality) -> list[Proposal]:
-        """Keep, blend in, take out."""
-        config, life = self.config, signals.lifecycle
-        share = life.params / max(signals.catalogue.host_params, 1)  # [N, S]
-        needed = config.margin + config.rent * share
-        worth = life.contribution_known & (life.contribution >= needed)
-        late = closing(signals)[:, None]
-        keep = worth & ((life.epochs_in_stage >= config.probation) | late)
-        over = life.contribution_known & ((life.epochs_in_stage >= config.trial) | late)
-        lost = life.at(SeedStage.HOLDING) & over & ~worth
-        return [
-            at_best_slot(legality, LifecycleOp.FOSSILIZE, keep, life.contribution - needed),
-            at_best_slot(legality, LifecycleOp.ADVANCE),
-            at_best_slot(legality, LifecycleOp.PRUNE, lost, needed - life.contribution),
-        ]
 
 
 class Listening:

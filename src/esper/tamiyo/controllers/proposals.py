@@ -5,13 +5,14 @@ Shapes: `N` environments, `S` slots, `B` blueprints, `H` heads, `A` actions of a
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from esper.leyline import CANONICAL_ACTION, Actions, Blend, Legality, LifecycleOp, constants
 from esper.leyline.signals import Signals
+from esper.leyline.stages import SeedStage
 
 
 class Proposal(NamedTuple):
@@ -73,6 +74,37 @@ def tended(signals: Signals, legality: Legality, train: Tensor | int) -> list[Pr
     return [
         at_best_slot(legality, LifecycleOp.FOSSILIZE, score=life.contribution),
         at_best_slot(legality, LifecycleOp.ADVANCE, life.epochs_in_stage >= train),
+    ]
+
+
+class Judging(Protocol):
+    """What a seed must be worth to be kept, in settings of a rule."""
+
+    @property
+    def probation(self) -> int: ...  # epochs in HOLDING before it may be kept
+    @property
+    def trial(self) -> int: ...  # and after which it is pruned if it is not worth it
+    @property
+    def margin(self) -> float: ...  # points of contribution
+    @property
+    def rent(self) -> float: ...  # and as many more per 100 % of the host's parameters
+
+
+def judged(
+    signals: Signals, legality: Legality, rule: Judging, *, train: int = 0
+) -> list[Proposal]:
+    """Keep what is worth its parameters, blend in after `train` epochs, take out what is not."""
+    life = signals.lifecycle
+    needed = rule.margin + rule.rent * life.params / max(signals.catalogue.host_params, 1)  # [N, S]
+    worth = life.contribution_known & (life.contribution >= needed)
+    late = closing(signals)[:, None]
+    keep = worth & ((life.epochs_in_stage >= rule.probation) | late)
+    over = life.contribution_known & ((life.epochs_in_stage >= rule.trial) | late)
+    lost = life.at(SeedStage.HOLDING) & over & ~worth
+    return [
+        at_best_slot(legality, LifecycleOp.FOSSILIZE, keep, life.contribution - needed),
+        at_best_slot(legality, LifecycleOp.ADVANCE, life.epochs_in_stage >= train),
+        at_best_slot(legality, LifecycleOp.PRUNE, lost, needed - life.contribution),
     ]
 
 

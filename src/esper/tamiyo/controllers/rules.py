@@ -22,14 +22,12 @@ from esper.leyline.settings import Count, Range, Share, Whole, require_settings
 from esper.leyline.signals import SIGNAL_WINDOW, Signals
 from esper.leyline.stages import LIVING_STAGES, SeedStage
 from esper.tamiyo.controllers.proposals import (
-    Proposal,
-    at_best_slot,
-    closing,
     draw,
     epochs_to_permanence,
     first_legal,
     first_plant,
     in_time,
+    judged,
     open_plants,
     tended,
     youngest,
@@ -261,27 +259,12 @@ class Heuristic:
         tried = restarted(self._tried, fresh, starts)
         open_ = open_plants(legality, self.config.blend)[:, places[:, 0], places[:, 1]]
         plant = first_plant(self._ready(signals), open_ & ~tried, places, self.config.blend)
-        actions = first_legal(legality, [*self._judged(signals, legality), plant])
+        kept = judged(signals, legality, self.config, train=self.config.train)
+        actions = first_legal(legality, [*kept, plant])
         planted = actions["op"] == LifecycleOp.GERMINATE
         here = torch.stack([actions["slot"], actions["blueprint"]], 1)  # [N, 2]
         self._tried = tried | planted[:, None] & (here[:, None] == places).all(2)
         return actions
-
-    def _judged(self, signals: Signals, legality: Legality) -> list[Proposal]:
-        """Keep, blend in, take out."""
-        config, life = self.config, signals.lifecycle
-        share = life.params / max(signals.catalogue.host_params, 1)  # [N, S]
-        needed = config.margin + config.rent * share
-        worth = life.contribution_known & (life.contribution >= needed)
-        late = closing(signals)[:, None]
-        keep = worth & ((life.epochs_in_stage >= config.probation) | late)
-        over = life.contribution_known & ((life.epochs_in_stage >= config.trial) | late)
-        lost = life.at(SeedStage.HOLDING) & over & ~worth
-        return [
-            at_best_slot(legality, LifecycleOp.FOSSILIZE, keep, life.contribution - needed),
-            at_best_slot(legality, LifecycleOp.ADVANCE, life.epochs_in_stage >= config.train),
-            at_best_slot(legality, LifecycleOp.PRUNE, lost, needed - life.contribution),
-        ]
 
     def _ready(self, signals: Signals) -> Tensor:
         """[N] bool: is it time for the next seed?"""
