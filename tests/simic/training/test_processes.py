@@ -67,7 +67,8 @@ def test_a_worker_that_dies_ends_the_run_in_one_sentence(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_worker_that_dies_before_they_met_ends_the_run_in_one_sentence(tmp_path: Path) -> None:
     run = two(tmp_path / "run", LONG)
-    process = started("resume", run.path, "--quiet")
+    # An interpreter of its own, which takes seconds to come: a fork would be there at once.
+    process = programs.started("resume", run.path, "--quiet")
     wait_until(lambda: bool(children_of(process.pid)))
     (worker,) = children_of(process.pid)
     os.kill(worker, signal.SIGKILL)
