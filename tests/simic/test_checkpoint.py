@@ -9,7 +9,7 @@ import torch
 
 from esper.archive import ArchiveError, read_archive, write_archive
 from esper.leyline import DEFAULT_LSTM_HIDDEN_DIM, AgreementError
-from esper.simic.agent import PPOAgent, PPOConfig, train
+from esper.simic.agent import NonFiniteError, PPOAgent, PPOConfig, train
 from esper.simic.agent.ppo import KIND, VERSION
 from tests.simic.toys import Noise
 from tests.tamiyo.spaces import esper_space
@@ -68,6 +68,18 @@ def test_an_agent_that_never_learned_can_be_saved(tmp_path: Path) -> None:
     fresh = PPOAgent.build(esper_space(), 5, ENVS, STEPS, lstm_hidden_dim=HIDDEN)
     again = PPOAgent.load(fresh.save(tmp_path / "agent"))
     assert not again.optimizer.state_dict()["state"]
+
+
+@pytest.mark.parametrize("part", ["weights", "moments"])
+def test_an_agent_with_numbers_that_are_not_finite_is_not_saved(saved: Path, part: str) -> None:
+    before = {file.name: file.read_bytes() for file in saved.iterdir()}
+    agent = PPOAgent.load(saved)
+    weight = agent.network.lstm.weight_hh_l0
+    broken = weight.data if part == "weights" else agent.optimizer.state[weight]["exp_avg"]
+    broken[0, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"not saved.*(lstm.weight_hh|exp_avg)"):
+        agent.save(saved)
+    assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
 
 
 def test_a_checkpoint_for_another_world_is_refused_with_both_values(saved: Path) -> None:

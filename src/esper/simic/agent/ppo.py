@@ -21,6 +21,7 @@ from esper.leyline.streams import derive_seed
 from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.agent.processes import ALONE, Processes
 from esper.simic.agent.rollout_buffer import (
+    NonFiniteError,
     RolloutError,
     TamiyoRolloutBuffer,
     missing_last_observation,
@@ -94,6 +95,11 @@ class PPOAgent:
             space, state_dim, envs, steps, lstm_hidden_dim, lstm_layers, device
         )
         return cls(network.to(device), buffer, config, seed=seed, processes=processes)
+
+    def begin(self) -> None:
+        """All environments start anew: no memory, and nothing of a rollout that was broken off."""
+        self.buffer.reset()
+        self.buffer.next_starts.fill_(True)
 
     def act(
         self, observations: Tensor, legality: Legality, *, validate: bool | None = None
@@ -241,7 +247,10 @@ class PPOAgent:
     # --- saved agents: weights, normalisers, optimiser, random streams, carried memory -------
 
     def save(self, path: str | Path) -> Path:
-        """Write all that is needed to go on bit for bit; between rounds, with an empty buffer."""
+        """Write all that is needed to go on bit for bit; between rounds, with an empty buffer.
+
+        Weights that are NaN or infinite are refused: what was saved before stays what it is.
+        """
         if len(self.buffer):
             raise RolloutError(
                 "An agent is saved between rounds",
@@ -249,9 +258,18 @@ class PPOAgent:
                 valid="an empty buffer",
                 fix="save after update",
             )
+        tensors = self._tensors()
+        learned = [name for name in tensors if name.startswith(("network.", "optimizer."))]
+        if broken := [name for name in learned if not bool(tensors[name].isfinite().all())]:
+            raise NonFiniteError(
+                "The agent is not saved, since numbers in it are NaN or infinite",
+                ", ".join(broken[:3]),
+                None,
+                fix="go on from the last one that was saved",
+            )
         notes = {name: getattr(self.buffer, name) for name in _SIZES}
         notes |= {"config": asdict(self.config), "space": asdict(self.space), "seed": self.seed}
-        return write_archive(path, kind=KIND, version=VERSION, tensors=self._tensors(), notes=notes)
+        return write_archive(path, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
 
     @classmethod
     def load(

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from esper.leyline import ActionSpace, Legality, PPOUpdateMetrics
+from esper.leyline import ActionSpace, AgreementError, Legality, PPOUpdateMetrics
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Decision, Outcome
 
@@ -34,6 +34,22 @@ class VectorWorld(Protocol):
     def step(self, actions: Tensor) -> Outcome:
         """What comes of actions [E, H]."""
         ...
+
+
+def require_fitting(agent: PPOAgent, world: VectorWorld) -> None:
+    """Refuse a world of another size or with other actions than the agent's."""
+    buffer = agent.buffer
+    for what, ours, theirs in (
+        ("action heads", buffer.space, world.space),
+        ("the state's size", buffer.state_dim, world.state_dim),
+        ("the number of environments", buffer.envs, world.envs),
+    ):
+        if ours != theirs:
+            raise AgreementError(
+                f"The agent does not fit this world: {what}",
+                given=f"the agent has {ours}, the world {theirs}",
+                fix="build the agent with the world's space, state_dim and envs",
+            )
 
 
 def collect(
@@ -69,9 +85,12 @@ def train(
 ) -> int:
     """Train for about `steps` steps of all environments of all processes, in whole rollouts.
 
-    `after_update` is told the steps taken and the metrics; it ends the training by returning true.
+    The world starts anew, and so does the agent's memory. `after_update` is told the steps taken
+    and the metrics; it ends the training by returning true.
     """
+    require_fitting(agent, world)
     observations = world.reset()
+    agent.begin()
     taken = 0
     while taken < steps:
         observations = collect(agent, world, observations)
