@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -121,6 +122,14 @@ def seal_of(path: Path) -> str:
         return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
     except OSError as error:
         raise ArchiveError(f"{path} cannot be read", given=error) from error
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of tensors that hold NaN or infinite numbers; a device is waited for once."""
+    floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    sound = [tensor.isfinite().all().reshape(1) for tensor in floating.values()]
+    flags = torch.cat(sound).tolist() if sound else []
+    return [name for name, flag in zip(floating, flags, strict=True) if not flag]
 
 
 def _require_ours(folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.archive import Archive, ArchiveError, read_archive, write_archive
+from esper.archive import Archive, ArchiveError, not_finite, read_archive, write_archive
 from esper.leyline import ActionSpace, Legality, PPOUpdateMetrics, constants, require_agreement
 from esper.leyline.errors import AgreementError, EsperError
 from esper.leyline.settings import COUNT, NONE, Range, filled, require
@@ -180,8 +180,9 @@ class PPOAgent:
     def update(self, clear_buffer: bool = True, accumulation_steps: int = 1) -> PPOUpdateMetrics:
         """Learn from the rollout, once; `accumulation_steps` splits the work, not the result.
 
-        What is NaN or infinite in the rollout is refused before anything changes. Every process
-        that learns with this one must call it too, also without a step of its own.
+        What is NaN or infinite in the rollout is refused before anything changes; what has become
+        so by it is refused after it: `undo` puts the agent back. Every process that learns with
+        this one must call it too, also without a step of its own.
         """
         require("The number of accumulation steps", accumulation_steps, COUNT, error=AgreementError)
         if self.buffer.spent:
@@ -201,6 +202,19 @@ class PPOAgent:
         if clear_buffer:
             self.buffer.reset()
         return metrics
+
+    def state(self) -> Archive:
+        """What `undo` puts back: a copy of the agent as it is."""
+        return Archive({name: tensor.clone() for name, tensor in self._tensors().items()}, {})
+
+    def undo(self, state: Archive) -> None:
+        """Be again what `state` was taken of, without the rollout; random streams go on, so that
+        the next one is another."""
+        streams = {n: t for n, t in self._tensors().items() if n.startswith("random.")}
+        before = {name: tensor.clone() for name, tensor in state.tensors.items()}
+        self.optimizer = GuardedAdamW(self.network, self.config)  # it may not have had moments yet
+        self._restore(Archive(before | streams, {}), "the state before")
+        self.buffer.reset()
 
     def anneal(self, *, entropy_coef: float, learning_rate: float) -> None:
         """What the next update uses in place of its settings."""
@@ -259,8 +273,7 @@ class PPOAgent:
                 fix="save after update",
             )
         tensors = self._tensors()
-        learned = [name for name in tensors if name.startswith(("network.", "optimizer."))]
-        if broken := [name for name in learned if not bool(tensors[name].isfinite().all())]:
+        if broken := not_finite(tensors):
             raise NonFiniteError(
                 "The agent is not saved, since numbers in it are NaN or infinite",
                 ", ".join(broken[:3]),
@@ -325,6 +338,7 @@ class PPOAgent:
         """Take over saved tensors; none is touched if one is missing, surplus, or of another shape
         or type than our own."""
         tensors = archive.tensors
+        _require_none(not_finite(tensors), path)
         expected = {name: _form(tensor) for name, tensor in self._tensors().items()}
         found = {name: _form(tensor) for name, tensor in tensors.items()}
         if any(name.startswith("optimizer.") for name in found):  # absent before the first update
@@ -367,7 +381,7 @@ def _require_none(wrong: Sequence[str], path: str | Path) -> None:
     """Refuse an archive if tensors of it are wrong."""
     if wrong:
         raise ArchiveError(
-            f"{path} holds other tensors than its notes describe",
+            f"{path} holds other tensors than its notes describe, or such that are not finite",
             given=", ".join(wrong[:3]),
             fix="use another copy",
         )

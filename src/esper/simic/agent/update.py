@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from esper.archive import not_finite
 from esper.leyline import ActionSpace, EsperError, constants
 from esper.leyline.results import HeadGradientNorms, HeadUpdateMetrics, PerHead, PPOUpdateMetrics
 from esper.simic.agent.advantages import credited
@@ -22,6 +23,8 @@ from esper.simic.agent.processes import ALONE, Processes
 from esper.simic.agent.rollout_buffer import NonFiniteError, RolloutError, TamiyoRolloutBuffer
 from esper.simic.agent.types import SequenceBatch
 from esper.tamiyo.network import Evaluation, FactoredRecurrentActorCritic
+
+PROBED = 8  # sequences that are looked at once more after an update
 
 
 class StoredLogProbError(EsperError):
@@ -264,7 +267,27 @@ class Update:
             raise self._what_is_not_finite(batch, minibatches, buffer)
         if self.config.normalize_observations:
             self.network.observation_norm.observe(batch.states, batch.valid, summed)
+        self._require_sound(batch)
         return metrics
+
+    @torch.no_grad()
+    def _require_sound(self, batch: SequenceBatch) -> None:
+        """Refuse what the update came to where it is not finite, or so large that nothing that
+        follows from it is."""
+        found = dict(self.network.state_dict())
+        for place, moments in self.optimizer.state_dict()["state"].items():
+            found |= {f"optimizer.{place}.{name}": moment for name, moment in moments.items()}
+        if len(batch.valid):
+            few = self.evaluate(batch.rows(torch.arange(min(PROBED, len(batch.valid)))))
+            found |= {"log-probs": few.log_probs, "values": few.values}
+        wrong = not_finite(found)
+        if self.processes.largest(len(wrong), self.device):
+            raise NonFiniteError(
+                "What was learned is NaN or infinite, or leads to it",
+                ", ".join(wrong[:3]) or "something in another process",
+                None,
+                fix="go on from the agent before this update, with a smaller learning rate",
+            )
 
     def evaluate(self, batch: SequenceBatch) -> Evaluation:
         """The batch's decisions, seen with the present weights; carries gradient."""

@@ -7,6 +7,7 @@ settings and the last checkpoint, so a run that was killed goes on as if it had 
 Shapes: `N` environments of this process.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from esper.archive import ArchiveError
+from esper.archive import Archive, ArchiveError
 from esper.garden import Case, Controls, Draw, Garden, Transition
 from esper.garden.controller_choice import controller_of
 from esper.leyline import AgreementError, LifecycleOp, PPOUpdateMetrics, SeedStage
+from esper.leyline.settings import Range
 from esper.nissa import (
     AnomalyDetector,
     AnomalyFound,
@@ -35,13 +37,14 @@ from esper.nissa import (
 )
 from esper.nissa.store import DEFAULT_ROWS
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.processes import ALONE, Processes
+from esper.simic.agent.processes import ALONE, Processes, ProcessesError
+from esper.simic.agent.rollout_buffer import NonFiniteError
 from esper.simic.agent.rollouts import collect
 from esper.simic.agent.types import Decision, Outcome
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.selection import Judge, Judgement
 from esper.simic.training.telemetry import Reporter
-from esper.simic.training.training_runs import RunFolder, require_own
+from esper.simic.training.training_runs import RunError, RunFolder, require_own
 from esper.tamiyo.controllers import LearnedController
 from esper.tamiyo.network import GARDEN_FLOOR
 from esper.tolaria.population_config import PopulationConfig
@@ -56,7 +59,7 @@ class RoundReport:
 
     round: int
     returns: Tensor  # [N] of this process's episodes
-    metrics: PPOUpdateMetrics
+    metrics: PPOUpdateMetrics | None  # None: the round was undone
     seconds: dict[str, float]  # by phase
     stages: dict[str, list[int]]  # by slot: how many environments ended in each stage
     judgement: Judgement | None
@@ -131,6 +134,7 @@ class Trainer:
         self.detector = AnomalyDetector()
         self.round = 0  # rounds that are over
         self.best: float | None = None
+        self.undone = False  # was the last round?
         self.hub = Hub()
 
     # --- beginning and going on ----------------------------------------------------------
@@ -210,8 +214,11 @@ class Trainer:
             numbers, self.best = state.tensors["number"], state.notes["best"]
             if numbers.shape != (self.config.envs,) or numbers.dtype != torch.int64:
                 raise ValueError(f"no number for each of {self.config.envs} environments")
-            if self.best is not None and type(self.best) is not float:
+            self.undone = state.notes["undone"]
+            if self.best is not None and not Range().holds(self.best):
                 raise TypeError("the best score is not a number")
+            if type(self.undone) is not bool:
+                raise TypeError("it does not say whether its round was undone")
             curves = {n: v for n, v in state.tensors.items() if n.startswith(CONTROL)}
             if any(curve.dtype != torch.float64 for curve in curves.values()):
                 raise TypeError("controls are not float64")
@@ -283,17 +290,16 @@ class Trainer:
         return bool(self.processes.max_(torch.tensor(float(self.stop()))))
 
     def _one_round(self) -> RoundReport:
-        clock, number = Clock(), self.round + 1
+        clock, number, before = Clock(), self.round + 1, self.agent.state()
         with clock.phase("play"):
             returns, stages = self._play(clock)
         with clock.phase("learn"):
-            self.agent.anneal(**self.config.annealed(self.round))
-            metrics = self.agent.update()
+            metrics, found = self._learn(before)
         self.round = number
-        found: tuple[AnomalyFound, ...] = ()
         if self.processes.rank == 0:
-            self.hub.emit(UpdateMetrics(round=number, metrics=flatten(metrics)))
-            found = tuple(self.detector.observe(number, metrics))
+            if metrics is not None:
+                self.hub.emit(UpdateMetrics(round=number, metrics=flatten(metrics)))
+                found = tuple(self.detector.observe(number, metrics))
             for anomaly in found:
                 self.hub.emit(anomaly)
         judged: Judgement | None = None
@@ -306,6 +312,39 @@ class Trainer:
             self.hub.emit(Sampled(round=number, values=times))
         spent = dict(clock.spent)
         return RoundReport(number, returns, metrics, spent, stages, judged, found, self.best)
+
+    def _learn(self, before: Archive) -> tuple[PPOUpdateMetrics | None, tuple[AnomalyFound, ...]]:
+        """Learn from the round. Where that comes to numbers that are not finite, the agent is what
+        it was before the round, and the next one is played; twice in a row ends the run."""
+        self.agent.anneal(**self.config.annealed(self.round))
+        try:
+            metrics = self.agent.update()
+        except (NonFiniteError, ProcessesError) as error:  # of this process, or of another
+            self.agent.undo(before)
+            why = f"{error.what} ({error.given})"
+            if self.undone:
+                sound = self.run.checkpoint(self.run.rounds()[-1])
+                raise RunError(
+                    f"Learning failed in rounds {self.round} and {self.round + 1}",
+                    given=why,
+                    fix=f"the agent in {sound} is sound; start another run with a smaller "
+                    "ppo.learning_rate",
+                ) from error
+            self.undone = True
+            found = AnomalyFound(
+                round=self.round + 1,
+                name="not_a_number",
+                head="",
+                raised=True,
+                seen=math.nan,
+                threshold=0.0,
+                updates=1,
+                message=f"Round {self.round + 1} was undone: {why}.",
+                advice="If it happens again, the run ends: lower ppo.learning_rate.",
+            )
+            return None, (found,)
+        self.undone = False
+        return metrics, ()
 
     def _play(self, clock: Clock) -> tuple[Tensor, dict[str, list[int]]]:
         """An episode of every environment, into the agent's buffer: returns [N], and by slot how
@@ -329,7 +368,7 @@ class Trainer:
     def _judge(self, number: int) -> Judgement:
         judged = self.judge.judge(LearnedController(self.agent.network), attribute=True)
         score = judged.mean.value
-        if self.best is None or score > self.best:
+        if math.isfinite(score) and (self.best is None or score > self.best):
             self.best = score
             if self.processes.rank == 0:
                 self.agent.save(self.run.best)
@@ -357,6 +396,7 @@ class Trainer:
             tensors = {"number": number, **{CONTROL + n: curve for n, curve in controls.items()}}
             anomalies = self.detector.state_dict()
             notes = {"settings": asdict(self.config), "best": self.best, "anomalies": anomalies}
+            notes["undone"] = self.undone
             self.run.finish_checkpoint(self.round, tensors, notes)
         self._meet()
 

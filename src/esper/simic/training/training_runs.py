@@ -40,7 +40,7 @@ from esper.tamiyo.controllers.learned import is_kept, kept_controller
 
 CONFIG, FACTS, BEST, CHECKPOINTS = RunKind.TRAINING, "run.json", "best", "checkpoints"
 STATE = "state"
-KIND, VERSION = "checkpoint", 1
+KIND, VERSION = "checkpoint", 2
 KEPT = 3  # checkpoints, beside the best agent
 CHANGEABLE = ("rounds", "checkpoint_every", "watched", "sinks")  # settings, while a run goes on
 

@@ -20,8 +20,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esper.archive import ArchiveError, kind_of, read_archive, write_archive
-from esper.leyline import HEADS, Actions, ActionSpace, EsperError, Legality, require_agreement
+from esper.archive import ArchiveError, kind_of, not_finite, read_archive, write_archive
+from esper.leyline import (
+    HEADS,
+    ActionError,
+    Actions,
+    ActionSpace,
+    EsperError,
+    Legality,
+    require_agreement,
+)
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.signals import Signals
 from esper.tamiyo.choosing import MaskedCategorical
@@ -95,6 +103,12 @@ class LearnedController:
                 seen, legality, before, starts, greedy=self.greedy, generator=self.generator
             )
             actions = Actions(self.network.space, choice.actions.cpu())
+            if not bool(choice.log_probs.isfinite().all()):
+                raise ActionError(
+                    f"Controller {self.name!r} cannot decide",
+                    given="probabilities that are NaN",
+                    fix="its observations, or what it has learned, are not finite: use another one",
+                )
         else:
             logits, _, self._hidden = self.network(seen, before, starts)
             actions = drawn(logits.cpu(), legality, signals.draws)
@@ -175,6 +189,8 @@ def read_kept(path: Path) -> Kept:
         if ours != stored:
             wrong = sorted(name for name, _ in ours.items() ^ stored.items())
             raise ValueError(f"other tensors: {', '.join(wrong[:3])}")
+        if broken := not_finite(archive.tensors):
+            raise ValueError(f"NaN or infinite: {', '.join(broken[:3])}")
         network.load_state_dict(dict(archive.tensors))
         slots, blueprints = (tuple(map(str, notes[name])) for name in ("slots", "blueprints"))
         if (len(slots), len(blueprints)) != (space.size("slot"), space.size("blueprint")):
