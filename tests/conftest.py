@@ -4,6 +4,8 @@
 """
 
 import gc
+import os
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -11,6 +13,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+MEMORY = tempfile.TemporaryDirectory(prefix="esper-tests-")  # of code that tests start runs with
+os.environ["XDG_STATE_HOME"] = MEMORY.name
 hypothesis.settings.register_profile("esper", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("esper")
 

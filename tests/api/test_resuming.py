@@ -232,14 +232,29 @@ def test_the_origin_comes_back(tmp_path: Path) -> None:
     assert read_report(tmp_path / "run").origin == origin
 
 
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
-    esper.grow(mlp(), TRAIN, VAL, out=tmp_path / "run", **BRIEFLY)
-    (tensors,) = (tmp_path / "run" / "checkpoint").glob("*.safetensors")
+def test_where_the_last_checkpoint_is_damaged_the_one_before_it_ends_as_the_run_would_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    esper.grow(mlp(), TRAIN, VAL, out=run, **BRIEFLY)
+    whole = [file.name for file in (run / "checkpoint").glob("*.safetensors")]
+    damage(run / "checkpoint")
+    assert len(read_report(run).epochs) == 3
+    assert "is damaged" in (said := capsys.readouterr().err)
+    assert "later epochs than 3 are lost" in said
+    esper.resume(run, mlp(), TRAIN, VAL)
+    assert [file.name for file in (run / "checkpoint").glob("*.safetensors")] == whole
+    for name in ("checkpoint", "checkpoint-before"):
+        damage(run / name)
+    with pytest.raises(ArchiveError, match="is damaged"):
+        esper.resume(run, mlp())
+
+
+def damage(archive: Path) -> None:
+    (tensors,) = archive.glob("*.safetensors")
     data = bytearray(tensors.read_bytes())
     data[-1] ^= 1
     tensors.write_bytes(data)
-    with pytest.raises(ArchiveError, match="is damaged"):
-        esper.resume(tmp_path / "run", mlp())
 
 
 def test_nothing_is_pickled(tmp_path: Path) -> None:

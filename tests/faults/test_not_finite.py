@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from esper.api.grow_settings import GrowSettings
-from esper.archive import ArchiveError, not_finite, read_archive, write_archive
-from esper.garden import episodes
+from esper.archive import ArchiveError, read_archive, write_archive
+from esper.archive.tensors import not_finite
 from esper.leyline.errors import ActionError, EsperError
 from esper.nissa import RunReader
 from esper.show.run_facts import read_facts
@@ -23,12 +23,7 @@ from esper.simic.training import RoundReport, RunError, RunFolder, Trainer, trai
 from esper.simic.training.config import read_config
 from esper.tamiyo.controllers import LearnedController
 from tests.programs import esper_here
-from tests.simic.training.tiny import BATCHES, ROUNDS, TINY, tiny_run
-
-
-@pytest.fixture(autouse=True)
-def _short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episodes, "GARDEN_BATCHES", BATCHES)
+from tests.simic.training.tiny import ROUNDS, TINY, tiny_run
 
 
 def weights(agent: PPOAgent) -> None:

@@ -192,7 +192,7 @@ def resume(
         again = _plain_training(
             settings, train, val, test, scoring.loss, scoring.metric, kind, scheduler
         )
-        run = replace(run, train_plain=again)
+        run = replace(run, train_plain=again, folder=folder)  # this one is locked
         growth = Growth(run, data, scoring, leader, kind, scheduler, observers)
         growth.go_on(folder.checkpoint())
         growth.go()

@@ -1,6 +1,7 @@
 """A run of `grow`: what it was asked for, what happened, how it is kept, and a report on it.
 
     OUT/checkpoint/   the run after its last whole epoch, replaced in one rename
+    OUT/checkpoint-before/   and after the one before that
     OUT/events.sqlite telemetry, never behind the checkpoint
     OUT/sample/       the batch on which the model was probed and exports are checked
     OUT/lock          held by the process that trains
@@ -23,15 +24,17 @@ from esper.api.growing_model import GrowingModel
 from esper.api.host_state import pack, unpack
 from esper.api.retraining import Retrained, Train, fresh, retrain
 from esper.api.run_records import model_notes, report_of
-from esper.archive import Archive, KeptFolder, RunKind, read_archive, write_archive
+from esper.archive import Archive, ArchiveError, KeptFolder, RunKind, read_archive, write_archive
+from esper.archive.tensors import MANIFEST
 from esper.kasmina.probe import Sample
+from esper.nissa.hub import tell
 from esper.show.growth_facts import Report, SeedLife
 from esper.show.report import FOLDER, growth_figure, write_growth_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CHECKPOINT, SAMPLE = RunKind.GROWTH, "sample"
+CHECKPOINT, SAMPLE, BEFORE = RunKind.GROWTH, "sample", "checkpoint-before"
 KIND, VERSION = "grow-run", 2
 SAMPLE_KIND = "grow-sample"
 
@@ -40,7 +43,15 @@ class GrowthFolder(KeptFolder):
     """The files of one run."""
 
     kind, error = CHECKPOINT, GrowError
-    beginnings = (SAMPLE,)
+    beginnings = (SAMPLE, CHECKPOINT)
+
+    @property
+    def holds_run(self) -> bool:
+        return (self.path / CHECKPOINT / MANIFEST).exists()
+
+    @property
+    def is_fresh(self) -> bool:
+        return super().is_fresh and not self.holds_run
 
     def require_new(self) -> None:
         """Refuse what cannot become a run's folder; other files in it do not matter."""
@@ -58,8 +69,17 @@ class GrowthFolder(KeptFolder):
         )
 
     def checkpoint(self) -> Archive:
+        """The last one; if that is damaged the one before it, which is said."""
         self.require_old()
-        return read_archive(self.path / CHECKPOINT, kind=KIND, version=VERSION)
+        try:
+            return read_archive(self.path / CHECKPOINT, kind=KIND, version=VERSION)
+        except ArchiveError as error:
+            if not (self.path / BEFORE / MANIFEST).is_file():
+                raise
+            found = read_archive(self.path / BEFORE, kind=KIND, version=VERSION)
+            epoch = len(found.notes["history"])
+            tell(f"{error} The checkpoint before it is whole: later epochs than {epoch} are lost.")
+            return found
 
     @property
     def holds_sample(self) -> bool:
@@ -207,8 +227,10 @@ class GrownRun:
         assert self.folder is not None
         tensors, notes = pack(self.host)
         notes |= self.notes() | {"scheduler": scheduler}
-        place = self.folder.path / CHECKPOINT
-        write_archive(place, kind=KIND, version=VERSION, tensors=tensors, notes=notes, ready=ready)
+        self.folder.require_held()
+        place, before = (self.folder.path / name for name in (CHECKPOINT, BEFORE))
+        saved: dict[str, Any] = {"tensors": tensors, "notes": notes}
+        write_archive(place, kind=KIND, version=VERSION, ready=ready, before=before, **saved)
 
     def restore(self, archive: Archive) -> None:
         """Take over host, history and scores of a checkpoint of a run made like this one."""

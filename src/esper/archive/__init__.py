@@ -7,14 +7,6 @@ from esper.lazy import attach
 if TYPE_CHECKING:
     from .files import append_lines, as_toml, read_toml, sync, write_whole
     from .run_folders import KeptFolder, RunKind
-    from .tensors import (
-        Archive,
-        ArchiveError,
-        kind_of,
-        not_finite,
-        read_archive,
-        seal_of,
-        write_archive,
-    )
+    from .tensors import Archive, ArchiveError, kind_of, read_archive, seal_of, write_archive
 
 __getattr__, __dir__, __all__ = attach(__name__)

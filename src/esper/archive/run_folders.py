@@ -48,6 +48,7 @@ class KeptFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._lock: os.stat_result | None = None  # while this process holds it
 
     @classmethod
     def next_in(cls, home: Path, stem: str) -> Path:
@@ -94,12 +95,12 @@ class KeptFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            # A link is not followed: it may lead to a file of another's.
+            lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:
-            fix = "name a directory that can be made"
-            raise self.error(
-                f"{self.path} cannot be made", given=error.strerror, fix=fix
-            ) from error
-        with (self.path / LOCK).open("a+", encoding="utf-8") as stream:
+            fix = "name a directory that can be made and written to"
+            raise self.error(f"{error.filename} cannot be made", given=error, fix=fix) from error
+        with os.fdopen(lock, "r+", encoding="utf-8") as stream:
             until = time.monotonic() + LOCK_SECONDS
             while not _taken(stream.fileno()):
                 if time.monotonic() > until:
@@ -114,7 +115,24 @@ class KeptFolder:
             stream.truncate()
             stream.write(f"{os.getpid()}\n")
             stream.flush()
-            yield stream.fileno()
+            self._lock = os.fstat(lock)
+            self.require_held()
+            yield lock
+
+    def require_held(self) -> None:
+        """Refuse to write any more where a folder is not the one that was locked."""
+        if self._lock is None:
+            return
+        try:
+            same = os.path.samestat(self._lock, os.lstat(self.path / LOCK))
+        except OSError:
+            same = False
+        if not same:
+            raise self.error(
+                f"{self.path} is no longer the folder that this run began in",
+                given="it was moved, deleted or replaced, or its lock was",
+                fix="nothing was written since: put it back, and go on with esper resume",
+            )
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Keep what JSON can hold; a reader finds the file as it was or as it is now."""

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from esper.archive.files import replace_whole
+from esper.archive.files import replace_whole, write_whole
 from esper.leyline.errors import EsperError
 
 FORMAT = "esper-archive"
@@ -56,13 +56,17 @@ def write_archive(
     tensors: Mapping[str, Tensor],
     notes: Notes,
     ready: Callable[[], object] = lambda: None,
+    before: Path | None = None,
 ) -> Path:
     """Write tensors and notes to the directory `path`, replacing the archive that is there.
 
-    `ready` is called before the one rename by which it does.
+    `ready` is called before the one rename by which it does; then the archive that was there takes
+    its place in the directory `before`.
     """
     folder = Path(path)
     _require_ours(folder)
+    last = folder / MANIFEST
+    replaced = last.read_bytes() if before is not None and last.is_file() else b""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / TEMPORARY
     owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -72,20 +76,41 @@ def write_archive(
     replace_whole(temporary, file)
 
     body = {"kind": kind, "version": version, "file": file.name, "sha256": digest, "notes": notes}
-    text = json.dumps({"format": FORMAT, "seal": _seal(body), "body": body}, indent=1)
+    text = json.dumps({"format": FORMAT, "seal": sealed(body), "body": body}, indent=1)
     temporary.write_text(text, encoding="utf-8")
     ready()
-    replace_whole(temporary, folder / MANIFEST)
-    for old in folder.glob(TENSORS):
-        if old != file:
-            old.unlink()
+    replace_whole(temporary, last)
+    olds = [old for old in folder.glob(TENSORS) if old != file]
+    if before is not None and replaced and len(olds) == 1:
+        before.mkdir(exist_ok=True)
+        place = before / olds.pop().name
+        (folder / place.name).rename(place)
+        write_whole(before / MANIFEST, replaced)
+        olds = [old for old in before.glob(TENSORS) if old != place]
+    for old in olds:
+        old.unlink()
     return folder
 
 
 def read_archive(path: str | Path, *, kind: str, version: int, device: str = "cpu") -> Archive:
-    """Read an archive of this kind and version; anything else is refused before it is used."""
-    folder = Path(path)
-    body = _manifest(folder)
+    """Read an archive of this kind and version; anything else is refused before it is used.
+
+    One that is replaced meanwhile is read again.
+    """
+    folder, seen = Path(path), b""
+    while True:
+        try:
+            seen = (folder / MANIFEST).read_bytes() if (folder / MANIFEST).is_file() else b""
+            return _read(folder, kind, version, device)
+        except (ArchiveError, OSError) as error:
+            if not seen or seal_of(folder) == hashlib.sha256(seen).hexdigest():
+                if isinstance(error, ArchiveError):
+                    raise
+                raise ArchiveError(f"{folder} cannot be read", given=error.strerror) from error
+
+
+def _read(folder: Path, kind: str, version: int, device: str) -> Archive:
+    body, file = require_whole(folder)
     if body["kind"] != kind or body["version"] != version:
         raise ArchiveError(
             f"{folder} holds something else",
@@ -93,6 +118,15 @@ def read_archive(path: str | Path, *, kind: str, version: int, device: str = "cp
             valid=f"{kind} version {version}",
             fix="load it with the version of Esper that wrote it",
         )
+    try:
+        return Archive(load_file(file, device=device), body["notes"])
+    except SafetensorError as error:
+        raise ArchiveError(f"{file} cannot be read", given=error) from error
+
+
+def require_whole(folder: Path) -> tuple[dict[str, Any], Path]:
+    """The manifest's body and the tensors' file, after both were compared with their hashes."""
+    body = _manifest(folder)
     file = folder / str(body["file"])
     if file.parent != folder or not file.is_file():
         raise ArchiveError(f"{folder} lacks its tensors", given=f"no file {file.name}")
@@ -104,10 +138,7 @@ def read_archive(path: str | Path, *, kind: str, version: int, device: str = "cp
             valid=f"{body['sha256'][:16]}...",
             fix="use another copy",
         )
-    try:
-        return Archive(load_file(file, device=device), body["notes"])
-    except SafetensorError as error:
-        raise ArchiveError(f"{file} cannot be read", given=error) from error
+    return body, file
 
 
 def kind_of(path: str | Path) -> str | None:
@@ -158,16 +189,17 @@ def _manifest(folder: Path) -> dict[str, Any]:
         document = json.loads(file.read_text(encoding="utf-8"))
         known = document["format"] == FORMAT
         body: dict[str, Any] = document["body"]
-        sealed = document["seal"] == _seal(body)
+        unchanged = document["seal"] == sealed(body)
         complete = all(type(body[name]) is kind for name, kind in _BODY.items())
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ArchiveError(f"{file} is damaged", given=f"{type(error).__name__}") from error
-    if not (known and sealed and complete):
+    if not (known and unchanged and complete):
         raise ArchiveError(f"{file} is damaged or was edited", fix="use another copy")
     return body
 
 
-def _seal(body: Mapping[str, Any]) -> str:
+def sealed(body: Mapping[str, Any]) -> str:
+    """The hash of what JSON holds, whatever the order of its keys."""
     text = json.dumps(body, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,16 +1,74 @@
-"""Python files of yours: run by their path, and their failures told in one line."""
+"""Python files of yours: run by their path, and their failures told in one line.
 
+A run's folder may come from anywhere, and so may the code that it names. What you started a run
+with is remembered outside of all of them, by its path and its hash.
+"""
+
+import hashlib
 import importlib.util
+import os
 import sys
 import traceback
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+from esper.archive.files import append_lines
 from esper.leyline.errors import EsperError
 
 
 class CodeError(EsperError):
     """A file of yours that is missing, fails, or does not hold what was named."""
+
+
+def remember(files: Iterable[str]) -> None:
+    """Let these files, as they are, be run again by what a run's folder says."""
+    place = _memory()
+    with suppress(OSError):  # then it is asked for each time
+        place.parent.mkdir(parents=True, exist_ok=True)
+        append_lines(place, map(_mark, _unknown(files)))
+
+
+def require_known_code(files: Iterable[str], run: Path) -> None:
+    """Refuse to run what was never run from here, or has changed since."""
+    if unknown := _unknown(files):
+        raise CodeError(
+            f"{run} names code that no run was started with from here, as it is now",
+            given=", ".join(unknown),
+            fix="look at it; then type yes when esper resume asks, or name it with --model and "
+            "--data where it is a network of yours",
+        )
+
+
+def allow_code(files: Iterable[str], run: Path, *, quiet: bool) -> None:
+    """Run code that a run's folder names if it is known, or after a typed yes."""
+    files = list(dict.fromkeys(files))
+    if _unknown(files) and not quiet:
+        print(f"{run} names code that is not known: {', '.join(_unknown(files))}")
+        print("Type yes to run it: ", end="", flush=True)
+        if sys.stdin is not None and sys.stdin.readline().strip() == "yes":
+            remember(files)
+    require_known_code(files, run)
+    if files and not quiet:
+        print(f"Running the code in {', '.join(files)}", flush=True)
+
+
+def _unknown(files: Iterable[str]) -> list[str]:
+    try:
+        known = set(_memory().read_text(encoding="utf-8").splitlines())
+    except OSError:
+        known = set()
+    return [file for file in files if Path(file).is_file() and _mark(file) not in known]
+
+
+def _memory() -> Path:
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "esper" / "code.txt"
+
+
+def _mark(file: str) -> str:
+    return f"{hashlib.sha256(Path(file).read_bytes()).hexdigest()} {Path(file).resolve()}"
 
 
 def run_file(file: Path) -> ModuleType:

@@ -78,6 +78,11 @@ class Suite:
             lines += [f"    {context}" for context in contexts]
         return "\n".join(lines)
 
+    def fingerprints(self) -> dict[str, str]:
+        """Of all data to train on, by where it comes from."""
+        sources = (each for context in self.training for each in (context.source, context.drift))
+        return {str(each): each.load().fingerprint() for each in sources if each is not None}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `from_dict` reads them."""
         groups = {

@@ -65,8 +65,16 @@ class OfRun(Command):
 
     def work(self) -> str:
         from esper.api import GrowthFolder
+        from esper.simic.training import RunError, RunFolder
 
-        grown = self.does_of_growth and GrowthFolder(self.path).holds_run
+        kinds = (GrowthFolder(self.path), RunFolder(self.path))
+        if self.path.is_dir() and any(self.path.iterdir()) and any(each.is_fresh for each in kinds):
+            raise RunError(
+                f"{self.path} holds nothing yet",
+                given="a run that ended before its first checkpoint",
+                fix="start it again there, with the command that it was started with",
+            )
+        grown = self.does_of_growth and kinds[0].holds_run
         return self.does_of_growth if grown else self.does
 
 
@@ -149,7 +157,10 @@ class Demo(Command):
 
 class Resume(OfRun):
     """Go on with a run of esper train or esper grow that was stopped or killed, or of esper train
-    that was given more rounds."""
+    that was given more rounds.
+
+    Code that the run's folder names runs if it is named here, or if a run was started with it and
+    it has not changed since, or after a typed yes."""
 
     does = "train_commands.resume_run"
     does_of_growth = "grow_commands.resume_growing"
@@ -253,16 +264,14 @@ class Inspect(Command):
     flat: Flat = False
 
 
-class Export(Command):
+class Export(OfRun):
     """Write the network of a finished run so that it runs without Esper, and check that it gives
-    the same outputs.
+    the same outputs. Its model's code is run as by esper resume.
 
     module: what was grown, to be added to your own class; pt2: a torch.export archive; onnx: for
     any runtime; python: one readable file that needs torch alone."""
 
     does = "grow_commands.export_run"
-    path: Run
-    """the directory of a run of esper grow"""
     format: Annotated[str, option(metavar="module|pt2|onnx|python")] = "python"
     """what to write"""
     out: Path | None = None

@@ -15,9 +15,9 @@ from esper.api import GrowthFolder
 from esper.api.batches import Batches
 from esper.api.grow_loop import device_name, find_device
 from esper.api.grow_settings import AUTO
-from esper.garden.own_code import spoken
+from esper.garden.own_code import allow_code, remember, spoken
 from esper.karn.commands import RUNS, AuditModel, Export, Grow, Inspect, Resume, Show, WriteReport
-from esper.karn.named_sources import NamedData, absolute, build_model, load_data
+from esper.karn.named_sources import NamedData, absolute, build_model, code_of, load_data
 from esper.kasmina import export_additions, export_onnx, export_program, export_python
 from esper.kasmina.export_files import Written
 from esper.leyline.errors import EsperError, UnknownNameError
@@ -54,6 +54,7 @@ def start_growing(command: Grow) -> None:
     origin = {name: getattr(command, name) for name in ("flat", "samples", "seed", "device")}
     origin["sinks"] = list(command.sinks)
     origin |= {name: absolute(getattr(command, name)) for name in ("model", "data")}
+    remember(code_of((origin["model"], origin["data"])))
     if not command.quiet:
         weights = sum(parameter.numel() for parameter in model.parameters())
         idle = " (--device auto takes the GPU)" if find_device(AUTO).type != device.type else ""
@@ -94,8 +95,7 @@ def resume_growing(command: Resume) -> None:
     if origin.report.after:
         print(f"{path} is finished: {epochs} epochs. Write its network: esper export {path}")
         return
-    if not quiet:
-        _say_code(origin.model, origin.data)
+    origin.allow_code(quiet=quiet)
     found = origin.load_data()
     device = find_device(origin.notes["device"])
     if not quiet:
@@ -131,9 +131,15 @@ class GrowthOrigin:
                 fix=f"there, use esper.resume({str(path)!r}, model, train, val)",
             )
         self.model, self.data = model or self.notes["model"], data or self.notes["data"]
-        self.moved = model is not None
+        self.moved, self.given = model is not None, (model, data)
         # A folder has no sample where inputs are not tensors alone.
         self.keeps_sample = GrowthFolder(path).holds_sample
+
+    def allow_code(self, *, data: bool = True, quiet: bool = False) -> None:
+        """Ask before code is run that the folder names and the command line does not."""
+        named = [self.model, self.data] if data else [self.model]
+        files = code_of(each for each in named if each not in self.given)
+        allow_code(files, self.path, quiet=quiet)
 
     def build_model(self) -> nn.Module:
         """The model of the run, built anew."""
@@ -159,13 +165,6 @@ class GrowthOrigin:
         settings = self.report.settings
         batches = Batches.of("train", data.train, settings["batch_size"], shuffle=True)
         return batches.first(settings["seed"], device)[0]
-
-
-def _say_code(*named: str) -> None:
-    """Which files are run because a run's folder names them, which may have come from elsewhere."""
-    files = dict.fromkeys(text.rpartition(":")[0] for text in named if ":" in text)
-    if files:
-        print(f"Running the code in {', '.join(files)}", flush=True)
 
 
 def show_growth(command: Show) -> None:
@@ -298,7 +297,7 @@ def export_run(command: Export) -> None:
             fix=f"go on with: esper resume {path}",
         )
     sample = None
-    _say_code(origin.model, *([] if origin.keeps_sample else [origin.data]))
+    origin.allow_code(data=not origin.keeps_sample)
     if not origin.keeps_sample:
         sample = origin.sample_of(origin.load_data(), torch.device("cpu"))
     run = api.load_run(path, origin.build_model(), sample=sample)

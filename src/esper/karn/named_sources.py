@@ -7,7 +7,7 @@ Shapes: `M` samples.
 
 import ast
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,11 @@ def absolute(text: str) -> str:
     if colon:
         return f"{Path(file).resolve()}:{name}"
     return str(Path(text).resolve()) if Path(text).is_file() else text
+
+
+def code_of(named: Iterable[str]) -> list[str]:
+    """The Python files among what is named."""
+    return list(dict.fromkeys(text.rpartition(":")[0] for text in named if ":" in text))
 
 
 def load_named(text: str, what: str) -> object:

@@ -13,6 +13,7 @@ from rich.table import Table
 from esper.api.run_records import versions
 from esper.garden import find_suite
 from esper.garden.controller_choice import controller_of
+from esper.garden.own_code import allow_code
 from esper.garden.statistics import Estimate
 from esper.karn.commands import RUNS, Resume, Train
 from esper.leyline.stages import SeedStage
@@ -51,12 +52,7 @@ def start_run(command: Train) -> RunFolder:
         "versions": versions(),
         "machine": f"{platform.system()} {platform.machine()}",
         "suite": suite.to_dict(),
-        "data": {
-            str(source): source.load().fingerprint()
-            for context in suite.training
-            for source in (context.source, context.drift)
-            if source is not None
-        },
+        "data": suite.fingerprints(),
     }
     path = command.out or RunFolder.next_in(RUNS, Path(config.suite).stem)
     try:
@@ -71,12 +67,13 @@ def resume_run(command: Resume) -> None:
     """Go on from the last checkpoint."""
     run = RunFolder.open(command.path)
     require_writable(command.json)
-    done = run.rounds()
-    if done and done[-1] >= run.config.rounds:
+    done = run.newest()
+    if done is not None and done[0] >= run.config.rounds:
         if command.json is not None:
             write_flat(command.json, figures_of(run.path))
-        print(f"{run.path} is finished: {done[-1]} rounds. Its report: esper report {run.path}")
+        print(f"{run.path} is finished: {done[0]} rounds. Its report: esper report {run.path}")
         return
+    allow_code(run.code, run.path, quiet=command.quiet)
     now, then = versions(), run.facts.get("versions", {})
     changed = [f"{name} {then[name]} -> {now[name]}" for name in then if then[name] != now[name]]
     if changed:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from esper.archive import read_archive, write_archive
-from esper.archive.tensors import MANIFEST, _seal
+from esper.archive.tensors import MANIFEST, sealed
 from esper.leyline.errors import EsperError
 from esper.nissa import AnomalyDetector
 from esper.simic.agent import PPOAgent
@@ -53,7 +53,7 @@ class Loader:
         self.trainer.run = run
         self.trainer.detector = AnomalyDetector()
         self.trainer.controls._validation.clear()
-        self.trainer._restore(ROUND)
+        self.trainer._restore(ROUND, run.read_checkpoint(ROUND))
         agent = self.trainer.agent
         weights = agent.network.state_dict()
         moments = agent.optimizer.state_dict()["state"]
@@ -180,7 +180,7 @@ def forge(folder: Path, draw: random.Random) -> None:
     file = folder / part / MANIFEST
     document = json.loads(file.read_text(encoding="utf-8"))
     _change(document["body"], draw)
-    document["seal"] = _seal(document["body"])
+    document["seal"] = sealed(document["body"])
     file.write_text(json.dumps(document, indent=1), encoding="utf-8")
     if part != STATE:
         reseal(folder)
@@ -228,7 +228,7 @@ def reseal(folder: Path) -> None:
     document = json.loads(file.read_text(encoding="utf-8"))
     data = (folder / "agent-0" / MANIFEST).read_bytes()
     document["body"]["notes"]["parts"]["agent-0"] = hashlib.sha256(data).hexdigest()
-    document["seal"] = _seal(document["body"])
+    document["seal"] = sealed(document["body"])
     file.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.archive import Archive, ArchiveError, not_finite, read_archive, write_archive
+from esper.archive import Archive, ArchiveError, read_archive, write_archive
+from esper.archive.tensors import not_finite
 from esper.leyline import ActionSpace, Legality, PPOUpdateMetrics, constants, require_agreement
 from esper.leyline.errors import AgreementError, EsperError
 from esper.leyline.settings import COUNT, NONE, Range, filled, require

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from esper.archive import not_finite
+from esper.archive.tensors import not_finite
 from esper.leyline import ActionSpace, EsperError, constants
 from esper.leyline.results import HeadGradientNorms, HeadUpdateMetrics, PerHead, PPOUpdateMetrics
 from esper.simic.agent.advantages import credited

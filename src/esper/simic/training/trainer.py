@@ -141,11 +141,13 @@ class Trainer:
 
     def begin(self) -> bool:
         """Start anew, or from the last checkpoint if there is one; False if stopped meanwhile."""
-        saved = self.run.rounds()
-        if saved:
-            self.round, numbers = saved[-1], self._restore(saved[-1])
+        saved = self.run.newest()
+        if saved is not None:
+            if self.processes.rank == 0:
+                self.run.require_data()
+            self.round, numbers = saved[0], self._restore(*saved)
             self._observations = self.garden.load_state_dict({"number": numbers})
-        store = self._store(new=not saved)
+        store = self._store(new=saved is None)
         sinks: list[Sink] = [store]
         if self.processes.rank == 0:
             sinks += open_sinks(self.config.sinks, self.run.path)
@@ -155,7 +157,7 @@ class Trainer:
         self.reporter = Reporter(
             self.hub, self.agent.network, self.garden, self.first_env, self.config.watched
         )
-        if saved:
+        if saved is not None:
             return True
         if not self._measure_controls():
             return False
@@ -196,9 +198,8 @@ class Trainer:
             gap = f"Telemetry of rounds {(whole or 0) + 1} to {self.round} is not whole."
             self.hub.emit(Noted(round=self.round, text=gap))
 
-    def _restore(self, round_: int) -> Tensor:
+    def _restore(self, round_: int, state: Archive) -> Tensor:
         """Take everything over from a checkpoint; returns each row's episode, [N]."""
-        state = self.run.read_checkpoint(round_)
         place = self.run.checkpoint(round_)
         self.run.require_settings(state)
         self.agent = PPOAgent.load(
@@ -371,6 +372,7 @@ class Trainer:
         if math.isfinite(score) and (self.best is None or score > self.best):
             self.best = score
             if self.processes.rank == 0:
+                self.run.require_held()
                 self.agent.save(self.run.best)
         if self.processes.rank == 0:
             self.hub.emit(judged.event(number))

@@ -13,7 +13,7 @@ of their own; it knows the hash of each, so that parts of different checkpoints 
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,12 @@ from esper.archive import (
     write_archive,
     write_whole,
 )
+from esper.archive.tensors import require_whole, sealed
+from esper.garden.own_code import remember, require_known_code
 from esper.garden.suites import Suite, find_suite
 from esper.leyline.errors import EsperError
+from esper.leyline.settings import typed
+from esper.nissa.hub import tell
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.config import TrainConfig, changed_settings, read_config, to_toml
 from esper.tamiyo.controllers import LearnedController
@@ -63,7 +67,8 @@ class RunFolder(KeptFolder):
         run = cls(path)
         run.require_fresh(fix=f"name another directory, or go on with: esper resume {run.path}")
         (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        run.write(FACTS, facts)
+        run.write(FACTS, {**facts, "seal": sealed(facts)})
+        remember(run.code)
         write_whole(run.path / CONFIG, to_toml(config))  # last: without it there is no run
         return run
 
@@ -84,13 +89,41 @@ class RunFolder(KeptFolder):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return self.read(FACTS)
+        """As they were written; versions and fingerprints by name, and the suite."""
+        found = self.read(FACTS)
+        if found.pop("seal", None) != sealed(found):
+            fix = "use another copy"
+            raise RunError(f"{self.path / FACTS} is damaged or was edited", fix=fix)
+        suite = found.get("suite", {})
+        code = suite.get("code", []) if isinstance(suite, dict) else suite
+        typed("code", code, tuple[str, ...])
+        for name in ("versions", "data"):
+            typed(name, found.get(name, {}), Mapping[str, str])
+        return found
+
+    @property
+    def code(self) -> Sequence[str]:
+        """Python files that its suite runs."""
+        return self.facts.get("suite", {}).get("code", ())  # type: ignore[no-any-return]
 
     @property
     def suite(self) -> Suite:
         """As it was when the run began, wherever its file is by now."""
         stored = self.facts.get("suite")
-        return find_suite(self.config.suite) if stored is None else Suite.from_dict(stored)
+        if stored is None:
+            return find_suite(self.config.suite)
+        require_known_code(self.code, self.path)
+        return Suite.from_dict(stored)
+
+    def require_data(self) -> None:
+        """Refuse to go on with other data than the run began with."""
+        then, now = self.facts.get("data", {}), self.suite.fingerprints()
+        if changed := [name for name in then if then[name] != now.get(name)]:
+            raise RunError(
+                f"The data of {self.path} are not those that it began with",
+                given=", ".join(changed[:3]),
+                fix="go on with the version of Esper, or of your code, that it began with",
+            )
 
     @property
     def best(self) -> Path:
@@ -104,11 +137,28 @@ class RunFolder(KeptFolder):
         names = [each.name for each in folder.iterdir()] if folder.exists() else []
         return sorted(int(match[1]) for match in map(_ROUND.fullmatch, names) if match)
 
+    def newest(self) -> tuple[int, Archive] | None:
+        """The last round whose checkpoint is whole, and its state; None: there is no checkpoint."""
+        damaged: ArchiveError | None = None
+        for round_ in reversed(self.rounds()):
+            try:
+                found = self.read_checkpoint(round_)
+            except ArchiveError as error:
+                damaged = damaged or error
+                continue
+            if damaged:
+                tell(f"{damaged} The checkpoint of round {round_} is whole: later rounds are lost.")
+            return round_, found
+        if damaged:
+            raise damaged
+        return None
+
     def checkpoint(self, round_: int) -> Path:
         return self.path / CHECKPOINTS / f"round-{round_:06d}"
 
     def begin_checkpoint(self, round_: int) -> Path:
         """An empty directory for the parts of a checkpoint."""
+        self.require_held()
         folder = self.unfinished(round_)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -118,6 +168,7 @@ class RunFolder(KeptFolder):
         self, round_: int, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]
     ) -> Path:
         """Seal the parts together with this state, move them to their place, drop old ones."""
+        self.require_held()
         folder = self.unfinished(round_)
         parts = {each.name: seal_of(each) for each in sorted(folder.iterdir())}
         sealed = {**notes, "round": round_, "parts": parts}
@@ -157,6 +208,8 @@ class RunFolder(KeptFolder):
                 given=", ".join(sorted(foreign)[:3]),
                 fix="remove this checkpoint to resume from the one before",
             )
+        for name in found:
+            require_whole(folder / name)
         return state
 
     def require_settings(self, state: Archive) -> None:

@@ -20,17 +20,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esper.archive import ArchiveError, kind_of, not_finite, read_archive, write_archive
-from esper.leyline import (
-    HEADS,
-    ActionError,
-    Actions,
-    ActionSpace,
-    EsperError,
-    Legality,
-    require_agreement,
-)
+from esper.archive import ArchiveError, kind_of, read_archive, write_archive
+from esper.archive.tensors import not_finite
+from esper.leyline import HEADS, Actions, ActionSpace, EsperError, Legality, require_agreement
 from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.errors import ActionError
 from esper.leyline.signals import Signals
 from esper.tamiyo.choosing import MaskedCategorical
 from esper.tamiyo.controllers.proposals import draw
