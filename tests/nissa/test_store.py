@@ -132,7 +132,7 @@ def test_another_version_is_refused_with_both(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 7")
     for opened in (RunReader, lambda path: RunStore(path, LAYOUT)):
-        with pytest.raises(StoreError, match="given: version 7; valid: version 2"):
+        with pytest.raises(StoreError, match="given: version 7; valid: version 3"):
             opened(path)
 
 

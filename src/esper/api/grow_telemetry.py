@@ -53,7 +53,8 @@ class GrowthTelemetry(Observer):
     def _open(self, known: int | None) -> None:
         """Tell what starts here, and of the epochs before what the store does not know."""
         run = self.run
-        facts = {"config": asdict(run.settings), "data": run.settings.data}
+        config = asdict(run.settings) | {"model": run.notes()["model"]}
+        facts = {"config": config, "data": run.settings.data}
         facts |= {"versions": versions(), "seeds": {"run": run.settings.seed}}
         self.hub.emit(events.RunStarted(round=len(run.history), layout=self.layout, **facts))
         if known is None:
@@ -113,9 +114,12 @@ class GrowthTelemetry(Observer):
             said |= {"name": "not_a_number", "seen": math.nan, "threshold": 0.0, "updates": 1}
             # Of the epoch that failed: where the run goes on, it is another one.
             self.hub.emit(events.AnomalyFound(round=epoch + 1, raised=True, **said))
+        state, text = "finished" if self.run.finished else "stopped", ""
         if why is not None:
-            given = f"{type(why).__name__} {first_line(why)}".strip()
-            self.hub.emit(events.Noted(round=epoch, text=f"Stopped after epoch {epoch}: {given}"))
+            state = "stopped" if isinstance(why, KeyboardInterrupt) else "failed"
+            text = f"{type(why).__name__} {first_line(why)}".strip()
+            self.hub.emit(events.Noted(round=epoch, text=f"Stopped after epoch {epoch}: {text}"))
+        self.hub.emit(events.RunEnded(round=epoch, state=state, text=text))
         self.hub.close()
 
     # --- from a record to events ---------------------------------------------------------
@@ -139,6 +143,10 @@ class GrowthTelemetry(Observer):
         if worth:
             columns = {"slot": list(worth), "blueprint": seeds, "contribution": [*worth.values()]}
             emit(events.Contributed(round=epoch, **columns))
+        if heard := record.get("shadows"):
+            kept = ("slot", "blueprint", "epochs", "gain", "error")
+            shown = {name: [each[name] for each in heard] for name in kept}
+            emit(events.Auditioned(round=epoch, **shown))
         if changes:
             rows = {
                 "env": [0] * len(changes),

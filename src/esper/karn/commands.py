@@ -319,6 +319,23 @@ class WriteReport(OfRun):
     """where to; by default RUN/report"""
 
 
+class Watch(Command):
+    """Show runs in the browser while they train, and after: those of a folder, as they appear.
+
+    Serves this machine alone, to whoever has the printed address; from another one, use a tunnel:
+    ssh -L 8642:127.0.0.1:8642 HOST."""
+
+    does = "watch_commands.watch_runs"
+    folders: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, option(metavar="FOLDER [FOLDER ...]")
+    ] = (RUNS,)
+    """folders of runs, or runs"""
+    port: int | None = None
+    """where to listen; by default 8642, or a free one if that is taken"""
+    open: bool = False
+    """open the page in the browser of this machine"""
+
+
 # --- the garden: its contexts, its atlas, and controllers side by side ----------------------------
 
 
@@ -419,5 +436,5 @@ def every_command(words: Sequence[str]) -> Any:
     report = Annotated[WriteReport, tyro.conf.subcommand("report")]
     training = Demo | train_command(words) | Resume | Evaluate | report
     growing = Grow | audit | Inspect | Export
-    looking = Runs | Show | Events | Tasks | atlas | Blueprints
+    looking = Runs | Show | Watch | Events | Tasks | atlas | Blueprints
     return training | growing | looking | Life | Doctor | Version

@@ -90,6 +90,13 @@ class RunStarted(Event, kind="run", table="runs", repeatable=False):
     layout: Annotated[RunLayout | None, Field()] = None  # for sinks that need names
 
 
+class RunEnded(Event, kind="end", table="ends", repeatable=False):
+    """A run has come to its end, or will not go on by itself. One that was killed says nothing."""
+
+    state: str  # finished, stopped by a person, or failed
+    text: str = ""  # why
+
+
 class Decisions(StepEvent, kind="decision", table="decisions"):
     """What was decided for every environment, and of the watched ones why."""
 
@@ -108,6 +115,16 @@ class Decisions(StepEvent, kind="decision", table="decisions"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, getattr(self, name)[:watched])
         super().__post_init__()
+
+
+class Refused(Event, kind="refusal", table="refusals"):
+    """What gates kept watched environments from, where a slot was in the right stage for it."""
+
+    step: int
+    env: schema.Integers  # [M]
+    slot: schema.Slots  # [M]
+    op: schema.Causes  # [M] LifecycleOp
+    reason: schema.Texts  # [M]
 
 
 class Stepped(StepEvent, kind="step", table="steps"):
@@ -206,6 +223,28 @@ class Contributed(Event, kind="contribution", table="contributions"):
     slot: schema.Texts  # [M]
     blueprint: schema.Texts  # [M]
     contribution: schema.Reals  # [M] points
+
+
+class Auditioned(Event, kind="audition", table="auditions"):
+    """What every seed that learns beside a growing network has shown, unplanted."""
+
+    slot: schema.Texts  # [M]
+    blueprint: schema.Texts  # [M]
+    epochs: schema.Reals  # [M] that it has learned for
+    gain: schema.Reals  # [M] validation loss without it less with it
+    error: schema.Reals  # [M] standard error of the gain
+
+
+class CasesPlayed(Event, kind="result", table="results"):
+    """Episodes of an evaluation, each of one controller on one case. Gains are points."""
+
+    controller: schema.Texts  # [M]
+    context: schema.Texts  # [M]
+    seed: schema.Integers  # [M] of the case
+    score: schema.Reals  # [M] net gain in units of what can be gained there
+    net_gain: schema.Reals  # [M]
+    added: schema.Integers  # [M] parameters
+    interventions: schema.Integers  # [M]
 
 
 class GrowthEnded(Event, kind="outcome", table="outcomes"):

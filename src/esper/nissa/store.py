@@ -32,7 +32,7 @@ from esper.nissa.events import KINDS, Decisions, Event, StepEvent
 from esper.nissa.schema import Numeric, RunLayout, Watched
 
 FILE = "events.sqlite"
-SCHEMA_VERSION = 2  # of tables and columns; files of others are refused
+SCHEMA_VERSION = 3  # of tables and columns; files of others are refused
 APPLICATION = 0x45535052  # "ESPR", in the header of every such file
 BUSY_SECONDS = 30.0
 DEFAULT_ROWS = 256  # environments that have rows of their own

@@ -300,12 +300,6 @@ def _story(reader: RunReader, kind: str, episode: Row, controls: Controls) -> St
         found = [measured.get(step, {}).get(name) for step in range(steps)]
         return np.array([np.nan if value is None else value for value in found], dtype=float)
 
-    score = episode["control"]
-    same_case = (  # of the curves with its seed, the one that ends in its score
-        each
-        for each in controls.get(episode["seed"], ())
-        if score is not None and abs(each[-SCORED_EPOCHS:].mean() - score) < SAME_SCORE
-    )
     failures = reader.query(
         "SELECT step, reason FROM rollbacks WHERE round = ? AND env = ?", (number, env)
     ).rows
@@ -317,9 +311,20 @@ def _story(reader: RunReader, kind: str, episode: Row, controls: Controls) -> St
         marks=[(d.step, d.actions["op"], d.actions.get("slot", "")) for d in decisions],
         accuracy=curve("accuracy"),
         committed=curve("committed"),
-        control=next(same_case, None),
+        control=control_of(episode, controls),
         failure=failures[0] if failures else None,
     )
+
+
+def control_of(episode: Row, controls: Controls) -> Array | None:
+    """Of the curves with an episode's seed, the one that ends in the score of its control."""
+    score = episode["control"]
+    same_case = (
+        each
+        for each in controls.get(episode["seed"], ())
+        if score is not None and abs(each[-SCORED_EPOCHS:].mean() - score) < SAME_SCORE
+    )
+    return next(same_case, None)
 
 
 def read_controls(run: Path) -> Controls:

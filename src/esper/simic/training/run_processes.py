@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,7 +122,7 @@ def train_run(
             run.locked() as lock,
             stop.listening(),
             _group(run, lock, stop) as processes,
-            closing(Trainer(run, processes=processes, tell=tell, stop=stop)) as trainer,
+            Trainer(run, processes=processes, tell=tell, stop=stop) as trainer,
         ):
             return trainer.begin() and trainer.train(listener)
     except OSError as error:  # a full disk, a directory that is gone
@@ -266,7 +266,7 @@ def main() -> None:
         run = RunFolder.open(path)
         with (
             joined(place, rank, run.config.processes) as processes,
-            closing(Trainer(run, processes=processes)) as trainer,
+            Trainer(run, processes=processes) as trainer,
         ):
             if trainer.begin():
                 trainer.train()

@@ -19,6 +19,7 @@ from esper.archive import Archive, ArchiveError
 from esper.garden import Case, Controls, Draw, Garden, Transition
 from esper.garden.controller_choice import controller_of
 from esper.leyline import AgreementError, LifecycleOp, PPOUpdateMetrics, SeedStage
+from esper.leyline.errors import first_line
 from esper.leyline.settings import Range
 from esper.nissa import (
     AnomalyDetector,
@@ -26,6 +27,7 @@ from esper.nissa import (
     Clock,
     Hub,
     Noted,
+    RunEnded,
     RunLayout,
     RunStarted,
     RunStore,
@@ -408,6 +410,18 @@ class Trainer:
 
     def close(self) -> None:
         self.hub.close()
+
+    def __enter__(self) -> "Trainer":
+        return self
+
+    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
+        """Tell how it ended, and close."""
+        if self.processes.rank == 0:
+            state = "finished" if self.round == self.config.rounds else "stopped"
+            state = state if failure is None else "failed"
+            text = "" if failure is None else f"{type(failure).__name__} {first_line(failure)}"
+            self.hub.emit(RunEnded(round=self.round, state=state, text=text))
+        self.close()
 
 
 def suited_to_gardens(agent: PPOAgent, patience: float) -> PPOAgent:
