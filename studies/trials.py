@@ -74,13 +74,14 @@ class Workshop:
         done = {result.identity for result in file.results}
         todo = [trial for trial in trials if trial.identity not in done]
         finished = len(trials) - len(todo)
-        for batch in self._batches(todo):
-            self.controls.require([trial.case for trial, _ in batch])
-            file.add([self._result(trial, mark) for trial, mark in batch])
-            finished += len(batch)
-            self.tell(what, finished, len(trials))
-            if self.clock.over and not (last and finished == len(trials)):
-                return False
+        with file.watched((trial.identity[0] for trial in trials), len(todo)):
+            for batch in self._batches(todo):
+                self.controls.require([trial.case for trial, _ in batch])
+                file.add([self._result(trial, mark) for trial, mark in batch])
+                finished += len(batch)
+                self.tell(what, finished, len(trials))
+                if self.clock.over and not (last and finished == len(trials)):
+                    return False
         return True
 
     def _batches(self, trials: Sequence[Trial]) -> Iterator[list[tuple[Trial, "Outcome"]]]:

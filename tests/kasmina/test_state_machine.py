@@ -1,5 +1,7 @@
 """Random legal and illegal decisions over N hosts with S slots and real modules in them."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import settings
@@ -22,7 +24,7 @@ from esper.kasmina import (
     pass_time,
     remove_now,
 )
-from esper.kasmina.gates import OP_GATES, Situation
+from esper.kasmina.gates import OP_GATES, Situation, closed_gates
 from esper.leyline import (
     HEADS,
     TRANSITIONS,
@@ -99,6 +101,14 @@ class Growth(RuleBasedStateMachine):
             assert all(len(reason) > 10 for reason in reasons)
             with pytest.raises(GateRefusedError):
                 self.models[host].apply(Actions(self.space, actions.values[host : host + 1]))
+        self.closed_gates_are_those_whose_stage_is_right(host)
+
+    def closed_gates_are_those_whose_stage_is_right(self, host: int) -> None:
+        found = {(row, slot, op): why for row, slot, op, why in closed_gates(self.situation)}
+        for slot, op in itertools.product(range(self.life.shape[1]), list(LifecycleOp)[1:]):
+            reasons = explain(self.situation, host, op, slot)
+            wrong_stage = bool(reasons) and reasons[0].startswith("the slot is ")
+            assert found.get((host, slot, op), "") == ("" if wrong_stage else "; ".join(reasons))
 
     @rule()
     def decide_something_legal(self) -> None:

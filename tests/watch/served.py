@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +10,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-from esper.nissa import RunEnded, RunStarted
+import numpy as np
+
+from esper.garden import Result, ResultFile
+from esper.leyline.ops import LifecycleOp
+from esper.leyline.stages import SeedStage
+from esper.nissa import (
+    Auditioned,
+    Contributed,
+    Decisions,
+    EpochEnded,
+    Hub,
+    LifecycleChanged,
+    Refused,
+    RunEnded,
+    RunLayout,
+    RunStarted,
+    RunStore,
+)
 from esper.watch.live_server import listening, server_of
 from tests.show.report_runs import ENVS, STEPS, Run
 
@@ -71,6 +89,75 @@ def begun(path: Path, **more: Any) -> Run:
     run.judge(0, "random", -0.3)
     run.judge(0, "heuristic", 0.35)
     return run
+
+
+def grown(path: Path) -> Path:
+    """A network that grew, with an audition, a decision that was refused, and its end."""
+    names, part = ("norm", "conv"), {"path": "0", "kind": "Linear", "params": 100, "depth": 0}
+    parts = [part | {"opened": False, "slots": ["0"]}]
+    model = {"name": "Net", "params": 100, "room": 50, "parts": parts}
+    ops = tuple(op.name for op in LifecycleOp)
+    layout = RunLayout(
+        ("op", "slot", "blueprint"), (ops, ("0",), names), ((True,) * 3,) * 5, (), ("0",), names
+    )
+    config = {"epochs": 4, "controller": "audition", "metric": "accuracy", "model": model}
+    stages = (SeedStage.DORMANT, SeedStage.GERMINATED, SeedStage.TRAINING)
+    path.mkdir()
+    with Hub(RunStore(path, layout)) as hub:
+        hub.emit(RunStarted(round=0, config=config))
+        hub.emit(EpochEnded(round=0, val_loss=2.0, score=10.0))
+        for epoch in range(1, 5):
+            score, added = 10.0 + 20.0 * epoch, 40 * (epoch > 1)
+            known = {"val_loss": 2.0 / epoch, "train_loss": 1.5 / epoch, "committed": score - 5.0}
+            hub.emit(EpochEnded(round=epoch, score=score, added=added, **known))
+            op = [int(LifecycleOp.GERMINATE if epoch == 2 else LifecycleOp.WAIT), 0, 1]
+            nothing = {"values": [math.nan], "log_probs": [[math.nan] * 3]}
+            hub.emit(
+                Decisions(
+                    round=epoch, step=0, actions=[op], masks=np.ones((1, 3, 5), bool), **nothing
+                )
+            )
+        hub.emit(
+            Auditioned(
+                round=1,
+                slot=["0"] * 2,
+                blueprint=names,
+                epochs=[1.0] * 2,
+                gain=[-0.01, 0.25],
+                error=[0.01, 0.02],
+            )
+        )
+        hub.emit(
+            LifecycleChanged(
+                round=2,
+                step=0,
+                env=[0, 0],
+                slot=[0, 0],
+                before=stages[:2],
+                after=stages[1:],
+                cause=[1, 1],
+                blueprint=[1, 1],
+                reason=["it fits the budget", ""],
+            )
+        )
+        hub.emit(Contributed(round=4, slot=["0"], blueprint=["conv"], contribution=[7.5]))
+        refused = {"slot": [0], "op": [LifecycleOp.ADVANCE], "reason": ["0 epochs in TRAINING"]}
+        hub.emit(Refused(round=3, step=0, env=[0], **refused))
+        hub.emit(RunEnded(round=4, state="failed", text="ValueError of yours"))
+    return path
+
+
+def compared(file: Path) -> None:
+    """An evaluation of two controllers on two contexts."""
+    same = {"made": "", "scale": 10.0, "control": 50.0, "validation": 0.0, "area": 0.0}
+    same |= {"exposure": 0.0, "added": 5, "seeds": 1, "flops": 1.0, "interventions": 2}
+    stored = ResultFile(file, {})
+    with stored.watched(["never", "tamiyo"], 8):
+        for number in range(8):
+            who, where = ("never", "tamiyo")[number % 2], ("xor", "gain")[number // 4]
+            own = {"controller": who, "context": where, "key": where, "seed": number}
+            gained = 50.0 + (number if number % 2 else 0)
+            stored.add([Result(**own, test=gained, rolled_back=False, **same)])
 
 
 def go_on(run: Run, number: int) -> None:

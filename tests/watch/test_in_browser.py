@@ -1,5 +1,6 @@
 """The live page in a real browser: one Chromium and one server for all of it."""
 
+import fcntl
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from esper.nissa import RunEnded
-from tests.watch.served import begun, served, whole
+from tests.watch.served import begun, compared, grown, served, whole
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HOSTILE = "<img src=x onerror=document.title='hacked'>"
@@ -21,6 +22,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     whole(folder / "first")
     whole(folder / HOSTILE)
+    whole(folder / "second", rounds=2, state="stopped")
+    grown(folder / "net")
+    compared(folder / "results.jsonl")
     return folder
 
 
@@ -93,3 +97,59 @@ def test_a_training_run_shows_its_curve_and_health(page: Any) -> None:
         page.get_by_text(title).wait_for()
     curve = page.get_by_role("img", name="Score over rounds: now")
     assert "score by evaluation 0.3" in curve.get_attribute("aria-label")
+
+
+def test_a_network_that_grows_shows_its_places_its_audition_and_why_it_waited(page: Any) -> None:
+    opened(page, "#/run/net")
+    page.get_by_role("img", name="budget: 100 of the model, 40 in seeds, 10 left").wait_for()
+    page.get_by_text("conv training, +7.50 points").wait_for()
+    page.get_by_role("cell", name="conv at 0: gain +0.2500 ± 0.02").wait_for()
+    page.get_by_text("plant conv at 0").wait_for()
+    page.get_by_text("ValueError of yours").wait_for()
+    opened(page, "#/run/net/round/3/env/0/step/0")
+    page.get_by_text("Decision after epoch 3").wait_for()
+    page.get_by_text("0: 0 epochs in TRAINING").wait_for()
+
+
+def test_an_evaluation_shows_controllers_against_each_other(page: Any) -> None:
+    opened(page, "#/run/results")
+    page.get_by_role("row", name="tamiyo +0.40 ± ").wait_for()
+    page.get_by_role("row", name="gain 0.00 +0.60").wait_for()
+
+
+def test_two_runs_that_were_chosen_are_compared_with_the_keyboard_too(page: Any) -> None:
+    for name in ("first", "second"):
+        page.get_by_label(f"compare {name}").press("Space")
+    page.get_by_role("button", name="Compare 2").press("Enter")
+    page.get_by_role("img", name="Score by evaluation: now first 0.3, second 0.2").wait_for()
+    assert page.evaluate("location.hash") == "#/compare/first/second"
+    page.keyboard.press("o")
+    page.get_by_role("heading", name="Runs").wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("stopped")
+    page.get_by_role("link", name="first", exact=True).wait_for(state="hidden")
+
+
+def test_a_run_whose_process_was_killed_turns_stale(page: Any, folder: Path) -> None:
+    with begun(folder / "killed") as run:
+        lock = (folder / "killed" / "lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run.learn(1)
+        page.get_by_role("link", name="killed").click()
+        page.locator(".badge.running").wait_for()
+        lock.close()  # as the end of its process would
+        page.locator(".badge.stale").wait_for()
+    page.get_by_text("its process is gone").wait_for()
+
+
+def test_a_phone_has_room_for_it_and_the_dark_is_dark(browser: Any, address: str) -> None:
+    phone = {"width": 390, "height": 844}
+    context = browser.new_context(viewport=phone, color_scheme="dark")
+    page = context.new_page()
+    page.goto(f"{address}#/run/first")
+    page.get_by_text("Gradient norms").wait_for()
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    context.close()
+    assert wide <= phone["width"]
+    assert paper == "rgb(23, 26, 33)"

@@ -175,3 +175,8 @@ class GrowthTelemetry(Observer):
         else:
             why["masks"] = memory.legality.resolved(actions)
         self.hub.emit(events.Decisions(round=epoch, step=0, actions=actions, **why))
+        if memory.refused:
+            env, slot, op, reason = zip(*memory.refused, strict=True)
+            self.hub.emit(
+                events.Refused(round=epoch, step=0, env=env, slot=slot, op=op, reason=reason)
+            )

@@ -44,6 +44,7 @@ from esper.api.ticking import (
 )
 from esper.archive import read_archive, write_archive
 from esper.kasmina import GateRules, Isolation, SlottedModel, export_module, require_same_parameters
+from esper.kasmina.gates import closed_gates
 from esper.kasmina.probe import Sample
 from esper.kasmina.shadow_seeds import Losses, ShadowKey, Shadows
 from esper.kasmina.slot import GrowthLostWarning as GrowthLostWarning
@@ -396,7 +397,8 @@ class GrowingModel(SlottedModel):
             **window.measured(),
         )
         legality = self.legal()
-        starts = torch.tensor([self.memory.hand_over(controller, legality)])
+        refused = closed_gates(self.situation)
+        starts = torch.tensor([self.memory.hand_over(controller, legality, refused)])
         chosen = controller.act(signals, legality, starts)
         if not isinstance(chosen, Actions):
             what, given = f"Controller {controller.name!r} must return actions", repr(chosen)

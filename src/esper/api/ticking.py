@@ -36,6 +36,7 @@ from esper.tamiyo.controllers.protocol import Controller, Remembering
 if TYPE_CHECKING:
     from esper.api.growing_model import GrowingModel
 
+Refusals = list[tuple[int, int, LifecycleOp, str]]  # host, slot, op, why
 Evaluate = Callable[[nn.Module], "float | Tensor"]
 SAME_SCORE = 0.5  # points that two measurements of one score may differ by
 ROUNDING = 1e-3  # points by which a score made of float32 may exceed 100
@@ -222,6 +223,7 @@ class GrowthMemory:
         self.classes = classes  # of a classifier
         self.controller: Controller | None = None  # the one that decided last
         self.legality: Legality | None = None  # what it chose among
+        self.refused: Refusals = []  # what gates kept it from
         self.actions: Actions | None = None  # what it chose
         self.compared = False  # were val_score and evaluate found to be the same score?
         self.ended = False  # are the budget's epochs over?
@@ -313,7 +315,7 @@ class GrowthMemory:
                 stacklevel=3,
             )
 
-    def hand_over(self, controller: Controller, legality: Legality) -> bool:
+    def hand_over(self, controller: Controller, legality: Legality, refused: Refusals) -> bool:
         """It decides from now on, among what is legal; is it another one than before?
 
         The one that decided before the host was saved is told what it remembered.
@@ -323,7 +325,7 @@ class GrowthMemory:
                 controller.recall(self._pending[1])
             self.controller, self._pending = controller, None
         starts = self.controller is not controller
-        self.controller, self.legality = controller, legality
+        self.controller, self.legality, self.refused = controller, legality, refused
         return starts
 
     # --- keeping -------------------------------------------------------------------------

@@ -7,7 +7,9 @@ so evaluation goes on where it was.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,8 @@ from esper.garden.playing import Controls, Job, Played, Playground
 from esper.garden.rewards import net_of_rent
 from esper.garden.statistics import Estimate, interquartile_mean_interval, mean_interval
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
-from esper.leyline.errors import AgreementError, DataError, DuplicateNameError
+from esper.leyline.errors import AgreementError, DataError, DuplicateNameError, EsperError
+from esper.nissa import CasesPlayed, Event, RunEnded, RunLayout, RunStarted, RunStore
 from esper.tamiyo.controllers import Controller
 from esper.tamiyo.controllers.protocol import Checkable
 from esper.tolaria.population_config import PopulationConfig
@@ -86,6 +89,7 @@ class ResultFile:
         """`settings` are what results depend on beside their case; another file's are refused."""
         self.path = path
         self.results: list[Result] = []
+        self._store: RunStore | None = None  # the same for whoever watches
         header = json.dumps({"format": FORMAT, **settings}, sort_keys=True)
         try:
             if path.exists():
@@ -103,6 +107,32 @@ class ResultFile:
         fresh = list(results)
         append_lines(self.path, [json.dumps(asdict(result)) for result in fresh])
         self.results += fresh
+        self._tell(_played(fresh))
+
+    @contextmanager
+    def watched(self, controllers: Iterable[str], episodes: int) -> Iterator[None]:
+        """While so many are to be played; whoever watches learns of each, and how it ended."""
+        with suppress(EsperError, OSError, sqlite3.Error):  # results do not depend on it
+            self._store = RunStore(Path(f"{self.path}.sqlite"), RunLayout((), (), ()))
+            self._store.rewind(-1)
+        total = len(self.results) + episodes
+        config = {"controllers": list(dict.fromkeys(controllers)), "episodes": total}
+        self._tell(RunStarted(round=0, config=config), _played(self.results))
+        try:
+            yield
+        finally:
+            state = "finished" if len(self.results) >= total else "stopped"
+            self._tell(RunEnded(round=0, state=state))
+            if self._store is not None:
+                self._store.close()
+            self._store = None
+
+    def _tell(self, *events: Event) -> None:
+        if self._store is not None:
+            try:
+                self._store.write(events)
+            except (EsperError, sqlite3.Error):
+                self._store = None
 
     def _read(self, header: str) -> None:
         try:
@@ -127,6 +157,14 @@ class ResultFile:
             with self.path.open("r+", encoding="utf-8") as stream:
                 stream.truncate(len((whole + "\n").encode()))
         self.results = [parse(line, self.path, n + 2) for n, line in enumerate(lines[1:])]
+
+
+def _played(results: Sequence[Result]) -> CasesPlayed:
+    names = ("controller", "context", "seed", "added", "interventions")
+    columns = {name: [getattr(result, name) for result in results] for name in names}
+    gains = [result.net_gain() for result in results]
+    scores = [result.score() for result in results]
+    return CasesPlayed(round=0, score=scores, net_gain=gains, **columns)
 
 
 def parse(line: str, path: Path, number: int) -> Result:
@@ -207,14 +245,15 @@ def evaluate(
     ]
     ground = Playground(rows, horizon=horizon, device=device, config=config)
     tell = partial(progress, "episodes")
-    for places, played in ground.play(jobs, progress=tell, stop=stop):
-        known = [place for place in places if place < len(missing)]
-        controls.learn([jobs[place].case for place in known], played.rows(slice(len(known))))
-        batch = [jobs[place] for place in places[len(known) :]]
-        fresh = _results(batch, made, played.rows(slice(len(known), None)), controls)
-        done |= {result.identity: result for result in fresh}
-        if stored is not None:
-            stored.add(fresh)
+    with nullcontext() if stored is None else stored.watched(names, len(jobs) - len(missing)):
+        for places, played in ground.play(jobs, progress=tell, stop=stop):
+            known = [place for place in places if place < len(missing)]
+            controls.learn([jobs[place].case for place in known], played.rows(slice(len(known))))
+            batch = [jobs[place] for place in places[len(known) :]]
+            fresh = _results(batch, made, played.rows(slice(len(known), None)), controls)
+            done |= {result.identity: result for result in fresh}
+            if stored is not None:
+                stored.add(fresh)
     return [
         # The scale is the suite's present one: it is no part of what was played.
         replace(done[sought(name, case)], scale=case.context.scale)

@@ -34,6 +34,7 @@ Seed = Annotated[int, option(help="every random number follows from it")]
 Device = Annotated[str, option(help="cpu or cuda")]
 OwnDevice = Annotated[str, option(help="cpu, cuda, or auto: cuda where there is one")]
 NewRun = Annotated[Path | None, option(help="directory of the run; by default a new one in runs/")]
+Watched = Annotated[bool, option(help="show it in the browser meanwhile; says where")]
 Quiet = Annotated[bool, option(help="say nothing but errors and how it ended")]
 Figures = Annotated[Path | None, option(help="write the final figures as one flat object")]
 
@@ -125,6 +126,7 @@ class Train(Command):
     out: NewRun = None
     file: Path | None = None
     """settings in TOML, in place of the preset's; options given here count more"""
+    watch: Watched = False
     quiet: Quiet = False
     json: Figures = None
 
@@ -152,6 +154,7 @@ class Demo(Command):
     seed: Seed = 0
     seeds: int = 2
     """cases of every context in the comparison at the end"""
+    watch: Watched = False
     json: Figures = None
 
 
@@ -232,6 +235,7 @@ class Grow(OfOwn):
     controller: Name = GrowSettings.controller
     """who decides: heuristic, another rule, tamiyo, or the directory of a trained run"""
     out: NewRun = None
+    watch: Watched = False
     sinks: Names = ()
     """trackers that get the curves too: tensorboard, wandb, mlflow; each needs its extra"""
 

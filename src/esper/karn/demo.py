@@ -28,7 +28,7 @@ def run_demo(options: Demo) -> None:
     config = replace(PRESETS["demo"], rounds=options.rounds, seed=options.seed)
     found, gained = grow_one(options.seed)
     print("\nNow a controller is trained to decide such things by itself, on a garden of tasks:")
-    run = start_run(Train(config=config, out=options.out))
+    run = start_run(Train(config=config, out=options.out, watch=options.watch))
     found.save(run.path / AUDIT_PAGE)
     suite = find_suite(config.suite)
     players = [load_controller(run.path), *(controller_of(name, suite) for name in COMPARED)]

@@ -18,6 +18,7 @@ from esper.api.grow_settings import AUTO
 from esper.garden.own_code import allow_code, remember, spoken
 from esper.karn.commands import RUNS, AuditModel, Export, Grow, Inspect, Resume, Show, WriteReport
 from esper.karn.named_sources import NamedData, absolute, build_model, code_of, load_data
+from esper.karn.watch_commands import start_watching
 from esper.kasmina import export_additions, export_onnx, export_program, export_python
 from esper.kasmina.export_files import Written
 from esper.leyline.errors import EsperError, UnknownNameError
@@ -65,6 +66,8 @@ def start_growing(command: Grow) -> None:
             "Ctrl-C stops; nothing but the present epoch is lost.",
             flush=True,
         )
+    if command.watch:
+        start_watching(path)
     slots: Any = AUTO if command.slots == (AUTO,) else list(command.slots)
     _watched(
         path,

@@ -16,6 +16,7 @@ from esper.garden.controller_choice import controller_of
 from esper.garden.own_code import allow_code
 from esper.garden.statistics import Estimate
 from esper.karn.commands import RUNS, Resume, Train
+from esper.karn.watch_commands import start_watching
 from esper.leyline.stages import SeedStage
 from esper.nissa import RunReader, require_sinks
 from esper.show.run_facts import Score, scores
@@ -55,6 +56,8 @@ def start_run(command: Train) -> RunFolder:
         "data": suite.fingerprints(),
     }
     path = command.out or RunFolder.next_in(RUNS, Path(config.suite).stem)
+    if command.watch:
+        start_watching(path)
     try:
         run = RunFolder.create(path, config, facts)
     except OSError as error:

@@ -1,16 +1,41 @@
 """The live page on the command line: alone, or beside a run that it shows."""
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
 from esper.karn.commands import Watch
 from esper.leyline.errors import EsperError
 
 
 def watch_runs(command: Watch) -> None:
-    try:
-        from esper.watch.live_server import serve
-    except ImportError as error:
+    _require_server()
+    for folder in command.folders:
+        if not folder.is_dir():
+            raise EsperError(
+                f"There is nothing to watch at {folder}",
+                given="no such folder",
+                fix="name the folder of a run, or one with runs in it",
+            )
+    from esper.watch.live_server import serve
+
+    serve(command.folders, port=command.port, open_=command.open)
+
+
+def start_watching(folder: Path) -> None:
+    """Show a folder by a process of its own, which ends with this one and takes nothing from it."""
+    _require_server()
+    words = ["-m", "esper.watch.live_server", str(folder), str(os.getpid())]
+    subprocess.Popen([sys.executable, *words], process_group=0)  # noqa: S603 - our own module
+
+
+def _require_server() -> None:
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
         raise EsperError(
             "The live page needs a server, which is not installed",
-            given=error.name,
+            given=", ".join(missing),
             fix="pip install 'esper-ml[watch]'",
-        ) from error
-    serve(command.folders, port=command.port, open_=command.open)
+        )

@@ -6,6 +6,7 @@ condition can say, for any host and slot, why it is not met.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -80,12 +81,18 @@ class Situation:
 
     def facts(self, host: int, slot: int) -> dict[str, Any]:
         """By name, what refusals speak of: the rules, the slot's state, what there is room for."""
-        arrays, slots = self.life.state_dict().items(), self.life.shape[1]
-        state = {name: array[host].expand(slots)[slot].item() for name, array in arrays}
-        costs = self.catalogue.total_costs()[slot]
-        room, cheapest = int(self.room()[host]), min(costs[costs >= 0].tolist(), default=None)
-        known = {"stage": SeedStage(int(state["stage"])).name, "room": room, "cheapest": cheapest}
-        return vars(self.rules) | state | known
+        known = {name: column[host][slot] for name, column in self._columns.items()}
+        return vars(self.rules) | known | {"stage": SeedStage(known["stage"]).name}
+
+    @cached_property
+    def _columns(self) -> dict[str, list[list[Any]]]:
+        """The state of every host and slot as numbers, fetched once for all who ask."""
+        shape, arrays = self.life.shape, {**self.life.state_dict(), "room": self.room()}
+        by_slot = {n: each if each.dim() > 1 else each[:, None] for n, each in arrays.items()}
+        found = {name: array.expand(shape).tolist() for name, array in by_slot.items()}
+        costs = self.catalogue.total_costs().flatten(1)
+        cheapest = [min(each[each >= 0].tolist(), default=None) for each in costs]
+        return found | {"cheapest": [cheapest] * shape[0]}
 
 
 @dataclass(frozen=True)
@@ -278,6 +285,25 @@ def explain(
         how = "" if blend is None else f" with blend {Blend(blend).name}"
         return [f"{name!r}{how} costs {cost} parameters, the budget has room for {room}"]
     return []
+
+
+def closed_gates(situation: Situation) -> list[tuple[int, int, LifecycleOp, str]]:
+    """(host, slot, op, why) wherever a slot is in the right stage for an op and is kept from it."""
+    found = []
+    for op, gate in OP_GATES.items():
+        met = [each.met(situation).expand(situation.life.shape) for each in gate.conditions]
+        shut = met[0] & ~torch.stack(met).all(dim=0)
+        if not bool(shut.any()):
+            continue
+        known = torch.stack(met).tolist()
+        for host, slot in shut.nonzero().tolist():
+            facts = situation.facts(host, slot)
+            texts = (each.otherwise.format(**facts) for each in gate.conditions)
+            why = [
+                text for text, is_met in zip(texts, known, strict=True) if not is_met[host][slot]
+            ]
+            found.append((host, slot, op, "; ".join(why)))
+    return found
 
 
 def require_legal(situation: Situation, actions: Actions, legal: Legality) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import Isolation, SegmentedHost, build_catalogue, decide, pass_time, remove_now
-from esper.kasmina.gates import UNLIMITED, Situation, legality
+from esper.kasmina.gates import UNLIMITED, Situation, closed_gates, legality
 from esper.leyline import HEADS, Actions, Blend, Legality, LifecycleOp, SeedStage, require_agreement
 from esper.leyline.errors import AgreementError, GateRefusedError, UnknownNameError
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
@@ -144,6 +144,11 @@ class Population:
                     valid="WAIT, until reset_rows() starts it anew",
                 )
         return self._become(*decide(self.situation, actions, legal))
+
+    def refusals(self, life: Lifecycle, rows: Tensor) -> list[tuple[int, int, LifecycleOp, str]]:
+        """(place in `rows`, slot, op, why) of what gates kept hosts from in this state."""
+        now = self.situation
+        return closed_gates(replace(now, life=life.rows(rows), budget=now.budget[rows]))
 
     def pass_time(self) -> Transitions:
         """An epoch has ended: alphas, counters, and what needs no decision."""

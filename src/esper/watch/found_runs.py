@@ -118,7 +118,8 @@ class FoundRun:
             self.state = RunState(word)
             return
         silent = max(0.0, time.time() - self.time)
-        held = _is_held(self.file.parent / LOCK) if self.file.name == FILE else None
+        held = _is_held(self.file.parent / LOCK)
+        held = held or (None if self.file.name != FILE else held)  # not every evaluation has one
         if held is False or silent > (QUIET_SECONDS if held else UNHELD_SECONDS):
             self.state = RunState.STALE
             gone = "its process is gone" if held is False else "its process says nothing"
@@ -214,7 +215,7 @@ class Lookout:
 
     def _name(self, root: Path, file: Path) -> str:
         """How people call it: its folder, from the root on."""
-        place = file.parent if file.name == FILE else file.with_suffix("")
+        place = file.parent if file.name == FILE else file.with_suffix("").with_suffix("")
         parts = place.relative_to(root).parts or (root.name,)
         if len(self.roots) > 1 and place != root:
             parts = (root.name, *parts)

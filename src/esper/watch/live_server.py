@@ -15,6 +15,7 @@ import hmac
 import json
 import secrets
 import socket
+import sys
 import webbrowser
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from esper.leyline.errors import EsperError
+from esper.simic.training.run_processes import follow
 from esper.watch.found_runs import FoundRun, Lookout
 from esper.watch.views import VIEWS, Answers, Numbers, QuestionError
 
@@ -57,10 +59,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-
-
-class WatchError(EsperError):
-    """The live page cannot be served as asked."""
 
 
 class Guard:
@@ -180,7 +178,7 @@ class Site:
         view = VIEWS.get(given.get("view", ""))
         if view is None:
             return _said(f"There is no such view; there are {', '.join(VIEWS)}.", 404)
-        if self.streams == 0:
+        if not self.streams or given.get("run") not in (None, *self.lookout.runs):
             self.lookout.look()
         try:
             numbers = view.numbers(given)
@@ -275,13 +273,6 @@ def server_of(roots: Sequence[Path], listener: socket.socket) -> tuple[uvicorn.S
 
 def serve(roots: Sequence[Path], *, port: int | None = None, open_: bool = False) -> None:
     """Serve the page until Ctrl-C; says where it is."""
-    for root in roots:
-        if not root.is_dir():
-            raise WatchError(
-                f"There is nothing to watch at {root}",
-                given="no such folder",
-                fix="name the folder of a run, or one with runs in it",
-            )
     listener = listening(port)
     server, address = server_of(roots, listener)
     print(f"Watch it in a browser: {address}", flush=True)
@@ -302,6 +293,11 @@ def listening(port: int | None) -> socket.socket:
         except (OSError, OverflowError) as error:
             listener.close()
             reason = error
-    raise WatchError(
+    raise EsperError(
         f"Port {port} cannot be listened on", given=reason, fix="name another with --port"
     ) from reason
+
+
+if __name__ == "__main__":  # beside a run: shows its folder for as long as its process lives
+    follow(int(sys.argv[2]))
+    serve([Path(sys.argv[1])])

@@ -25,6 +25,7 @@ POINTS = 300  # of a curve
 LARGEST = 2**53  # number in an address
 REST = 10.0  # times as long as it took to make, an answer is kept
 KEPT_ANSWERS, KEPT_BYTES = 512, 64 << 20
+LAID_OUT = ("environments", "episode", "growth")  # views that need names of slots and actions
 TOLD = ("suite", "rounds", "epochs", "controller", "controllers", "episodes", "envs", "horizon")
 
 Numbers = Mapping[str, int]  # from the address
@@ -88,7 +89,7 @@ def answered(name: str, run: FoundRun, numbers: Numbers) -> dict[str, Any]:
                 found = reader.query(sql, known)
                 rows = [[plain(value) for value in row] for row in found.rows]
                 shown[asked] = {"columns": found.columns, "rows": rows}
-        shown["layout"] = asdict(reader.layout) if name in ("environments", "episode") else None
+        shown["layout"] = asdict(reader.layout) if name in LAID_OUT else None
         if name == "decision":
             shown["decision"] = _decision(reader, numbers)
             heads, actions = reader.layout.heads, reader.layout.actions

@@ -17,6 +17,7 @@ from esper.nissa import (
     EpisodeEnded,
     Hub,
     LifecycleChanged,
+    Refused,
     RolledBack,
     Stepped,
 )
@@ -59,6 +60,7 @@ class Reporter:
                 watched=count,
             )
         )
+        self._refusals(round_, step, transition, count)
         life = transition.after.lifecycle
         slots = self.garden.catalogue.slots.names
         alphas = {f"alpha_{name}": life.alpha[:, place] for place, name in enumerate(slots)}
@@ -87,6 +89,17 @@ class Reporter:
         memory = (decision.hidden[0][:, :count], decision.hidden[1][:, :count])
         logits = self.network(decision.states[:count], memory).logits
         return MaskedCategorical(logits, decision.masks[:count], validate=False).probs.cpu()
+
+    def _refusals(self, round_: int, step: int, transition: Transition, count: int) -> None:
+        """What gates kept the first `count` environments from; those that end are others now."""
+        (rows,) = (transition.epoch.active & ~transition.terminals)[:count].nonzero(as_tuple=True)
+        found = self.garden.episodes.population.refusals(transition.before.lifecycle, rows)
+        if found:
+            place, slot, op, reason = zip(*found, strict=True)
+            env = rows[list(place)] + self.first_env
+            self.hub.emit(
+                Refused(round=round_, step=step, env=env, slot=slot, op=op, reason=reason)
+            )
 
     def _changes(self, round_: int, step: int, transition: Transition) -> None:
         """What seeds went through, and what the governor took back."""

@@ -5,8 +5,11 @@ import { start, useView, useWords } from "./live.js";
 import { described, Overview } from "./overview.js";
 import { Absent, Badge, Progress } from "./parts.js";
 import { go, to, useRoute } from "./routes.js";
-import { Training } from "./training.js";
+import { Compare } from "./compare.js";
 import { Episode } from "./episode.js";
+import { Evaluation } from "./evaluation.js";
+import { Growth } from "./growth.js";
+import { Training } from "./training.js";
 import { ago } from "./words.js";
 
 function App() {
@@ -40,10 +43,11 @@ function App() {
 
 function shown(route) {
   if (route.page === "overview") return html`<${Overview}/>`;
+  if (route.page === "compare") return html`<${Compare} key=${route.runs.join("/")} runs=${route.runs}/>`;
   return html`<${Run} key=${route.run} route=${route}/>`;
 }
 
-const PARTS = { training: Training };
+const PARTS = { training: Training, growth: Growth, evaluation: Evaluation };
 
 function Run({ route }) {
   const { answer, error } = useView("summary", { run: route.run });
@@ -56,7 +60,7 @@ function Run({ route }) {
     ${run.unit && html`<${Progress} ...${run}/>`}
     <span class="faint">${run.why || `last word ${ago(run.time)}`}</span></div>`;
   if (run.state === "unreadable" || !Part) return html`${head}<${Absent}>${run.why || "There is nothing to show yet."}<//>`;
-  if (route.env !== undefined) return html`${head}<${Episode} route=${route}/>`;
+  if (route.env !== undefined && run.kind === "training") return html`${head}<${Episode} route=${route}/>`;
   return html`${head}<${Part} run=${run.run} route=${route}/>`;
 }
 

@@ -29,6 +29,8 @@ function marks(current) {
     const { across = [], down = [] } = current();
     ctx.save();
     ctx.lineWidth = devicePixelRatio;
+    ctx.textAlign = "left";
+    ctx.textBaseline = "bottom";
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
     for (const mark of across) {
       const y = plot.valToPos(mark.y, "y", true);
@@ -76,7 +78,7 @@ function plan(lines) {
       dash: line.dash,
       spanGaps: true,
       points: { show: line.points ?? !many, size: 4, fill: line.colour },
-      value: (_, value) => (value === null || value === undefined ? "—" : number(value)),
+      value: (_, value) => (value === null || value === undefined ? "" : number(value)),
     });
     data.push(line.y);
   }

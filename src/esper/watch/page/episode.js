@@ -2,15 +2,10 @@
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { useView } from "./live.js";
-import { Absent, COLOURS, OCCUPIED, OPS, Section, StageLegend, STAGES, Tile } from "./parts.js";
+import { Absent, COLOURS, Section, StageLegend, STAGES, Tile } from "./parts.js";
 import { go, to } from "./routes.js";
+import { points, Timeline } from "./timeline.js";
 import { lower, number, percent, rows, signed, whole } from "./words.js";
-
-const LEFT = 70; // of the drawing, for names
-const WIDE = 960;
-const HIGH = 170; // of the curves
-const ROW = 26; // of a slot
-const MARKS = { GERMINATE: "▲", ADVANCE: "▶", FOSSILIZE: "◆", PRUNE: "✕" };
 
 export function Episode({ route }) {
   const { run, round, env } = route;
@@ -47,97 +42,27 @@ function Ending({ answer, steps }) {
   </dl>`;
 }
 
-// What each slot holds at the end of each step: [{slot, step, stage, blueprint, alpha}].
-function cells(answer, steps) {
-  const held = {};
-  const changes = rows(answer.changes);
-  return steps.flatMap((row) => {
-    for (const change of changes) if (change.step === row.step) held[change.slot] = change;
-    return answer.layout.slots.map((slot) => ({
-      slot, step: row.step, stage: held[slot]?.after ?? "DORMANT", blueprint: held[slot]?.blueprint,
-      alpha: row[`alpha_${slot}`] ?? 1,
-    }));
-  });
-}
-
 function Drawing({ answer, steps, route, chosen }) {
-  const slots = answer.layout.slots;
   const ops = answer.layout.actions[0];
-  const horizon = Math.max(answer.about.horizon ?? 0, steps.at(-1).step + 1);
-  const wide = (WIDE - LEFT) / horizon;
-  const x = (step) => LEFT + wide * step;
   const drawn = [
-    ["network as it is", COLOURS.blue, steps.map((row) => [row.step, row.accuracy]), ""],
-    ["what is permanent", COLOURS.green, steps.map((row) => [row.step, row.committed]), "6 3"],
-    ["never grown", "var(--ink)", (answer.control ?? []).map((value, step) => [step, value]), "1 3"],
-  ].map(([label, colour, points, dash]) => ({ label, colour, dash, points: points.filter(([, value]) => value !== null && value !== undefined) }));
-  const values = drawn.flatMap((line) => line.points.map(([, value]) => value));
-  const [least, most] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
-  const y = (value) => HIGH - 8 - ((HIGH - 20) * (value - least)) / (most - least || 1);
-  const total = HIGH + 14 + slots.length * ROW + 26;
-  const decisions = rows(answer.decisions);
-  const press = (event) => {
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!by) return;
-    const next = Math.min(steps.at(-1).step, Math.max(0, chosen + by));
-    go(to.decision(route.run, route.round, route.env, next));
-    event.preventDefault();
-  };
-  const choose = (step) => go(to.decision(route.run, route.round, route.env, step));
+    { label: "network as it is", colour: COLOURS.blue, points: points(steps, "accuracy") },
+    { label: "what is permanent", colour: COLOURS.green, dash: "6 3", points: points(steps, "committed") },
+    { label: "never grown", colour: "var(--ink)", dash: "1 3", points: (answer.control ?? []).map((value, step) => [step, value]) },
+  ];
   return html`<${Section} title="Epoch by epoch" reading="A step is a decision and then an epoch. Choose one with the mouse, or with the arrow keys."
       more=${html`<${StageLegend}/>`}>
-    <div class="wide"><svg class="episode" viewBox="0 0 ${WIDE + 8} ${total}" tabindex="0" onKeyDown=${press} role="group"
-        aria-label="accuracy and slots over ${steps.length} epochs; arrow keys choose an epoch">
-      <rect class="chosen" x=${x(chosen)} y="0" width=${wide} height=${total - 18}/>
-      ${[least, (least + most) / 2, most].map((value) => html`<g class="tick"><line x1=${LEFT} x2=${WIDE} y1=${y(value)} y2=${y(value)}/><text x=${LEFT - 8} y=${y(value) + 4} text-anchor="end">${percent(value, 0)}</text></g>`)}
-      ${drawn.map((line) => html`<polyline points=${line.points.map(([step, value]) => `${x(step + 0.5).toFixed(1)},${y(value).toFixed(1)}`).join(" ")}
-        fill="none" stroke=${line.colour} stroke-width="2" stroke-dasharray=${line.dash} stroke-linejoin="round"/>`)}
-      ${slots.map((slot, n) => html`<text x=${LEFT - 8} y=${HIGH + 14 + n * ROW + 16} text-anchor="end">${slot}</text>
-        <line class="row" x1=${LEFT} x2=${WIDE} y1=${HIGH + 14 + n * ROW + 12} y2=${HIGH + 14 + n * ROW + 12}/>`)}
-      ${cells(answer, steps).map((cell) => drawnCell(cell, x(cell.step), wide, HIGH + 14 + slots.indexOf(cell.slot) * ROW))}
-      ${names(cells(answer, steps), slots).map(({ slot, from, until, blueprint }) => html`<text class="seed" x=${(x(from) + x(until + 1)) / 2}
-        y=${HIGH + 14 + slots.indexOf(slot) * ROW + 16} text-anchor="middle">${blueprint}</text>`)}
-      ${decisions.map((row) => html`<g class="decision" onClick=${() => choose(row.step)}>
-        <rect x=${x(row.step)} y="0" width=${wide} height=${total - 18} fill="transparent"><title>epoch ${row.step + 1}: ${lower(ops[row.op])}</title></rect>
-        <text x=${x(row.step + 0.5)} y=${total - 22} text-anchor="middle" fill=${OPS[ops[row.op]]}>${MARKS[ops[row.op]] ?? "·"}</text></g>`)}
-      ${steps.map((row) => (row.step + 1) % Math.ceil(horizon / 13) === 0 && html`<text x=${x(row.step + 0.5)} y=${total - 4} text-anchor="middle">${row.step + 1}</text>`)}
-    </svg></div>
-    <ul class="legend">${drawn.filter((line) => line.points.length).map((line) => html`<li><i style=${{ background: line.colour }}></i>${line.label}</li>`)}
-      ${Object.entries(MARKS).map(([op, mark]) => html`<li><span style=${{ color: OPS[op] }}>${mark}</span> ${lower(op)}</li>`)}</ul>
+    <${Timeline} slots=${answer.layout.slots} steps=${steps} changes=${rows(answer.changes)} lines=${drawn}
+      marks=${rows(answer.decisions).map((row) => ({ step: row.step, op: ops[row.op] }))}
+      horizon=${Math.max(answer.about.horizon ?? 0, steps.at(-1).step + 1)} chosen=${chosen}
+      choose=${(step) => go(to.decision(route.run, route.round, route.env, step))}
+      said="accuracy and slots over ${steps.length} epochs; arrow keys choose an epoch"/>
   <//>`;
 }
 
-const drawnCell = (cell, x, wide, y) => {
-  if (cell.stage === "DORMANT") return null;
-  const full = OCCUPIED.has(cell.stage);
-  const alpha = cell.stage === "FOSSILIZED" ? 1 : cell.alpha;
-  return html`<rect x=${x} y=${y + (full ? 3 : 9)} width=${wide + 0.5} height=${full ? 18 : 6} fill=${STAGES[cell.stage]}
-    fill-opacity=${0.28 + 0.72 * alpha}/>`;
-};
-
-// Each seed from its planting to its end, for its name.
-function names(found, slots) {
-  const lives = [];
-  for (const slot of slots) {
-    let life = null;
-    for (const cell of found.filter((each) => each.slot === slot)) {
-      if (!OCCUPIED.has(cell.stage)) {
-        life = null;
-      } else if (life) {
-        life.until = cell.step;
-      } else {
-        lives.push((life = { slot, from: cell.step, until: cell.step, blueprint: cell.blueprint }));
-      }
-    }
-  }
-  return lives;
-}
-
-function Decision({ route, step, steps }) {
+export function Decision({ route, step, steps, title = `Decision before epoch ${step + 1}` }) {
   const { run, round, env } = route;
   const { answer } = useView("decision", { run, round, env, step });
   const found = answer?.decision;
-  const title = `Decision before epoch ${step + 1}`;
   const more = html`<span class="buttons">
     ${step > 0 && html`<a href=${to.decision(run, round, env, step - 1)}>‹ before</a>`}
     ${step < steps.at(-1).step && html`<a href=${to.decision(run, round, env, step + 1)}>after ›</a>`}</span>`;
@@ -146,13 +71,13 @@ function Decision({ route, step, steps }) {
   const chosen = Object.entries(found.actions).map(([head, name]) => `${head} ${name}`).join(", ");
   const [after] = rows(answer.steps);
   return html`<${Section} title=${title} more=${more}>
-    <p class="headline">${chosen}</p>
-    <dl class="figures">
+    <p class="headline">${chosen || "nothing"}</p>
+    ${found.value !== null && html`<dl class="figures">
       <${Tile} what="value" value=${number(found.value)} more="what the critic expects"/>
-      <${Tile} what="reward" value=${signed(found.reward, 3)} more="of the epoch that followed"/>
+      ${found.reward !== null && html`<${Tile} what="reward" value=${signed(found.reward, 3)} more="of the epoch that followed"/>`}
       <${Tile} what="log-probability" value=${number(found.log_prob)} more="of all heads that mattered"/>
-    </dl>
-    ${!found.probabilities && html`<${Absent}>Probabilities, masks and observations are kept of the watched environments only, which are the first ones; a rule has no probabilities.<//>`}
+    </dl>`}
+    ${!found.legal && html`<${Absent}>Probabilities, masks and observations are kept of the watched environments only, which are the first ones.<//>`}
     <div class="heads">
       ${found.legal && Object.keys(found.legal).map((head) => html`<${Head} head=${head} found=${found} refused=${rows(answer.refusals)} names=${answer.names[head]}/>`)}
       ${after && html`<${Terms} after=${after}/>`}
@@ -166,17 +91,24 @@ function Head({ head, found, refused, names }) {
   const chances = found.probabilities?.[head] ?? {};
   const mattered = head in found.actions;
   return html`<div class="headbox ${mattered ? "" : "idle"}"><h3>${head} <small>${mattered ? "" : "did not matter"}</small></h3>
-    <ul class="actions">${names.map((name) => {
+    <ul class="actions">${(mattered ? names : []).map((name) => {
       const legal = open.has(name);
       const chance = chances[name] ?? null;
-      const why = refused.filter((row) => row.op === name).map((row) => `${row.slot}: ${row.reason}`);
+      const why = grouped(refused.filter((row) => row.op === name));
       const taken = found.actions[head] === name;
       return html`<li class="${taken ? "taken" : ""} ${legal ? "" : "closed"}" title=${legal ? "" : why.join("; ") || "no gate is open for it now"}>
         <span class="name">${name}</span>
-        <span class="gauge"><i style=${{ width: `${100 * (legal ? (chance ?? 0) : 0)}%` }}></i></span>
+        <span class=${chance === null ? "" : "gauge"}><i style=${{ width: `${100 * (legal ? (chance ?? 0) : 0)}%` }}></i></span>
         <span class="figure">${legal ? (chance === null ? "legal" : `${(100 * chance).toFixed(1)} %`) : "closed"}</span>
-        ${!legal && why.length > 0 && html`<small>${why.join("; ")}</small>`}</li>`;
+        ${why.length > 0 && html`<small>${why.join("; ")}</small>`}</li>`;
     })}</ul></div>`;
+}
+
+// Slots with the same reason are told together.
+function grouped(refused) {
+  const slots = new Map();
+  for (const row of refused) slots.set(row.reason, [...(slots.get(row.reason) ?? []), row.slot]);
+  return [...slots].map(([reason, names]) => `${names.join(", ")}: ${reason}`);
 }
 
 function Terms({ after }) {
