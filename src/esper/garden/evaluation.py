@@ -112,12 +112,10 @@ class ResultFile:
     @contextmanager
     def watched(self, controllers: Iterable[str], episodes: int) -> Iterator[None]:
         """While so many are to be played; whoever watches learns of each, and how it ended."""
-        if not episodes:
-            yield
-            return
-        with suppress(EsperError, OSError, sqlite3.Error):  # results do not depend on it
-            self._store = RunStore(Path(f"{self.path}.sqlite"), RunLayout((), (), ()))
-            self._store.rewind(-1)
+        if episodes:
+            with suppress(EsperError, OSError, sqlite3.Error):  # results do not depend on it
+                self._store = RunStore(Path(f"{self.path}.sqlite"), RunLayout((), (), ()))
+                self._store.rewind(-1)
         total = len(self.results) + episodes
         config = {"controllers": list(dict.fromkeys(controllers)), "episodes": total}
         self._tell(RunStarted(round=0, config=config), _played(self.results))
@@ -131,11 +129,11 @@ class ResultFile:
             self._store = None
 
     def _tell(self, *events: Event) -> None:
-        if self._store is not None:
-            try:
+        try:
+            if self._store is not None:
                 self._store.write(events)
-            except (EsperError, sqlite3.Error):
-                self._store = None
+        except (EsperError, sqlite3.Error):
+            self._store = None
 
     def _read(self, header: str) -> None:
         try:

@@ -12,13 +12,6 @@ from esper.leyline.errors import EsperError
 
 def watch_runs(command: Watch) -> None:
     _require_server()
-    for folder in command.folders:
-        if not folder.is_dir():
-            raise EsperError(
-                f"There is nothing to watch at {folder}",
-                given="no such folder",
-                fix="name the folder of a run, or one with runs in it",
-            )
     from esper.watch.live_server import serve
 
     serve(command.folders, port=command.port, open_=command.open)
@@ -32,10 +25,6 @@ def start_watching(folder: Path) -> None:
 
 
 def _require_server() -> None:
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise EsperError(
-            "The live page needs a server, which is not installed",
-            given=", ".join(missing),
-            fix="pip install 'esper-ml[watch]'",
-        )
+    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
+        what, fix = "The live page needs a server", "pip install 'esper-ml[watch]'"
+        raise EsperError(what, given=f"no {', no '.join(missing)}", fix=fix)

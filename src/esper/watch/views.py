@@ -10,22 +10,21 @@ import threading
 import time
 import tomllib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from esper.leyline.errors import EsperError
 from esper.nissa import RunReader, Thresholds
 from esper.show.run_facts import control_of, read_controls
-from esper.watch.found_runs import FoundRun
+from esper.watch.found_runs import UNREADABLE, FoundRun
 
-POINTS = 300  # of a curve
-LARGEST = 2**53  # number in an address
+POINTS, FEW_POINTS = 300, 48  # of a curve, and of one in a list
+DIGITS = 15  # of a number in an address
 REST = 10.0  # times as long as it took to make, an answer is kept
 KEPT_ANSWERS, KEPT_BYTES = 512, 64 << 20
-LAID_OUT = ("environments", "episode", "growth")  # views that need names of slots and actions
+LAID_OUT = ("environments", "episode", "decision", "growth")  # views that need a run's names
 TOLD = ("suite", "rounds", "epochs", "controller", "controllers", "episodes", "envs", "horizon")
 
 Numbers = Mapping[str, int]  # from the address
@@ -35,86 +34,48 @@ class QuestionError(EsperError):
     """An address that asks for nothing that there is."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """A part of the page."""
-
-    kinds: frozenset[str]  # of events, after which it is another
-    needs: frozenset[str]  # numbers that the address must have
-    may: frozenset[str]  # and those that it may
-    answers: Mapping[str, Mapping[str, str]]  # by kind of run, "" for all: SQL by name
-
-    @classmethod
-    def of(cls, said: Mapping[str, Any]) -> "View":
-        parts = {name.partition("_of_")[::2]: part for name, part in said.items()}
-        own = {kind: part for (name, kind), part in parts.items() if name == "answers"}
-        needs, may = (frozenset(said.get(name, ())) for name in ("needs", "may"))
-        return cls(kinds=frozenset(said["kinds"].split()), needs=needs, may=may, answers=own)
-
-    def numbers(self, given: Mapping[str, str]) -> dict[str, int]:
-        """The numbers of an address, refused if they are not the ones that are needed."""
-        names, known = given.keys() - {"view", "run"}, self.needs | self.may
-        sound = self.needs <= names <= known
-        if not sound or not all(given[name].isdecimal() for name in names):
-            raise QuestionError(
-                "The address asks with other numbers",
-                given=", ".join(sorted(names))[:200],
-                valid=", ".join(sorted(known)) or "none",
-            )
-        return {name: min(int(given[name][:17]), LARGEST) for name in names}
+_FILE = Path(__file__).with_name("questions.toml")
+QUESTIONS: dict[str, dict[str, Any]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 
 
-VIEWS = {
-    name: View.of(said)
-    for name, said in tomllib.loads(
-        Path(__file__).with_name("questions.toml").read_text(encoding="utf-8")
-    ).items()
-}
+def numbers_of(name: str, given: Mapping[str, str]) -> dict[str, int]:
+    """The numbers of an address, refused if they are not the ones that the view needs."""
+    needs, may = (set(QUESTIONS[name].get(each, ())) for each in ("needs", "may"))
+    found = {key: value for key, value in given.items() if key not in ("view", "run")}
+    if not needs <= found.keys() <= needs | may or not all(map(str.isdecimal, found.values())):
+        said, valid = ", ".join(sorted(found))[:200], ", ".join(sorted(needs | may)) or "none"
+        raise QuestionError("The address asks with other numbers", given=said, valid=valid)
+    return {key: int(value[:DIGITS]) for key, value in found.items()}
 
 
 def answered(name: str, run: FoundRun, numbers: Numbers) -> dict[str, Any]:
     """A view of a run."""
-    config = run.start.get("config", {})
-    model = config.get("model", {})
-    shown: dict[str, Any] = {**run.known(), "kind": run.kind, "began": run.start.get("time")}
-    shown["began_at"] = run.start.get("round", 0)
-    shown["about"] = {each: config[each] for each in TOLD if each in config}
-    shown["about"]["model"] = model.get("name")
-    shown["kinds"] = sorted(VIEWS[name].kinds)
-    wide = max(1, math.ceil((run.round + 1) / (POINTS if name != "summary" else 48)))
+    view, config = QUESTIONS[name], run.config
+    points = FEW_POINTS if name == "summary" else POINTS
+    wide = max(1, math.ceil((run.round + 1) / points))  # rounds of a point
+    about = {each: config[each] for each in TOLD if each in config}
+    about |= {"model": config.get("model", {}).get("name"), "began": run.start.get("time")}
+    shown = run.known() | {"kind": run.kind, "kinds": view["kinds"].split(), "wide": wide}
+    shown["about"] = about | {"began_at": run.start.get("round", 0)}
     with RunReader(run.file) as reader:
         known = {"round": run.round, "first": 0, "wide": wide, **numbers}
-        for kind, questions in VIEWS[name].answers.items():
-            for asked, sql in questions.items() if kind in ("", run.kind) else ():
-                found = reader.query(sql, known)
-                rows = [[plain(value) for value in row] for row in found.rows]
-                shown[asked] = {"columns": found.columns, "rows": rows}
-        shown["layout"] = asdict(reader.layout) if name in LAID_OUT else None
+        for asked, sql in (view["answers"] | view.get(f"answers_of_{run.kind}", {})).items():
+            found = reader.query(sql, known)
+            shown[asked] = {"columns": found.columns, "rows": plain(found.rows)}
+        if name in LAID_OUT:
+            shown["layout"] = asdict(reader.layout)
         if name == "decision":
-            shown["decision"] = _decision(reader, numbers)
-            heads, actions = reader.layout.heads, reader.layout.actions
-            shown["names"] = dict(zip(heads, actions, strict=True))
-        if name == "episode":
-            shown["control"] = _control(run, reader, known)
+            decided = reader.decisions(known["round"], known["env"])
+            chosen = next((each for each in decided if each.step == known["step"]), None)
+            shown["decision"] = None if chosen is None else plain(asdict(chosen))
+        if name == "episode":  # the curve of the same case, never grown
+            for row in reader.query(view["answers"]["ended"], known):
+                curve = control_of(row, read_controls(run.file.parent))
+                shown["control"] = None if curve is None else plain(curve.tolist())
     if name in ("training", "growth", "evaluation"):
         shown |= {"config": config, "versions": run.start.get("versions", {})}
         shown["thresholds"] = asdict(Thresholds())
-    return shown | {"round": known["round"], "wide": wide}
-
-
-def _control(run: FoundRun, reader: RunReader, numbers: Numbers) -> list[float] | None:
-    """The curve of the same case, never grown; None while that is not known."""
-    curve = None
-    for row in reader.query(VIEWS["episode"].answers[""]["ended"], numbers):
-        curve = control_of(row, read_controls(run.file.parent))
-    return None if curve is None else plain(curve.tolist())
-
-
-def _decision(reader: RunReader, numbers: Numbers) -> dict[str, Any] | None:
-    """With all that was known when it was taken."""
-    known = reader.decisions(numbers["round"], numbers["env"])
-    found = next((each for each in known if each.step == numbers["step"]), None)
-    return None if found is None else plain(asdict(found))
+    return shown | {"round": known["round"]}
 
 
 def plain(value: Any) -> Any:
@@ -128,11 +89,7 @@ def plain(value: Any) -> Any:
     return f"{len(value)} bytes" if isinstance(value, bytes) else value
 
 
-# --- answers that are kept -----------------------------------------------------------------------
-
-
-@dataclass
-class _Kept:
+class _Kept(NamedTuple):
     version: object
     until: float  # it is not made anew before
     text: bytes
@@ -145,38 +102,25 @@ class Answers:
         self._kept: OrderedDict[object, _Kept] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
-        self._making: dict[object, threading.Lock] = {}
 
     def ask(self, name: str, run: FoundRun, numbers: Numbers) -> tuple[bytes, bool]:
         """The view as JSON, and whether it is as it is now, or was a moment ago."""
         key = (name, run.name, *sorted(numbers.items()))
-        with self._alone(key):
-            version = [run.changed.get(kind, 0) for kind in sorted(VIEWS[name].kinds)]
-            with self._lock:
-                found = self._kept.get(key)
-            now = time.monotonic()
+        version = [run.changed.get(kind, 0) for kind in QUESTIONS[name]["kinds"].split()]
+        with self._lock:  # one at a time makes an answer; the others wait for it and take it
+            found, now = self._kept.get(key), time.monotonic()
             if found is not None and (found.version == version or now < found.until):
                 return found.text, found.version == version
-            text = json.dumps(answered(name, run, numbers), allow_nan=False).encode()
+            try:
+                text = json.dumps(answered(name, run, numbers), allow_nan=False).encode()
+            except (EsperError, OSError) as error:  # one that cannot be read hides no other
+                return json.dumps(
+                    run.known() | {"state": UNREADABLE, "why": str(error)}
+                ).encode(), True
             done = time.monotonic()
-            self._keep(key, _Kept(version, done + REST * (done - now), text))
-            return text, True
-
-    @contextmanager
-    def _alone(self, key: object) -> Iterator[None]:
-        """One at a time makes an answer; the others wait for it and take it."""
-        with self._lock:
-            lock = self._making.setdefault(key, threading.Lock())
-        with lock:
-            yield
-        with self._lock:
-            if not lock.locked():
-                self._making.pop(key, None)
-
-    def _keep(self, key: object, kept: _Kept) -> None:
-        with self._lock:
-            old = self._kept.pop(key, None)
-            self._kept[key] = kept
-            self._bytes += len(kept.text) - (0 if old is None else len(old.text))
+            self._kept[key] = _Kept(version, done + REST * (done - now), text)
+            self._kept.move_to_end(key)
+            self._bytes += len(text) - (0 if found is None else len(found.text))
             while len(self._kept) > KEPT_ANSWERS or self._bytes > KEPT_BYTES:
                 self._bytes -= len(self._kept.popitem(last=False)[1].text)
+            return text, True

@@ -417,9 +417,9 @@ class Trainer:
     def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
         """Tell how it ended, and close."""
         if self.processes.rank == 0:
-            state = "finished" if self.round == self.config.rounds else "stopped"
-            state = state if failure is None else "failed"
-            text = "" if failure is None else f"{type(failure).__name__} {first_line(failure)}"
+            state, text = "finished" if self.round == self.config.rounds else "stopped", ""
+            if failure is not None:
+                state, text = "failed", f"{type(failure).__name__} {first_line(failure)}"
             self.hub.emit(RunEnded(round=self.round, state=state, text=text))
         self.close()
 

@@ -79,7 +79,7 @@ export function Decision({ route, step, steps, title = `Decision before epoch ${
     </dl>`}
     ${!found.legal && html`<${Absent}>Probabilities, masks and observations are kept of the watched environments only, which are the first ones.<//>`}
     <div class="heads">
-      ${found.legal && Object.keys(found.legal).map((head) => html`<${Head} head=${head} found=${found} refused=${rows(answer.refusals)} names=${answer.names[head]}/>`)}
+      ${found.legal && Object.keys(found.legal).map((head) => html`<${Head} head=${head} found=${found} refused=${rows(answer.refusals)} names=${answer.layout.actions[answer.layout.heads.indexOf(head)]}/>`)}
       ${after && html`<${Terms} after=${after}/>`}
     </div>
     ${found.observation && html`<${Observation} values=${found.observation}/>`}

@@ -47,8 +47,8 @@ export function described(run) {
   if (!kind) return { ...run, share: -1 };
   const done = cell(run, "done") ?? 0;
   const total = kind.total(run) ?? null;
-  const since = run.kind === "evaluation" ? 0 : (run.began_at ?? 0);
-  const pace = run.began && done > since ? (run.time - run.began) / (done - since) : null;
+  const since = run.kind === "evaluation" ? 0 : run.about.began_at;
+  const pace = run.about.began && done > since ? (run.time - run.about.began) / (done - since) : null;
   const left = pace !== null && total ? (total - done) * pace : null;
   return { ...run, done, total, left, unit: kind.unit, share: total ? done / total : 0 };
 }
