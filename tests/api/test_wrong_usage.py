@@ -173,7 +173,7 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda _: grow(mlp(), (INPUT, LABEL - 1), VAL), "labels from -1 to 1; valid: 0 to 2"),
     "other labels in val": (
         lambda _: grow(mlp(), TRAIN, (VAL[0], VAL[1] + 3)),
-        "given: labels from 3 to 5; valid: 0 to"),
+        "given: labels from 3 to 5; label [345] of 3 classes in sample 0 of val; valid: 0 to"),
     "labels that only turn up later": (
         lambda _: grow(mlp(), DataLoader(TensorDataset(INPUT, LABEL + LATE), 8), VAL),
         "Target 1[012] is out of bounds.*check their shapes and types"),
@@ -189,13 +189,14 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
     "inputs of whole numbers": (
         lambda _: grow(mlp(), (INPUT.long(), LABEL), VAL), r"inputs.float\(\)"),
     "inputs that are no numbers": (
-        lambda _: grow(mlp(), (spoiled(INPUT), LABEL), VAL), "nan on the train data; look for NaN"),
+        lambda _: grow(mlp(), (spoiled(INPUT), LABEL), VAL),
+        "nan on the train data; NaN or infinity in sample 1 of train; look for NaN"),
     "validation inputs that are no numbers": (
         lambda _: grow(mlp(), TRAIN, (spoiled(VAL[0]), VAL[1])),
-        "nan on the val data; look for NaN"),
+        "nan on the val data; NaN or infinity in sample 1 of val; look for NaN"),
     "targets that are no numbers": (
         lambda _: grow(NUMBER, (INPUT, spoiled(INPUT)[:, 1:2]), (X, X[:, :1]), loss="mse"),
-        "on the train data; look for NaN in inputs and targets"),
+        "on the train data; NaN or infinity in sample 1 of train; look for NaN in inputs"),
     "numbers that go missing later": (
         lambda _: grow(mlp(), (spoiled(INPUT), LABEL), VAL, batch_size=4, seed=2),
         "look for NaN in"),

@@ -109,7 +109,7 @@ CASES = {
     "rows for labels": (
         {"data": "rows.npz"}, ("--loss", "cross_entropy"), "targets.argmax(-1)"),
     "a number for each class": ({"data": "fractions.npz"}, (), "have different shapes"),
-    "NaN": ({"data": "holes.npz"}, (), "nan on the train data; look for NaN"),
+    "NaN": ({"data": "holes.npz"}, (), "in sample 0 of train; look for NaN"),
     "two widths": ({"data": "sides.npz"}, (), "The model fails on the val data"),
     "weights for a model": ({"model": "weights.pt:Net"}, (), "valid: FILE.py:NAME"),
     "compiled": ({"model": "net.py:compiled"}, (), "torch.compile(run.export())"),

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from esper.karn.train_commands import best_scores, figures_of, sentence_of
+from esper.show.run_facts import read_facts
+from esper.show.training_page import page
 from esper.simic.training import RunFolder, read_config
 from tests.programs import ENVIRONMENT, esper, esper_here
 from tests.simic.training import short_runs
@@ -168,7 +171,7 @@ def test_a_trained_run_is_a_controller_to_evaluate(run: RunFolder, folder: Path)
         (["train", "demo", "--reward.mode", "shapd"], "did you mean 'shaped'?"),
         (["train", "demo", "--envs", "3"], "a multiple of 2"),
         (["train", "demo", "--json", "nowhere/x.json"], "nowhere/x.json cannot be written"),
-        (["train", "demo", "--out", "/proc/nowhere"], "/proc/nowhere cannot be made"),
+        (["train", "demo", "--out", "/proc/nowhere"], "/proc/nowhere cannot be read or written"),
         (["evaluate", "--controllers", "."], "is not an archive"),
     ],
 )
@@ -179,7 +182,7 @@ def test_wrong_words_get_one_sentence(words: list[str], said: str) -> None:
 def test_a_run_without_an_agent_cannot_be_evaluated(tmp_path: Path) -> None:
     run = tiny_run(tmp_path / "run")
     assert "has no agent yet" in refused(["evaluate", "--controllers", str(run.path)])
-    assert "no file" in refused(["show", str(run.path)])
+    assert "Nothing has been evaluated yet" in esper_here("show", run.path).stdout
 
 
 def test_a_directory_that_is_taken_is_refused(run: RunFolder, folder: Path) -> None:
@@ -187,14 +190,35 @@ def test_a_directory_that_is_taken_is_refused(run: RunFolder, folder: Path) -> N
     assert f"esper resume {run.path}" in refused(words)
 
 
-def test_a_damaged_store_is_refused_by_name(run: RunFolder, tmp_path: Path) -> None:
+def test_where_the_store_is_damaged_scores_are_shown_and_what_is_missing_is_said(
+    run: RunFolder, tmp_path: Path
+) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run.path, copy)
-    with sqlite3.connect(copy / "events.sqlite") as connection:
-        connection.execute("PRAGMA user_version = 99")
-    assert "another version" in refused(["show", copy])
-    (copy / "events.sqlite").write_bytes(b"no database" * 100)
-    assert "cannot be read" in refused(["show", copy])
+    figures = figures_of(run.path)
+    assert figures.pop("telemetry.whole") == 1
+    file = copy / "events.sqlite"
+
+    def outdate() -> None:
+        with sqlite3.connect(file) as connection:
+            connection.execute("PRAGMA user_version = 99")
+
+    def damage() -> None:
+        file.write_bytes(b"no database" * 100)
+
+    for mishap, said in ((outdate, "another version"), (damage, "cannot be read"),
+                         (file.unlink, "no file")):  # fmt: skip
+        mishap()
+        told = esper_here("show", copy)
+        assert told.returncode == 0, told.stderr
+        assert said in " ".join(told.stdout.split())
+        assert str(best_scores(run.path)["tamiyo"]) in told.stdout
+        assert figures_of(copy) == figures | {"telemetry.whole": 0}
+        assert said in sentence_of(copy)
+        facts = read_facts(copy)
+        assert (facts.best, facts.last_round) == (read_facts(run.path).best, 2)
+        assert said in page(facts, [])
+        assert said in refused(["events", copy, "--sql", "select 1"])
 
 
 def test_an_option_that_does_not_exist_is_refused_with_the_one_that_was_meant() -> None:

@@ -198,7 +198,7 @@ def test_a_database_of_another_application_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_run_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"There is no run.*name the directory of a run"):
+    with pytest.raises(StoreError, match=r"There is no telemetry.*name the directory of a run"):
         RunReader(tmp_path / "nowhere")
 
 

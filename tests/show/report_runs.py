@@ -5,9 +5,11 @@ Shapes: `N` environments, `H` heads.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from esper.archive import write_archive
 from esper.leyline.ops import Cause, LifecycleOp
 from esper.leyline.stages import SeedStage
 from esper.nissa import (
@@ -24,6 +26,7 @@ from esper.nissa import (
     Stepped,
     UpdateMetrics,
 )
+from esper.simic.training.training_runs import KIND, VERSION
 
 OPS = tuple(op.name for op in LifecycleOp)
 BLUEPRINTS = ("norm", "gate", "bottleneck")
@@ -76,6 +79,7 @@ class Run:
         names = ("early", "mid", "late") if slots == 3 else [f"s{n}" for n in range(slots)]
         self.path, self.envs, self.layout = path, envs, layout(names)
         self.hub = Hub(RunStore(path, self.layout, rows=rows))
+        self.judged: list[list[Any]] = []
 
     def __enter__(self) -> "Run":
         return self
@@ -192,6 +196,8 @@ class Run:
         self.hub.emit(Sampled(round=number, values=values))
 
     def judge(self, number: int, controller: str, score: float, spread: float = 0.1) -> None:
+        self.judged.append([controller, number, score, score - spread, score + spread, 6])
+        keep(self.path, number, self.judged)
         self.hub.emit(
             Evaluated(
                 round=number,
@@ -218,6 +224,14 @@ class Run:
                 advice="Raise entropy_coef.",
             )
         )
+
+
+def keep(path: Path, number: int, judged: list[list[Any]], **controls: Any) -> Path:
+    """A checkpoint of a round, as far as reports look at it."""
+    notes = {"round": number, "parts": {}, "judged": judged}
+    place = path / "checkpoints" / f"round-{number:06d}" / "state"
+    write_archive(place, kind=KIND, version=VERSION, tensors=controls, notes=notes)
+    return place
 
 
 def whole_run(path: Path) -> Path:

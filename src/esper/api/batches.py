@@ -20,6 +20,7 @@ from esper.leyline.streams import derive_seed
 Source = DataLoader[Any] | Dataset[Any] | tuple[Any, Any]
 Pair = tuple[Any, Any]  # inputs (a tensor, a tuple or a dict of them) and targets
 
+IGNORED = -100  # the label that torch's cross-entropy leaves out
 _VALID = "a DataLoader, a Dataset, or a pair of tensors (inputs, targets)"
 
 
@@ -179,6 +180,21 @@ class Data(dict[str, Batches]):
         for name, source in given.items():
             self[name] = Batches.of(name, source, batch_size, shuffle=name == "train")
 
+    def broken(self, classes: int | None) -> str | None:
+        """The first sample with something that is not finite, or no class; None: there is none."""
+        for name, part in self.items():
+            data: Any = part.loader.dataset
+            items = (data[n] for n in range(len(data))) if hasattr(data, "__getitem__") else data
+            for place, item in enumerate(items):
+                whole = isinstance(item, (tuple, list)) and len(item) == 2
+                if not all(each.isfinite().all() for each in _tensors(item)):
+                    return f"NaN or infinity in sample {place} of {name}"
+                for each in _tensors(item[1]) if whole and classes is not None else ():
+                    if ((each >= (classes or 0)) | (each < 0) & (each != IGNORED)).any():
+                        label = f"label {each.tolist()} of {classes} classes"
+                        return f"{label} in sample {place} of {name}"
+        return None
+
     def fingerprints(self, seed: int) -> dict[str, Any]:
         return {name: part.fingerprint(seed) for name, part in self.items()}
 
@@ -193,6 +209,11 @@ class Data(dict[str, Batches]):
                     valid=_told(was),
                     fix="load the same data, in the same order",
                 )
+
+
+def _tensors(item: object) -> list[Tensor]:
+    numbers = (Tensor, np.ndarray, np.generic, int, float)
+    return [torch.as_tensor(each) for each in tree_leaves(item) if isinstance(each, numbers)]
 
 
 def _as_tensor(value: object) -> object:

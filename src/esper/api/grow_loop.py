@@ -3,8 +3,8 @@ with a run that was interrupted, as if it had not been.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,12 @@ from esper.api.retraining import Train
 from esper.api.run_records import shadow_notes, size_of, slot_notes, step_flops
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring
-from esper.api.ticking import measuring
+from esper.api.ticking import GrowthDecision, NotFiniteError, measuring
 from esper.archive import Archive
 from esper.kasmina.isolation import Isolation, randomness_kept
 from esper.kasmina.probe import Sample, Target
 from esper.kasmina.shadow_seeds import CHECKED
-from esper.leyline.errors import UnknownNameError, first_line
+from esper.leyline.errors import EsperError, UnknownNameError, first_line
 from esper.leyline.streams import derive_seed
 from esper.nissa import Clock, Sink
 from esper.show.audit_facts import Audit
@@ -277,7 +277,8 @@ class Growth:
         """Before the first epoch: what the model is worth untrained, and a first checkpoint."""
         leader, by_name = self._leader(), isinstance(self.controller, (str, Path))
         self.run.settle(**leader, leader=leader["controller"] if by_name else None)
-        self._settle(batch)
+        with self._explaining():
+            self._settle(batch)
         self._keep()
 
     def _leader(self) -> dict[str, Any]:
@@ -305,7 +306,8 @@ class Growth:
         """Train to the end."""
         with observed(self.run, self.observers):
             while not self.host.memory.ended:
-                news = self._epoch(int(self.host.lifecycle.epoch))
+                with self._explaining():
+                    news = self._epoch(int(self.host.lifecycle.epoch))
                 self.run.history.append(news.record)
                 self.run.seconds.append(dict(news.seconds))
                 if self.host.memory.ended:
@@ -315,6 +317,17 @@ class Growth:
                 self._keep(self._ready)
                 for observer in self.observers:
                     observer.kept(news)
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Where numbers or labels fail, the data are looked through for the first that is wrong."""
+        try:
+            yield
+        except EsperError as error:
+            if (found := self.data.broken(self.scoring.classes)) is None:
+                raise
+            given = found if error.given is None else f"{error.given}; {found}"
+            raise type(error)(error.what, given=given, valid=error.valid, fix=error.fix) from error
 
     def _final_scores(self, last: Mapping[str, Any]) -> dict[str, float]:
         after = {"loss": last["val_loss"], "score": last["score"]}
@@ -423,8 +436,14 @@ class Growth:
             self.optimizer.step()
             losses.append(value.detach())
             size += size_of(batch[0])
-        self.steps = len(losses)
-        return float(torch.stack(losses).cpu().double().mean()), size
+        self.steps, found = len(losses), torch.stack(losses).cpu().double()
+        if broken := (~found.isfinite()).nonzero().flatten().tolist():
+            last = [each["decision"] for each in self.run.history if each["events"]][-1:]
+            grown = f"last: {GrowthDecision(**last[0])}" if last else "nothing has grown"
+            what = f"The loss is not finite in batch {broken[0] + 1} of {len(losses)}"
+            fix = "look for NaN in the data, or start again with a smaller learning rate"
+            raise NotFiniteError(what, given=grown, fix=fix)
+        return float(found.mean()), size
 
     def _scores(self, batches: Batches) -> Scores:
         """Of the host as it is now, always on the same draws where the data draw at random."""

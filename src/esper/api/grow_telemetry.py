@@ -6,7 +6,6 @@ filled up from it. Nothing that goes wrong here stops a run.
 """
 
 import math
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,10 +16,12 @@ from esper.api.observers import EpochNews, Observer
 from esper.api.run_records import versions
 from esper.api.ticking import GrowthDecision, NotFiniteError, StageChange
 from esper.leyline import Cause, LifecycleOp, SeedStage
-from esper.leyline.errors import EsperError, first_line
+from esper.leyline.errors import first_line
 from esper.leyline.ops import cause_name
 from esper.nissa import Hub, RunLayout, RunStore, Sink, events, open_sinks, require_sinks
+from esper.nissa.anomalies import not_a_number
 from esper.nissa.hub import tell
+from esper.nissa.store import usable_store
 from esper.tamiyo.controllers.protocol import Explaining
 from esper.tamiyo.features import FeatureTable
 
@@ -68,14 +69,7 @@ class GrowthTelemetry(Observer):
         """The telemetry of the run's folder, as it was at the end of its last epoch."""
         if self.run.folder is None:
             return None
-        try:
-            store = RunStore(self.run.folder.path, self.layout)
-            whole, epochs = store.last_commit, len(self.run.history)
-            store.rewind(-1 if whole is None or not epochs else min(whole, epochs))
-        except (EsperError, OSError, sqlite3.Error) as error:
-            tell(f"The run goes on without telemetry of its own: {first_line(error)}")
-            return None
-        return store
+        return usable_store(self.run.folder.path, self.layout, after=len(self.run.history) or -1)
 
     def epoch(self, news: EpochNews) -> None:
         if self.failed:
@@ -110,10 +104,8 @@ class GrowthTelemetry(Observer):
     def close(self, failure: BaseException | None) -> None:
         epoch, why = len(self.run.history), failure
         if isinstance(why, NotFiniteError):
-            said: dict[str, Any] = {"message": why.what, "advice": why.fix or "", "head": ""}
-            said |= {"name": "not_a_number", "seen": math.nan, "threshold": 0.0, "updates": 1}
             # Of the epoch that failed: where the run goes on, it is another one.
-            self.hub.emit(events.AnomalyFound(round=epoch + 1, raised=True, **said))
+            self.hub.emit(not_a_number(epoch + 1, why.what, why.fix or ""))
         state, text = "finished" if self.run.finished else "stopped", ""
         if why is not None:
             state = "stopped" if isinstance(why, KeyboardInterrupt) else "failed"

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.nn.functional import cross_entropy, l1_loss, mse_loss
 from torch.utils._pytree import tree_map_only
 
-from esper.api.batches import Pair
+from esper.api.batches import IGNORED, Pair
 from esper.api.ticking import percent
 from esper.kasmina.watching import call
 from esper.leyline.errors import DataError, EsperError, UnknownNameError, first_line
@@ -36,7 +36,6 @@ Loss = Callable[[Any, Any], Tensor]
 Metric = Callable[[Any, Any], "float | Tensor"]
 
 METRICS = ("auto", "accuracy", "loss")
-IGNORED = -100  # the label that torch's cross-entropy leaves out
 # Losses of torch's own that say more of outputs and targets: classes lie along the second axis, or
 # every output is a label of its own, which holds above this number.
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, cross_entropy, F.nll_loss)

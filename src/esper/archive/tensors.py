@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from esper.archive.files import replace_whole, write_whole
@@ -69,9 +69,9 @@ def write_archive(
     replaced = last.read_bytes() if before is not None and last.is_file() else b""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / TEMPORARY
-    owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(owned, temporary)
-    digest = _digest(temporary)
+    data = save({name: each.detach().cpu().contiguous().clone() for name, each in tensors.items()})
+    temporary.write_bytes(data)  # by this process: with the modes and errors of any other file
+    digest = hashlib.sha256(data).hexdigest()
     file = folder / TENSORS.replace("*", digest[:16])
     replace_whole(temporary, file)
 

@@ -8,7 +8,7 @@ from typing import Any
 import tyro
 
 from esper.karn.commands import every_command
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, printable
 
 
 def main() -> None:
@@ -32,14 +32,17 @@ def run_command(
             config=(tyro.conf.CascadeSubcommandArgs,),
         )
         command.run()
-    except EsperError as error:
-        print(f"esper: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:  # whoever read the output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except (EsperError, OSError) as error:  # the disk may be full, or not ours to write to
+        said = str(error)
+        if isinstance(error, OSError):
+            said = f"{error.filename or 'A file'} cannot be read or written: {error.strerror}."
+        print(f"esper: {printable(said)}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

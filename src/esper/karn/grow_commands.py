@@ -3,7 +3,6 @@
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from esper.karn.named_sources import NamedData, absolute, build_model, code_of, 
 from esper.karn.watch_commands import start_watching
 from esper.kasmina import export_additions, export_onnx, export_program, export_python
 from esper.kasmina.export_files import Written
-from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.errors import EsperError, UnknownNameError, printable
 from esper.nissa import RunReader, StoreError, require_sinks
 from esper.show.report import FOLDER, write_growth_report
 from esper.show.terminal import require_writable
@@ -172,12 +171,16 @@ class GrowthOrigin:
 
 def show_growth(command: Show) -> None:
     """What a run came to; neither its model nor its data are needed."""
-    print(api.read_report(command.path))
-    with suppress(StoreError), RunReader(command.path) as reader:
-        for row in reader.each("anomalies"):
-            print(f"epoch {row['round']}: ANOMALY {row['message']} {row['advice']}")
-        for row in reader.each("notes"):
-            print(row["text"])
+    print(printable(str(api.read_report(command.path))))
+    try:
+        with RunReader(command.path) as reader:
+            for row in reader.each("anomalies"):
+                said = f"epoch {row['round']}: ANOMALY {row['message']} {row['advice']}"
+                print(printable(said))
+            for row in reader.each("notes"):
+                print(printable(row["text"]))
+    except StoreError as error:
+        print(f"The telemetry cannot be read: {error}")
 
 
 def report_growth(command: WriteReport) -> None:
@@ -261,6 +264,10 @@ def _watched(path: Path, work: Callable[[], api.GrownRun], *, quiet: bool) -> No
         raise SystemExit(130) from None
     except EsperError:
         raise
+    except OSError as error:  # of a full disk, where nothing more can be written
+        again = f"esper resume {path}" if GrowthFolder(path).holds_run else "the same command"
+        fix = f"make room, or make it writable; then go on with: {again}"
+        raise RunError(f"{path} cannot be kept", given=error, fix=fix) from error
     except Exception as error:  # code of yours, in the middle of training
         fix = None
         if GrowthFolder(path).holds_run:
@@ -275,7 +282,7 @@ def _watched(path: Path, work: Callable[[], api.GrownRun], *, quiet: bool) -> No
     print(f"{path} is finished. Write its network: esper export {path}")
     try:
         said = f"The report: {run.write_report()}"
-    except EsperError as error:  # the network is there all the same
+    except (EsperError, OSError) as error:  # the network is there all the same
         said = f"No report was written. {error}"
     if not quiet:
         print(said)

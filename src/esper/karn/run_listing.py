@@ -8,8 +8,8 @@ from rich.markup import escape
 from esper.api import GrowthFolder
 from esper.karn.commands import Events, Runs, Show, WriteReport
 from esper.karn.grow_commands import line_of
-from esper.karn.train_commands import best_scores
-from esper.leyline.errors import DataError, EsperError
+from esper.karn.train_commands import best_scores, untold
+from esper.leyline.errors import EsperError, printable
 from esper.nissa import RunReader, StoreError
 from esper.show import write_report
 from esper.show.run_facts import scores
@@ -31,43 +31,45 @@ def list_runs(command: Runs) -> None:
     if found:
         table = table_of("run", "suite", "rounds", "envs", "best evaluation", fold=("run", "suite"))
         for run in found:
-            table.add_row(*map(escape, (str(run.path), *_line(run))))
+            table.add_row(*map(_cell, (run.path, *_line(run))))
         Console().print(table)
     if grown:
         table = table_of("run", "model", "epochs", "score", fold=("run", "model"))
         for path in grown:
-            table.add_row(*map(escape, (str(path), *line_of(path))))
+            table.add_row(*map(_cell, (path, *line_of(path))))
         Console().print(table)
 
 
 def _line(run: RunFolder) -> tuple[str, ...]:
     """What the list says of a run; one that cannot be read must not hide the others."""
     try:
-        config, done = run.config, run.rounds()
+        config, done = run.config, run.newest()
     except EsperError:
         return ("unreadable", "", "", "")
-    best: object = ""
-    with suppress(StoreError):
-        best = best_scores(run.path).get("tamiyo", "")
-    rounds = f"{done[-1] if done else 0} of {config.rounds}"
+    rounds = f"{done[0] if done else 0} of {config.rounds}"
+    best = best_scores(run.path).get("tamiyo", "")
     return config.suite, rounds, str(config.envs), str(best)
 
 
 def show_run(command: Show) -> None:
     run = RunFolder.open(command.path)
-    config, done, console = run.config, run.rounds(), Console()
-    with RunReader(run.path) as reader:
-        console.print(
-            f"[bold]{escape(str(run.path))}[/bold]: {done[-1] if done else 0} of {config.rounds} "
-            f"rounds are checkpointed; suite {escape(config.suite)}, {config.envs} environments"
-        )
-        title = "evaluations (net gain / scale, validation data)"
-        table = table_of("controller", "round", "score, 95 % interval", title=title)
-        judged = scores(reader)
-        for controller, found in judged.items():
-            for score in found:
-                table.add_row(controller, str(score.round), str(score))
-        console.print(table if judged else "Nothing has been evaluated yet.")
+    config, done, console = run.config, run.newest(), Console()
+    console.print(
+        f"[bold]{escape(str(run.path))}[/bold]: {done[0] if done else 0} of {config.rounds} "
+        f"rounds are checkpointed; suite {escape(config.suite)}, {config.envs} environments"
+    )
+    title = "evaluations (net gain / scale, validation data)"
+    table = table_of("controller", "round", "score, 95 % interval", title=title)
+    judged = scores(done)
+    for controller, found in judged.items():
+        for score in found:
+            table.add_row(_cell(controller), str(score.round), str(score))
+    console.print(table if judged else "Nothing has been evaluated yet.")
+    if lacking := untold(run.path).strip():
+        console.print(escape(lacking))
+    with suppress(StoreError), RunReader(run.path) as reader:
+        for row in reader.each("notes"):
+            console.print(escape(printable(f"round {row['round']}: {row['text']}")))
         metrics = reader.query(
             "select name, value from updates where round = (select max(round) from updates) "
             "order by name"
@@ -80,7 +82,7 @@ def show_run(command: Show) -> None:
         anomalies = list(reader.each("anomalies"))
         for row in anomalies:
             word = "[red]anomaly[/red]" if row["raised"] else "[green]over[/green]"
-            said = escape(f"{row['message']} {row['advice']}")
+            said = escape(printable(f"{row['message']} {row['advice']}"))
             console.print(f"round {row['round']}: {word}: {said}")
         if not anomalies:
             console.print("No anomalies.")
@@ -97,10 +99,7 @@ def ask_run(command: Events) -> None:
     sql, export = command.sql, command.export
     with RunReader(command.path) as reader:
         if export is not None:
-            try:
-                print(f"{reader.export(export)} events written to {export}")
-            except OSError as error:
-                raise DataError(f"{export} cannot be written", given=error.strerror) from error
+            print(f"{reader.export(export)} events written to {export}")
         if sql is not None:
             found = reader.query(sql)
             columns = [escape(name) for name in found.columns]
@@ -118,4 +117,4 @@ def ask_run(command: Events) -> None:
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    return f"{len(value)} bytes" if isinstance(value, bytes) else escape(str(value))
+    return f"{len(value)} bytes" if isinstance(value, bytes) else escape(printable(str(value)))

@@ -18,12 +18,11 @@ from esper.garden.statistics import Estimate
 from esper.karn.commands import RUNS, Resume, Train
 from esper.karn.watch_commands import start_watching
 from esper.leyline.stages import SeedStage
-from esper.nissa import RunReader, require_sinks
+from esper.nissa import RunReader, StoreError, require_sinks
 from esper.show.run_facts import Score, scores
 from esper.show.terminal import flat_estimate, progress, require_writable, write_flat
 from esper.simic.training import (
     RoundReport,
-    RunError,
     RunFolder,
     Stopping,
     TrainConfig,
@@ -58,10 +57,7 @@ def start_run(command: Train) -> RunFolder:
     path = command.out or RunFolder.next_in(RUNS, Path(config.suite).stem)
     if command.watch:
         start_watching(path)
-    try:
-        run = RunFolder.create(path, config, facts)
-    except OSError as error:
-        raise RunError(f"{error.filename} cannot be made", given=error.strerror) from error
+    run = RunFolder.create(path, config, facts)
     _train(run, command)
     return run
 
@@ -122,8 +118,21 @@ def _train(run: RunFolder, command: Train | Resume) -> None:
 
 def best_scores(path: Path) -> dict[str, Score]:
     """By controller, over all contexts; of the learner the best round's."""
-    with RunReader(path) as reader:
-        return {name: max(each, key=lambda s: s.value) for name, each in scores(reader).items()}
+    kept = RunFolder(path).newest()
+    return {name: max(each, key=lambda s: s.value) for name, each in scores(kept).items()}
+
+
+def untold(path: Path) -> str:
+    """What the telemetry of a run lacks, in a sentence; nothing where it is whole."""
+    done = RunFolder(path).newest()
+    if done is None:
+        return ""
+    try:
+        with RunReader(path) as reader:
+            told = reader.last_commit() or 0
+    except StoreError as error:
+        return f" The telemetry cannot be read: {error}"
+    return f" The telemetry has rounds up to {told} only." if told < done[0] else ""
 
 
 def figures_of(path: Path) -> dict[str, float]:
@@ -133,8 +142,8 @@ def figures_of(path: Path) -> dict[str, float]:
         estimate = Estimate(score.value, *(score.interval or (score.value, score.value)))
         figures |= flat_estimate(f"{name}.score", estimate)
         figures |= {f"{name}.round": score.round, f"{name}.episodes": score.episodes or 0}
-    with RunReader(path) as reader:
-        figures["rounds"] = len(reader.rounds())
+    done = RunFolder(path).newest()
+    figures |= {"rounds": done[0] if done else 0, "telemetry.whole": float(not untold(path))}
     return figures
 
 
@@ -143,13 +152,14 @@ def sentence_of(path: Path) -> str:
     found = best_scores(path)
     learned = found.pop("tamiyo", None)
     if learned is None:
-        return f"{path} is finished; it was never evaluated."
+        return f"{path} is finished; it was never evaluated.{untold(path)}"
     others = ", ".join(f"{name} {score}" for name, score in found.items())
     return (
         f"Tamiyo scores {learned} after round {learned.round} "
         "(1 is about what the best single seed gains, 0 never growing; validation data, 95 % "
         "intervals, the best of its evaluations)"
         + (f"; on the same cases {others}." if others else ".")
+        + untold(path)
     )
 
 

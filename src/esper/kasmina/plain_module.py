@@ -50,6 +50,9 @@ def export_module(host: SlottedModel, sample: Sample) -> nn.Module:
 
     To load it elsewhere, the classes of your own modules must be importable there, as ever.
     """
+    if broken := [name for name, each in host.named_parameters() if bool(each.isnan().any())]:
+        fix = "its training has failed: go back to a checkpoint of before that"
+        raise ExportError("The network is not a number", given=", ".join(broken[:3]), fix=fix)
     with host.committed():
         carriers = list(_carriers(host))
         expected = _run_host(host, carriers, sample)

@@ -42,7 +42,7 @@ WEIGHTS, DEVICE = "w", "device"  # the names under which the lines find them
 RESERVED = frozenset(
     {"self", "torch", "F", "nn", "math", "operator", WEIGHTS, DEVICE}
     | {"require", "require_value", "read_weights", "namedtuple", "OrderedDict", "Path", "json"}
-    | {"Model", "BUFFERS", "FROZEN", "DTYPES"}
+    | {"Model", "BUFFERS", "FROZEN", "DTYPES", "SHA256", "hashlib"}
     | set(keyword.kwlist)
     | set(dir(builtins))
 )

@@ -30,6 +30,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "")
 
 
+def printable(text: str) -> str:
+    """Without what a terminal would obey, in place of showing it: files come from anywhere."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+
+
 class UnknownNameError(EsperError):
     """A name that is not in a registry; suggests the one that was probably meant."""
 

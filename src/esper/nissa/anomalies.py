@@ -138,6 +138,13 @@ class AnomalyDetector:
         self._courses = courses
 
 
+def not_a_number(round: int, message: str, advice: str) -> AnomalyFound:
+    """Of a round that came to nothing."""
+    figures = {"seen": math.nan, "threshold": 0.0, "updates": 1}
+    found = {"name": "not_a_number", "head": "", "message": message, "advice": advice}
+    return AnomalyFound(round=round, raised=True, **found, **figures)  # type: ignore[arg-type]
+
+
 def _not_finite(numbers: Numbers) -> list[str]:
     return [name for name, value in numbers.items() if not math.isfinite(value)]
 

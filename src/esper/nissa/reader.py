@@ -6,7 +6,10 @@ Every question is a short read of its own, so a reader never holds a writer up.
 import hashlib
 import json
 import math
+import os
+import shutil
 import sqlite3
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -125,12 +128,19 @@ class RunReader(AbstractContextManager["RunReader"]):
         self.path = file_of(path)
         if not self.path.is_file():
             raise StoreError(
-                f"There is no run at {path}",
+                f"There is no telemetry at {path}",
                 given=f"no file {self.path}",
                 fix=f"name the directory of a run, the one with {FILE} in it",
             )
+        log, opened = self.path.with_name(f"{self.path.name}-wal"), self.path
+        if log.is_file() and not os.access(self.path.parent, os.W_OK):
+            # What its writer left in the log is read with a file that SQLite makes beside it.
+            self._copy = tempfile.TemporaryDirectory(prefix="esper-")
+            opened = Path(self._copy.name) / FILE
+            shutil.copy(self.path, opened)
+            shutil.copy(log, opened.with_name(f"{FILE}-wal"))
         try:
-            self._connection = connect(self.path, read_only=True)
+            self._connection = connect(opened, read_only=True)
             self._connection.execute("PRAGMA query_only = 1")
         except sqlite3.Error as error:
             raise StoreError(f"{self.path} cannot be opened", given=error) from error

@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline.errors import AgreementError, EsperError
+from esper.leyline.errors import AgreementError, EsperError, first_line
 from esper.nissa.events import KINDS, Decisions, Event, StepEvent
+from esper.nissa.hub import tell
 from esper.nissa.schema import Numeric, RunLayout, Watched
 
 FILE = "events.sqlite"
@@ -214,6 +215,21 @@ def _watched(event: StepEvent, active: NDArray[np.intp], layout: RunLayout) -> d
 # --- the store -------------------------------------------------------------------------------
 
 
+def usable_store(
+    path: Path, layout: RunLayout, rows: int = DEFAULT_ROWS, *, after: int | None = None
+) -> "RunStore | None":
+    """The telemetry of a run, rewound to a round; None: it cannot be used, which is told."""
+    try:
+        store = RunStore(path, layout, rows)
+        if after is not None:
+            whole = store.last_commit
+            store.rewind(-1 if whole is None else min(whole, after))
+    except (EsperError, OSError, sqlite3.Error) as error:
+        tell(f"The run goes on without telemetry of its own: {first_line(error)}")
+        return None
+    return store
+
+
 class RunStore(AbstractContextManager["RunStore"]):
     """Writes a run's file. Made in any thread, written to by one at a time."""
 
@@ -228,6 +244,7 @@ class RunStore(AbstractContextManager["RunStore"]):
         self.path, self.layout, self.rows = file_of(path), layout, rows
         self._lock = threading.Lock()
         try:
+            self.path.touch()  # with the user's modes, which SQLite then keeps to
             self._connection = connect(self.path)
             self._prepare()
             self._measures = self._columns("steps")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.archive import write_whole
-from esper.leyline.errors import DataError, EsperError
+from esper.leyline.errors import EsperError
 from esper.show.growth_facts import Report
 
 if TYPE_CHECKING:
@@ -65,15 +65,10 @@ def _written(
     from esper.show.page import drawn
 
     sections = [drawn(section) for section in found]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("timeline-*.png"):  # of episodes that are not the chosen ones now
-            old.unlink()
-        for picture in (picture for section in sections for picture in section.pictures):
-            (folder / f"{picture.name}.png").write_bytes(picture.light)
-        write_whole(folder / PAGE, page(sections))
-    except OSError as error:
-        raise DataError(
-            f"The report cannot be written to {folder}", given=error.strerror, fix="name --out"
-        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("timeline-*.png"):  # of episodes that are not the chosen ones now
+        old.unlink()
+    for picture in (picture for section in sections for picture in section.pictures):
+        (folder / f"{picture.name}.png").write_bytes(picture.light)
+    write_whole(folder / PAGE, page(sections))
     return folder / PAGE

@@ -10,18 +10,20 @@ import json
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline import LifecycleOp, SeedStage
 from esper.leyline.constants import SCORED_EPOCHS
-from esper.nissa import Cell, RoundSummary, RunLayout, RunReader
-from esper.nissa.events import SUMMARY
+from esper.nissa import Cell, RoundSummary, RunLayout, RunReader, StoreError
 from esper.nissa.store import file_of
+
+if TYPE_CHECKING:
+    from esper.simic.training.training_runs import Kept
 
 LATE_EPISODES = 240  # enough to say what a policy does now
 LATE_SHARE = 0.25  # of the run's rounds, at most
@@ -106,6 +108,7 @@ class Facts:
     notes: Sequence[tuple[int, str]] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
     resumed_after: Sequence[int] = ()
+    done: int = 0  # rounds, by the last checkpoint
     late: Sequence[int] = ()  # the last rounds
     episodes: Sequence[Row] = ()  # of the last rounds
     plantings: Sequence[Row] = ()  # of the last rounds, in order
@@ -122,7 +125,7 @@ class Facts:
 
     @property
     def last_round(self) -> int:
-        return max((each.round for each in self.rounds if each.episodes), default=0)
+        return max((each.round for each in self.rounds if each.episodes), default=self.done)
 
     @property
     def training_seconds(self) -> float | None:
@@ -160,26 +163,44 @@ def read_facts(run: Path) -> Facts:
     """Everything; a run that has not begun to tell anything has its settings."""
     folder = run if run.is_dir() else run.parent
     config, about = _read(folder / CONFIG, tomllib.loads), _read(folder / ABOUT, json.loads)
-    if config and not file_of(folder).is_file():
-        return Facts(path=folder, config=config, about=about)
+    from esper.simic.training.training_runs import RunFolder  # which needs torch
+
+    kept = RunFolder(folder).newest()
+    judged = scores(kept)
+    # The controller in training, and those that were judged before the first round.
+    learned = next((name for name, found in judged.items() if found[-1].round > 0), None)
+    known = Facts(
+        path=folder,
+        config=config,
+        about=about,
+        done=kept[0] if kept else 0,
+        learned=judged.pop(learned) if learned else (),
+        baselines={name: found[-1] for name, found in judged.items()},
+    )
+    if config and not kept and not file_of(folder).is_file():
+        return known
+    try:
+        return _told(run, known)
+    except StoreError as error:
+        if not kept:
+            raise
+        said = f"The telemetry cannot be read, and what is missing here was in it: {error}"
+        return replace(known, notes=[(known.done, said)])
+
+
+def _told(run: Path, known: Facts) -> Facts:
+    """And what the telemetry tells."""
     with RunReader(run) as reader:
         rounds = reader.rounds()
         late = _late_rounds(rounds)
         episodes = _of_rounds(reader, "episodes", "1", late)
         plantings = _of_rounds(reader, "lifecycle", f"after = '{SeedStage.GERMINATED.name}'", late)
-        judged = scores(reader)
-        # The controller in training, and those that were judged before the first round.
-        learned = next((name for name, found in judged.items() if found[-1].round > 0), None)
-        controls = read_controls(folder)
+        controls = read_controls(known.path)
         stories = (_story(reader, *each, controls) for each in choose(episodes, plantings).items())
-        return Facts(
-            path=folder,
-            config=config,
-            about=about,
+        return replace(
+            known,
             layout=reader.layout,
             rounds=rounds,
-            learned=judged.pop(learned) if learned else (),
-            baselines={name: found[-1] for name, found in judged.items()},
             updates=_series(reader, "SELECT name, round, value FROM updates ORDER BY round"),
             seconds=_series(
                 reader,
@@ -234,15 +255,13 @@ def _best_attribution(reader: RunReader) -> list[Row]:
     return [row for row in rows if all(row[key] == best[key] for key in ("round", "event"))]
 
 
-def scores(reader: RunReader) -> dict[str, list[Score]]:
-    """By controller, over rounds."""
+def scores(kept: "Kept | None") -> dict[str, list[Score]]:
+    """By controller, over rounds, as a checkpoint has them: telemetry may have failed."""
     found: dict[str, list[Score]] = defaultdict(list)
-    for row in reader.each("evaluations"):
-        if row["context"] == SUMMARY and row["score"] is not None:
-            low, high = row["low"], row["high"]
+    for name, number, score, low, high, episodes in kept[1].notes["judged"] if kept else ():
+        if score is not None:
             known = low is not None and high is not None and high > low
-            said = (row["round"], row["score"], (low, high) if known else None, row["episodes"])
-            found[row["controller"]].append(Score(*said))
+            found[name].append(Score(number, score, (low, high) if known else None, episodes))
     return found
 
 

@@ -100,10 +100,7 @@ def write_flat(path: Path | None, figures: Mapping[str, float]) -> None:
     """Write figures as one flat object of JSON, if a file was named."""
     if path is None:
         return
-    try:
-        path.write_text(json.dumps(dict(figures), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path} cannot be written", given=error.strerror) from error
+    path.write_text(json.dumps(dict(figures), indent=1) + "\n", encoding="utf-8")
 
 
 def duration(seconds: float | None) -> str:

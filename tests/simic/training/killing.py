@@ -41,7 +41,7 @@ CALLS = {
     "unlink": (os, "unlink"),
     "rmdir": (os, "rmdir"),
     "mkdir": (Path, "mkdir"),
-    "save_file": (esper.archive.tensors, "save_file"),
+    "save": (esper.archive.tensors, "save"),
     "insert": (RunStore, "_add"),
     "telemetry write": (RunStore, "write"),
     "telemetry commit": (RunStore, "commit"),

@@ -44,7 +44,7 @@ CALLS = {
     "telemetry write": 6,
     "rmtree": 6,
     "insert": 100,
-    "save_file": 8,
+    "save": 8,
     "mkdir": 6,
     "rmdir": 8,
     "telemetry rewind": 1,

@@ -336,7 +336,7 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.M
     def full(*given: Any, **named: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("esper.archive.tensors.save_file", full)
+    monkeypatch.setattr("esper.archive.tensors.save", full)
     with pytest.raises(RunError, match="No space left on device"):
         train_run(run)
     monkeypatch.undo()
@@ -425,7 +425,7 @@ def test_a_checkpoint_knows_its_parts(whole: RunFolder) -> None:
     state = whole.read_checkpoint(ROUNDS)
     assert set(state.notes["parts"]) == {"agent-0"}
     assert state.notes["settings"] == json.loads(json.dumps(state.notes["settings"]))
-    assert isinstance(state.notes["best"], float)
+    assert [row[1] for row in state.notes["judged"]] == [0, 2, 4]
 
 
 def test_the_store_of_a_finished_run_is_one_plain_file(whole: RunFolder) -> None:

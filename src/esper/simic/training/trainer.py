@@ -10,6 +10,7 @@ Shapes: `N` environments of this process.
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from esper.garden import Case, Controls, Draw, Garden, Transition
 from esper.garden.controller_choice import controller_of
 from esper.leyline import AgreementError, LifecycleOp, PPOUpdateMetrics, SeedStage
 from esper.leyline.errors import first_line
-from esper.leyline.settings import Range
 from esper.nissa import (
     AnomalyDetector,
     AnomalyFound,
@@ -37,7 +37,8 @@ from esper.nissa import (
     flatten,
     open_sinks,
 )
-from esper.nissa.store import DEFAULT_ROWS
+from esper.nissa.anomalies import not_a_number
+from esper.nissa.store import DEFAULT_ROWS, usable_store
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.processes import ALONE, Processes, ProcessesError
 from esper.simic.agent.rollout_buffer import NonFiniteError
@@ -135,7 +136,7 @@ class Trainer:
         )
         self.detector = AnomalyDetector()
         self.round = 0  # rounds that are over
-        self.best: float | None = None
+        self.judged: list[list[Any]] = []  # controller, round, score, interval, episodes
         self.undone = False  # was the last round?
         self.hub = Hub()
 
@@ -150,12 +151,12 @@ class Trainer:
             self.round, numbers = saved[0], self._restore(*saved)
             self._observations = self.garden.load_state_dict({"number": numbers})
         store = self._store(new=saved is None)
-        sinks: list[Sink] = [store]
+        sinks: list[Sink] = [] if store is None else [store]
         if self.processes.rank == 0:
             sinks += open_sinks(self.config.sinks, self.run.path)
         self.hub = Hub(*sinks)
         if self.processes.rank == 0:
-            self._open(store.last_commit)
+            self._open(None if store is None else store.last_commit)
         self.reporter = Reporter(
             self.hub, self.agent.network, self.garden, self.first_env, self.config.watched
         )
@@ -169,19 +170,18 @@ class Trainer:
         self._checkpoint()
         return True
 
-    def _store(self, *, new: bool) -> RunStore:
-        """The run's telemetry, as it was at the end of the present round."""
+    def _store(self, *, new: bool) -> RunStore | None:
+        """The run's telemetry, as it was at the end of the present round, if it can be used."""
         garden = self.garden
         # What is packed has no place for a second process.
         rows = DEFAULT_ROWS if self.processes.size == 1 else max(DEFAULT_ROWS, garden.envs)
         layout = RunLayout.of(garden.space, garden.table.names, garden.catalogue)
         if self.processes.rank == 0:
             self.run.clear_unfinished()
-            store = RunStore(self.run.path, layout, rows)
-            store.rewind(-1 if new else self.round)
+            store = usable_store(self.run.path, layout, rows, after=-1 if new else self.round)
         self._meet()
         if self.processes.rank > 0:  # the file is there now
-            store = RunStore(self.run.path, layout, rows)
+            store = usable_store(self.run.path, layout, rows)
         return store
 
     def _open(self, whole: int | None) -> None:
@@ -214,12 +214,10 @@ class Trainer:
         require_own(self.agent, self.config, place / self._part)
         try:
             self.detector.load_state_dict(state.notes["anomalies"])
-            numbers, self.best = state.tensors["number"], state.notes["best"]
+            numbers, self.judged = state.tensors["number"], state.notes["judged"]
             if numbers.shape != (self.config.envs,) or numbers.dtype != torch.int64:
                 raise ValueError(f"no number for each of {self.config.envs} environments")
             self.undone = state.notes["undone"]
-            if self.best is not None and not Range().holds(self.best):
-                raise TypeError("the best score is not a number")
             if type(self.undone) is not bool:
                 raise TypeError("it does not say whether its round was undone")
             curves = {n: v for n, v in state.tensors.items() if n.startswith(CONTROL)}
@@ -264,9 +262,7 @@ class Trainer:
         for place, name in enumerate(self.config.evaluation.baselines):
             if self._stopping():
                 return False
-            judged = self.judge.judge(controller_of(name, self.run.suite))
-            if self.processes.rank == 0:
-                self.hub.emit(judged.event(0))
+            self._tell_judged(self.judge.judge(controller_of(name, self.run.suite)), 0)
             self.tell("judging baselines", place + 1, len(self.config.evaluation.baselines))
         return True
 
@@ -334,18 +330,9 @@ class Trainer:
                     "ppo.learning_rate",
                 ) from error
             self.undone = True
-            found = AnomalyFound(
-                round=self.round + 1,
-                name="not_a_number",
-                head="",
-                raised=True,
-                seen=math.nan,
-                threshold=0.0,
-                updates=1,
-                message=f"Round {self.round + 1} was undone: {why}.",
-                advice="If it happens again, the run ends: lower ppo.learning_rate.",
-            )
-            return None, (found,)
+            message = f"Round {self.round + 1} was undone: {why}."
+            advice = "If it happens again, the run ends: lower ppo.learning_rate."
+            return None, (not_a_number(self.round + 1, message, advice),)
         self.undone = False
         return metrics, ()
 
@@ -370,17 +357,27 @@ class Trainer:
 
     def _judge(self, number: int) -> Judgement:
         judged = self.judge.judge(LearnedController(self.agent.network), attribute=True)
-        score = judged.mean.value
-        if math.isfinite(score) and (self.best is None or score > self.best):
-            self.best = score
-            if self.processes.rank == 0:
-                self.run.require_held()
-                self.agent.save(self.run.best)
-        if self.processes.rank == 0:
-            self.hub.emit(judged.event(number))
+        before = self.best
+        self._tell_judged(judged, number)
+        if self.processes.rank == 0 and self.best != before:
+            self.run.require_held()
+            self.agent.save(self.run.best)
         if judged.best is not None:
             self.hub.emit(replace(judged.best, round=number))
         return judged
+
+    def _tell_judged(self, judged: Judgement, number: int) -> None:
+        """To the telemetry, and to the next checkpoint: what counts lasts where telemetry fails."""
+        figures = [each if math.isfinite(each) else None for each in judged.mean]
+        self.judged.append([judged.controller, number, *figures, judged.scores.numel()])
+        if self.processes.rank == 0:
+            self.hub.emit(judged.event(number))
+
+    @property
+    def best(self) -> float | None:
+        """Of the learner's scores."""
+        found = [row[2] for row in self.judged if row[1] > 0 and row[2] is not None]
+        return max(found, default=None)
 
     # --- lasting -------------------------------------------------------------------------
 
@@ -399,8 +396,8 @@ class Trainer:
             controls = self.controls.state_dict()
             tensors = {"number": number, **{CONTROL + n: curve for n, curve in controls.items()}}
             anomalies = self.detector.state_dict()
-            notes = {"settings": asdict(self.config), "best": self.best, "anomalies": anomalies}
-            notes["undone"] = self.undone
+            notes: dict[str, Any] = {"settings": asdict(self.config), "anomalies": anomalies}
+            notes |= {"judged": self.judged, "undone": self.undone}
             self.run.finish_checkpoint(self.round, tensors, notes)
         self._meet()
 

@@ -35,7 +35,7 @@ from esper.archive.tensors import require_whole, sealed
 from esper.garden.own_code import remember, require_known_code
 from esper.garden.suites import Suite, find_suite
 from esper.leyline.errors import EsperError
-from esper.leyline.settings import typed
+from esper.leyline.settings import Range, typed
 from esper.nissa.hub import tell
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.config import TrainConfig, changed_settings, read_config, to_toml
@@ -48,6 +48,7 @@ KIND, VERSION = "checkpoint", 2
 KEPT = 3  # checkpoints, beside the best agent
 CHANGEABLE = ("rounds", "checkpoint_every", "watched", "sinks")  # settings, while a run goes on
 
+Kept = tuple[int, Archive]  # a round and its state
 _ROUND = re.compile(r"round-(\d{6,})")
 
 
@@ -137,7 +138,7 @@ class RunFolder(KeptFolder):
         names = [each.name for each in folder.iterdir()] if folder.exists() else []
         return sorted(int(match[1]) for match in map(_ROUND.fullmatch, names) if match)
 
-    def newest(self) -> tuple[int, Archive] | None:
+    def newest(self) -> Kept | None:
         """The last round whose checkpoint is whole, and its state; None: there is no checkpoint."""
         damaged: ArchiveError | None = None
         for round_ in reversed(self.rounds()):
@@ -199,6 +200,9 @@ class RunFolder(KeptFolder):
         parts = state.notes.get("parts")
         if not isinstance(parts, dict) or state.notes.get("round") != round_:
             raise ArchiveError(f"{folder} is of another round", given=state.notes.get("round"))
+        judged = state.notes.get("judged")
+        if not isinstance(judged, list) or not all(map(_is_judged, judged)):
+            raise ArchiveError(f"{folder} does not say what was judged")
         found = {each.name for each in folder.iterdir() if each.name != STATE}
         foreign = found ^ parts.keys()
         foreign |= {name for name in found & parts.keys() if seal_of(folder / name) != parts[name]}
@@ -235,6 +239,12 @@ class RunFolder(KeptFolder):
         for each in (self.path / CHECKPOINTS).glob(".round-*"):
             shutil.rmtree(each)
         self._drop_old()
+
+
+def _is_judged(row: object) -> bool:
+    """Is it a controller, a round, a score, its interval, and a number of episodes?"""
+    named = isinstance(row, list) and len(row) == 6 and isinstance(row[0], str)
+    return named and all(map(Range(optional=True).holds, row[1:]))  # type: ignore[index]
 
 
 def require_own(agent: PPOAgent, config: TrainConfig, place: Path) -> None:

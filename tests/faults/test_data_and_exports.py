@@ -1,0 +1,151 @@
+"""Data that cannot be learned from, networks that are not to be exported, and files that are not
+what was written."""
+
+import math
+import os
+import random
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import esper
+from esper.api.ticking import NotFiniteError
+from esper.kasmina import export_additions, export_python
+from esper.leyline.errors import EsperError, ExportError, printable
+from esper.simic.training import train_run
+from tests.programs import esper_here
+from tests.simic.training.tiny import tiny_run
+
+X = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+Y = (X.sum(1) > 0).long()
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def grow(model: nn.Module, train: Any, val: Any = (X, Y), **more: Any) -> Any:
+    given = {"loss": "cross_entropy", "budget": None, "controller": "never", "epochs": 1}
+    return esper.grow(model, train, val, quiet=True, **given | more)
+
+
+def spoiled(place: int, value: float) -> tuple[Tensor, Tensor]:
+    inputs = X.clone()
+    inputs[place, 1] = value
+    return inputs, Y
+
+
+def mislabelled(place: int, label: int) -> tuple[Tensor, Tensor]:
+    labels = Y.clone()
+    labels[place] = label
+    return X, labels
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("wrap", [tuple, lambda pair: DataLoader(TensorDataset(*pair), 16)])
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (spoiled(37, math.nan), "NaN or infinity in sample 37 of {}"),
+        (spoiled(63, math.inf), "NaN or infinity in sample 63 of {}"),
+        (mislabelled(41, 2), "label 2 of 2 classes in sample 41 of {}"),
+        (mislabelled(40, -3), "label -3 of 2 classes in sample 40 of {}"),
+    ],
+)
+def test_what_is_wrong_in_the_data_is_named_by_split_and_place(
+    split: str, wrap: Callable[[Any], Any], data: tuple[Tensor, Tensor], said: str
+) -> None:
+    parts = {"train": (X, Y), "val": (X, Y)} | {split: wrap(data)}
+    if split == "train" and "label" in said and wrap is tuple:  # it is in the first batch of all
+        said = "labels from .* valid: 0 to 1"
+    with pytest.raises(EsperError, match=said.format(split)):
+        grow(net(), parts["train"], parts["val"], batch_size=16)
+
+
+def test_a_loss_that_turns_nan_says_in_which_batch_and_what_grew_last() -> None:
+    with pytest.raises(NotFiniteError, match=r"not finite in batch \d+ of 4.*nothing has grown"):
+        grow(net(), (X, Y), optimizer="SGD", lr=1e38, batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def grown() -> Any:
+    return grow(net(), (X, Y))
+
+
+def test_a_network_of_nans_is_not_exported(grown: Any, tmp_path: Path) -> None:
+    with torch.no_grad():
+        weight = next(grown.host.parameters())
+        before = weight.clone()
+        weight[0, 0] = math.nan
+    try:
+        for write in (export_python, export_additions):
+            with pytest.raises(ExportError, match="is not a number"):
+                write(grown.host, grown.sample, tmp_path / "network")
+        with pytest.raises(ExportError, match="is not a number"):
+            grown.export()
+        assert not list(tmp_path.iterdir())
+    finally:
+        weight.data.copy_(before)
+
+
+def test_every_changed_byte_of_exported_weights_is_noticed(grown: Any, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    export_python(grown.host, grown.sample, tmp_path / "python")
+    export_additions(grown.host, grown.sample, tmp_path / "module")
+    made = {
+        "python": lambda code: run_path(str(code / "model.py"))["Model"](),
+        "module": lambda code: run_path(str(code / "module.py"))["load"](net()),
+    }
+    for name, make in made.items():
+        make(tmp_path / name)
+        file = tmp_path / name / "weights.safetensors"
+        whole = file.read_bytes()
+        for _ in range(45):
+            data = bytearray(whole)
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+            file.write_bytes(data)
+            with pytest.raises(ValueError, match="damaged, or other weights"):
+                make(tmp_path / name)
+        file.write_bytes(whole)
+    code = tmp_path / "module" / "module.py"
+    code.write_text(code.read_text().replace('SHA256 = "', 'SHA256 = None  # "'))
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(file)
+    save_file({key: value.half() for key, value in weights.items()}, file)
+    with pytest.raises(ValueError, match=r"is torch.float16 in .*, not torch.float32"):
+        made["module"](tmp_path / "module")
+
+
+def test_files_have_the_modes_of_the_users_mask(tmp_path: Path) -> None:
+    for mask in (0o022, 0o077, 0o002):
+        place = tmp_path / f"{mask:o}"
+        before = os.umask(mask)
+        try:
+            place.mkdir()
+            run = grow(net(), (X, Y), out=place / "run")
+            export_python(run.host, run.sample, place / "python")
+            assert train_run(tiny_run(place / "training", rounds=1, checkpoint_every=1))
+        finally:
+            os.umask(before)
+        for file in place.rglob("*"):
+            usual = 0o777 if file.is_dir() else 0o666
+            assert stat.S_IMODE(file.stat().st_mode) == usual & ~mask, file
+
+
+def test_nothing_that_a_terminal_obeys_comes_from_a_file(tmp_path: Path) -> None:
+    evil = "\x1b]0;mine\x07\x1b[2J\x9b31m"
+    assert printable(f"a{evil}b\n\té") == "a�]0;mine��[2J�31mb\n\té"
+    path = tmp_path / evil.replace("/", "")
+    for words in (["show", path], ["resume", path], ["runs", path], ["export", path]):
+        told = esper_here(*words)
+        assert told.returncode == 2
+        assert "\x1b" not in told.stderr + told.stdout
