@@ -280,7 +280,7 @@ def require(holds: bool, sentence: str) -> None:
 
 
 def esper_steps_per_second() -> float:
-    from esper.simic.gym_worlds import make_gym
+    from esper.rl import make_gym
 
     world = make_gym("CartPole-v1", SB3_ENVS)
     config = PPOConfig(

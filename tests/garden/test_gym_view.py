@@ -15,10 +15,11 @@ from esper.garden import Draw  # noqa: E402
 from esper.garden.gym_view import CompositeActions, GardenVectorEnv  # noqa: E402
 from esper.garden.reward_settings import MODES  # noqa: E402
 from esper.leyline import ActionError, Actions, UnknownNameError  # noqa: E402
-from esper.simic.agent import PPOAgent, train  # noqa: E402
-from esper.simic.gym_worlds import GymWorld  # noqa: E402
+from esper.rl.gym_worlds import GymWorld  # noqa: E402
+from esper.simic.agent import PPOAgent  # noqa: E402
 from esper.tamiyo.controllers import RandomLegal  # noqa: E402
 from tests.garden.plots import CONTEXTS, HORIZON, make_garden, walk  # noqa: E402
+from tests.simic.toys import train  # noqa: E402
 
 ROWS = 3
 DRAW = Draw(contexts=CONTEXTS, seeds=2)

@@ -9,9 +9,9 @@ import torch
 
 from esper.archive import ArchiveError, read_archive, write_archive
 from esper.leyline import DEFAULT_LSTM_HIDDEN_DIM, AgreementError
-from esper.simic.agent import NonFiniteError, PPOAgent, PPOConfig, train
+from esper.simic.agent import NonFiniteError, PPOAgent, PPOConfig
 from esper.simic.agent.ppo import KIND, VERSION
-from tests.simic.toys import Noise
+from tests.simic.toys import Noise, train
 from tests.tamiyo.spaces import esper_space
 
 ENVS, STEPS, HIDDEN, LAYERS = 3, 4, DEFAULT_LSTM_HIDDEN_DIM // 16, 2

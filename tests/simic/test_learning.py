@@ -9,7 +9,7 @@ import torch
 
 from esper.leyline import PPOUpdateMetrics
 from esper.leyline.constants import STORED_LOG_PROB_TOLERANCE
-from esper.simic.agent import PPOAgent, PPOConfig, VectorWorld, train
+from esper.simic.agent import PPOAgent, PPOConfig, VectorWorld
 from esper.tamiyo import LearnedController
 from tests.simic.toys import (
     ForEver,
@@ -18,6 +18,7 @@ from tests.simic.toys import (
     ManyIllegal,
     OpArguments,
     RememberCue,
+    train,
 )
 
 pytestmark = pytest.mark.slow
@@ -176,7 +177,7 @@ def test_credit_only_where_a_head_mattered_learns_arguments_much_faster() -> Non
 
 def test_a_pole_is_balanced_without_seeing_velocities() -> None:
     gymnasium = pytest.importorskip("gymnasium")
-    from esper.simic.gym_worlds import make_gym
+    from esper.rl.gym_worlds import make_gym
 
     def hide_velocities(env):
         low, high = (

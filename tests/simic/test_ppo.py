@@ -33,11 +33,10 @@ from esper.simic.agent import (
     StoredLogProbError,
     TamiyoRolloutBuffer,
     collect,
-    train,
 )
 from esper.simic.agent.rollout_buffer import located
 from esper.tamiyo import FactoredRecurrentActorCritic, independent_heads
-from tests.simic.toys import Noise
+from tests.simic.toys import Noise, train
 from tests.tamiyo.spaces import esper_space, space_of
 
 HIDDEN = DEFAULT_LSTM_HIDDEN_DIM // 8
@@ -50,13 +49,13 @@ def make(
     seed: int = 0,
     steps: int = TIME,
     strict: bool = True,
+    direct: bool = False,
 ) -> tuple[PPOAgent, Noise]:
     """An agent that refuses log-probs that its update does not find again, and its world."""
     world = Noise(envs, seed)
     config = replace(config or PPOConfig(), strict=strict)
-    agent = PPOAgent.build(
-        world.space, world.state_dim, envs, steps, config, lstm_hidden_dim=HIDDEN, seed=seed
-    )
+    sizes = (world.space, world.state_dim, envs, steps, config)
+    agent = PPOAgent.build(*sizes, lstm_hidden_dim=HIDDEN, seed=seed, direct=direct)
     return agent, world
 
 
@@ -91,9 +90,13 @@ def test_the_keys_of_a_real_update_are_those_of_the_types() -> None:
     assert metrics["kl"] == pytest.approx(sum(h["kl"] for h in metrics["heads"].values()))
 
 
-@pytest.mark.parametrize("minibatches", [1, 3])
-def test_stored_and_recomputed_log_probs_agree_over_rounds_and_resets(minibatches: int) -> None:
-    agent, world = make(config=PPOConfig(minibatches=minibatches, learning_rate=1e-2))
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize(("minibatches", "sequence"), [(1, None), (3, None), (12, TIME // 4)])
+def test_stored_and_recomputed_log_probs_agree_over_rounds_and_resets(
+    minibatches: int, sequence: int | None, direct: bool
+) -> None:
+    config = PPOConfig(minibatches=minibatches, sequence=sequence, learning_rate=1e-2)
+    agent, world = make(config=config, direct=direct)
     errors: list[float] = []
     train(agent, world, 6 * 6 * TIME, lambda _, m: errors.append(m["stored_log_prob_error"]))
     assert len(errors) == 6
@@ -140,7 +143,7 @@ def test_the_memory_entering_every_step_is_kept_so_that_a_sequence_may_begin_any
                 batch.states[:, first:],
                 batch.actions[:, first:],
                 batch.masks[:, first:],
-                buffer.hidden_at(first),
+                (buffer["h"][:, first].transpose(0, 1), buffer["c"][:, first].transpose(0, 1)),
             )
         # Up to the next reset what follows is the same; the first step always is.
         expected = batch.log_probs[:, first]
@@ -191,6 +194,21 @@ def test_accumulation_does_not_change_the_result() -> None:
     assert one["optimizer_steps"] == four["optimizer_steps"]
 
 
+def test_cut_sequences_hold_the_same_steps_and_the_memory_they_were_entered_with() -> None:
+    agent, world = make()
+    collect(agent, world, world.reset())
+    whole = agent.buffer.get_batched_sequences("cpu")
+    cut = agent.buffer.get_batched_sequences("cpu", length=TIME // 3)
+    for field in ("states", "actions", "masks", "advantages", "valid", "matters", "starts"):
+        assert torch.equal(getattr(cut, field).flatten(0, 1), getattr(whole, field).flatten(0, 1))
+    entered = agent.buffer["h"][:, :: TIME // 3].flatten(0, 1)  # [sequences, L, D]
+    assert torch.equal(cut.hidden[0].transpose(0, 1), entered)
+    found = agent.network.evaluate_actions(
+        cut.states, cut.actions, cut.masks, cut.hidden, cut.starts
+    )
+    torch.testing.assert_close(found.log_probs, cut.log_probs, atol=1e-5, rtol=0)
+
+
 def test_a_divergence_above_the_limit_skips_the_step_and_ends_the_update() -> None:
     calm = PPOConfig(target_kl=None, epochs=1, learning_rate=1e-2)
     agents = [make(config=calm)[0], make(config=replace(calm, epochs=8, target_kl=1e-9))[0]]
@@ -230,11 +248,13 @@ def test_weight_decay_is_on_the_value_head_only() -> None:
     assert together == len(list(agent.network.parameters()))
 
 
-def test_what_stands_in_padding_never_reaches_the_update() -> None:
+@pytest.mark.parametrize("sequence", [None, TIME // 4])
+def test_what_stands_in_padding_never_reaches_the_update(sequence: int | None) -> None:
     results = []
     for garbage in (0.0, float("nan")):
-        agent, world = make()
+        agent, world = make(config=PPOConfig(sequence=sequence))
         agent.buffer["states"].fill_(garbage)
+        agent.buffer["h"].fill_(garbage)
         agent.buffer["rewards"].fill_(garbage)
         observations = world.reset()
         for _ in range(TIME // 2):
@@ -273,8 +293,11 @@ def test_the_same_seed_gives_the_same_run_to_the_bit() -> None:
     assert torch.equal(*runs)
 
 
-def test_saving_and_loading_in_the_middle_continues_bit_for_bit(tmp_path: Path) -> None:
-    agent, world = make(config=PPOConfig(minibatches=2, entropy_targets={"op": 0.9}))
+@pytest.mark.parametrize("direct", [False, True])
+def test_saving_and_loading_in_the_middle_continues_bit_for_bit(
+    tmp_path: Path, direct: bool
+) -> None:
+    agent, world = make(config=PPOConfig(minibatches=2, entropy_targets={"op": 0.9}), direct=direct)
     observations = world.reset()
     for _ in range(2):
         observations = collect(agent, world, observations)
@@ -359,6 +382,9 @@ def test_parts_that_do_not_agree_are_refused_with_both_values() -> None:
     fitting = TamiyoRolloutBuffer(space, 5, 2, TIME, HIDDEN)
     with pytest.raises(AgreementError, match="whole sequences; given: 3 minibatches"):
         PPOAgent(network, fitting, PPOConfig(minibatches=3))
+    PPOAgent(network, fitting, PPOConfig(minibatches=3, sequence=TIME // 2))
+    with pytest.raises(AgreementError, match=f"sequence {TIME - 1}; .*divide {TIME} steps"):
+        PPOAgent(network, fitting, PPOConfig(sequence=TIME - 1))
     with pytest.raises(UnknownNameError, match="did you mean 'slot'"):
         PPOAgent(network, fitting, PPOConfig(entropy_targets={"slots": 0.5}))
     compiled = torch.compile(network, backend="eager")

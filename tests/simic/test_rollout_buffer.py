@@ -100,12 +100,12 @@ def test_the_memory_entering_each_step_is_kept() -> None:
     for time in range(TIME):
         buffer.add(**step(time))
     for time in range(TIME):
-        for found, entered in zip(buffer.hidden_at(time), step(time)["hidden"], strict=True):
-            assert torch.equal(found, entered)
+        for name, entered in zip("hc", step(time)["hidden"], strict=True):
+            assert torch.equal(buffer[name][:, time].transpose(0, 1), entered)
     buffer.clear_env(1)
-    for part in buffer.hidden_at(TIME - 1):
-        assert not bool(part[:, 1].any())
-        assert bool(part[:, 0].any())
+    for name in "hc":
+        assert not bool(buffer[name][1].any())
+        assert bool(buffer[name][0].any())
 
 
 def test_environments_may_have_different_numbers_of_steps() -> None:

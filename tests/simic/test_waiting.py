@@ -148,7 +148,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         noted.append("fetched")
         return [0.0] * tensor.numel()
 
-    def looked_up(buffer: TamiyoRolloutBuffer) -> tuple[Tensor, Tensor]:
+    def looked_up(buffer: TamiyoRolloutBuffer, length: int) -> tuple[Tensor, Tensor]:
         noted.append("looked up")
         starts = torch.zeros(ENVS, TIME, dtype=torch.bool)
         starts[:, 0] = starts[0, 2] = True

@@ -3,14 +3,34 @@
 Shapes: `E` environments, `F` features, `H` heads.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from esper.leyline import ActionSpace, Legality
-from esper.simic.agent import Outcome
+from esper.leyline import ActionSpace, Legality, PPOUpdateMetrics
+from esper.simic.agent import Outcome, PPOAgent, VectorWorld, collect
 from esper.tamiyo import independent_heads
 from tests.tamiyo.spaces import esper_space, random_legality
+
+
+def train(
+    agent: PPOAgent,
+    world: VectorWorld,
+    steps: int,
+    after_update: Callable[[int, PPOUpdateMetrics], bool | None] = lambda steps, metrics: None,
+) -> int:
+    """Rollouts and updates with the agent's own settings, until told that it is enough."""
+    observations, taken = world.reset(), 0
+    agent.begin()
+    while taken < steps:
+        observations = collect(agent, world, observations)
+        metrics = agent.update()
+        taken += metrics["valid_steps"]
+        if after_update(taken, metrics):
+            break
+    return taken
 
 
 class Toy:

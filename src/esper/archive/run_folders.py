@@ -36,6 +36,7 @@ class RunKind(StrEnum):
 
     TRAINING = "config.toml"
     GROWTH = "checkpoint"
+    LEARNING = "learning.json"
     STUDY = "study.json"  # written when it is finished
 
 

@@ -61,6 +61,9 @@ class FactoredRecurrentActorCritic(nn.Module):
     """Feature net -> LSTM -> one head for each head of the action space, and a value head.
 
     The value head works in units of `return_scale`, which follows the size of the returns.
+
+    With `direct` the heads see the present beside the memory, and tanh stands in place of layer
+    norms and ReLU: what is learned of one state then hardly moves the choice in another.
     """
 
     return_scale: Tensor
@@ -74,6 +77,8 @@ class FactoredRecurrentActorCritic(nn.Module):
         state_dim: int,
         lstm_hidden_dim: int = constants.DEFAULT_LSTM_HIDDEN_DIM,
         lstm_layers: int = constants.DEFAULT_LSTM_LAYERS,
+        *,
+        direct: bool = False,
     ) -> None:
         super().__init__()
         if min(state_dim, lstm_layers) < 1 or lstm_hidden_dim < 2:
@@ -84,14 +89,15 @@ class FactoredRecurrentActorCritic(nn.Module):
             )
         self.space, self.state_dim = space, state_dim
         self.lstm_hidden_dim, self.lstm_layers = lstm_hidden_dim, lstm_layers
+        self.direct = direct
         self.observation_norm = RunningNorm(state_dim)
-        self.features = nn.Sequential(
-            nn.Linear(state_dim, lstm_hidden_dim), nn.LayerNorm(lstm_hidden_dim), nn.ReLU()
-        )
+        inwards = nn.Linear(state_dim, lstm_hidden_dim)
+        shape = (nn.Tanh(),) if direct else (nn.LayerNorm(lstm_hidden_dim), nn.ReLU())
+        self.features = nn.Sequential(inwards, *shape)
         self.lstm = nn.LSTM(lstm_hidden_dim, lstm_hidden_dim, lstm_layers, batch_first=True)
-        self.memory_norm = nn.LayerNorm(lstm_hidden_dim)
-        self.heads = nn.ModuleList(_mlp(lstm_hidden_dim, size) for size in space.sizes)
-        self.value_head = _mlp(lstm_hidden_dim, 1)
+        self.memory_norm = nn.Identity() if direct else nn.LayerNorm(lstm_hidden_dim)
+        self.heads = nn.ModuleList(_mlp(lstm_hidden_dim, size, direct) for size in space.sizes)
+        self.value_head = _mlp(lstm_hidden_dim, 1, direct)
         self.register_buffer("visible", torch.ones(state_dim))
         self.register_buffer("return_scale", torch.ones(()))
         self.register_buffer("return_moment", torch.zeros((), dtype=torch.float64))
@@ -121,7 +127,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         self, rows: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Hidden:
         """An empty memory for that many rows; by default where and as the weights are."""
-        like = self.memory_norm.weight
+        like = self.lstm.all_weights[0][0]
         shape = (self.lstm_layers, rows, self.lstm_hidden_dim)
         h = torch.zeros(shape, device=device or like.device, dtype=dtype or like.dtype)
         return h, torch.zeros_like(h)
@@ -150,7 +156,7 @@ class FactoredRecurrentActorCritic(nn.Module):
             memory = memory[:, 0]
         else:
             memory = run_sequences(self.lstm, features, hidden, starts)
-        memory = self.memory_norm(memory)
+        memory = self.memory_norm(memory + features if self.direct else memory)
         logits = [
             pad(head(memory), (0, max(self.space.sizes) - size), value=constants.MASK_VALUE)
             for head, size in zip(self.heads, self.space.sizes, strict=True)
@@ -232,8 +238,9 @@ class FactoredRecurrentActorCritic(nn.Module):
         self.return_scale.copy_(scale)
 
 
-def _mlp(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, inputs // 2), nn.ReLU(), nn.Linear(inputs // 2, outputs))
+def _mlp(inputs: int, outputs: int, direct: bool) -> nn.Sequential:
+    width, bend = (inputs, nn.Tanh()) if direct else (inputs // 2, nn.ReLU())
+    return nn.Sequential(nn.Linear(inputs, width), bend, nn.Linear(width, outputs))
 
 
 def unwrapped(network: nn.Module) -> FactoredRecurrentActorCritic:

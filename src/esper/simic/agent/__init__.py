@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .ppo_config import PPOConfig
     from .processes import Processes, ProcessesError
     from .rollout_buffer import NonFiniteError, RolloutError, TamiyoRolloutBuffer
-    from .rollouts import VectorWorld, collect, train
+    from .rollouts import VectorWorld, collect
     from .types import Decision, Outcome, SequenceBatch
     from .update import StoredLogProbError
 

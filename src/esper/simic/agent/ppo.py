@@ -84,6 +84,7 @@ class PPOAgent:
         *,
         lstm_hidden_dim: int = constants.DEFAULT_LSTM_HIDDEN_DIM,
         lstm_layers: int = constants.DEFAULT_LSTM_LAYERS,
+        direct: bool = False,
         seed: int = 0,
         device: torch.device | str = "cpu",
         processes: Processes = ALONE,
@@ -91,7 +92,8 @@ class PPOAgent:
         """Network, buffer and agent that fit together; the same seed gives the same weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "weights"))
-            network = FactoredRecurrentActorCritic(space, state_dim, lstm_hidden_dim, lstm_layers)
+            size = (state_dim, lstm_hidden_dim, lstm_layers)
+            network = FactoredRecurrentActorCritic(space, *size, direct=direct)
         buffer = TamiyoRolloutBuffer(
             space, state_dim, envs, steps, lstm_hidden_dim, lstm_layers, device
         )
@@ -252,11 +254,12 @@ class PPOAgent:
             require_agreement(what, ("network", left), ("buffer", right))
         for name in self.config.entropy_targets:
             network.space.index(name)
-        if self.config.minibatches > buffer.envs:
+        cuts, rest = divmod(buffer.steps, self.config.sequence or buffer.steps)
+        if rest or self.config.minibatches > buffer.envs * cuts:
             raise AgreementError(
                 "Minibatches are made of whole sequences",
-                given=f"{self.config.minibatches} minibatches",
-                valid=f"at most {buffer.envs}, one for each environment",
+                given=f"{self.config.minibatches} minibatches, sequence {self.config.sequence}",
+                valid=f"{buffer.envs} environments × sequences that divide {buffer.steps} steps",
             )
 
     # --- saved agents: weights, normalisers, optimiser, random streams, carried memory -------
@@ -316,6 +319,7 @@ class PPOAgent:
             saved = ("checkpoint", sizes["state_dim"])
             require_agreement("the state's size", saved, ("caller", state_dim))
         eager = replace(config, compile_backend=None, compile_mode="default")
+        sizes["direct"] = "network.memory_norm.weight" not in found
         agent = cls.build(saved_space, config=eager, device=device, processes=processes, **sizes)
         agent._restore(archive, path)
         agent.config = config
@@ -366,7 +370,7 @@ class PPOAgent:
             self.sampler.set_state(tensors["random.sampler"])
 
 
-def _described(notes: Mapping[str, Any]) -> tuple[ActionSpace, PPOConfig, dict[str, int]]:
+def _described(notes: Mapping[str, Any]) -> tuple[ActionSpace, PPOConfig, dict[str, Any]]:
     """Action space, settings and sizes of a saved agent, each of its own type."""
     known = {"space", "config", *_NUMBERS}
     if notes.keys() != known:

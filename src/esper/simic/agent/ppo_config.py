@@ -39,6 +39,7 @@ class PPOConfig:
     target_kl: Positive | None = constants.DEFAULT_TARGET_KL
     epochs: Count = constants.DEFAULT_PPO_EPOCHS
     minibatches: Count = constants.DEFAULT_MINIBATCHES  # per epoch, each of whole sequences
+    sequence: Count | None = None  # steps of a sequence that is learned from; None: whole rollouts
     head_average: HeadAverage = "relevant"  # steps a head's loss is averaged over
     normalize_observations: bool = True
     bf16: bool = False  # autocast

@@ -117,10 +117,6 @@ class TamiyoRolloutBuffer:
             )
         return self._data[field]
 
-    def hidden_at(self, step: int) -> Hidden:
-        """The memory [L, E, D] with which each environment entered that step."""
-        return self._data["h"][:, step].transpose(0, 1), self._data["c"][:, step].transpose(0, 1)
-
     def add(self, *, hidden: Hidden, active: Tensor | None = None, **step: Tensor) -> None:
         """Append one step of every environment: each field [E, ...], hidden [L, E, D] each.
 
@@ -244,9 +240,15 @@ class TamiyoRolloutBuffer:
         return self._require_computed(self._returns)
 
     def get_batched_sequences(
-        self, device: torch.device | str, *, processes: Processes | None = None
+        self,
+        device: torch.device | str,
+        *,
+        processes: Processes | None = None,
+        length: int | None = None,
     ) -> SequenceBatch:
         """A copy of all environments that took a step, as sequences on `device`.
+
+        A `length` that divides the rollout's cuts them; each has the memory it was entered with.
 
         Padding holds zero states and the canonical action as the only legal one: nothing that an
         earlier rollout left there can reach a loss or an error. This waits for the device once,
@@ -255,11 +257,11 @@ class TamiyoRolloutBuffer:
         With `processes` the copy's advantages are normalised over all of them; one of several may
         be without a step, and what one of them refuses, all refuse.
         """
-        together = processes or ALONE
+        together, length = processes or ALONE, length or self.steps
         with together.refusing_together(self.device):
             if not self.longest and together.size == 1:
                 raise RolloutError("The rollout is empty", fix="add steps before you ask for them")
-            counts, starts = self._looked_up()
+            counts, starts = self._looked_up(length)
         rows, advantages = counts.nonzero()[:, 0], self.advantages
         if processes is not None:
             advantages = normalised(advantages, self.valid, processes)
@@ -277,15 +279,19 @@ class TamiyoRolloutBuffer:
         parts = {name: taken(self._data[name]) for name in names}
         if not whole:
             parts["masks"][..., CANONICAL_ACTION] |= ~open_[..., None]
-        for name, part in zip("hc", self.hidden_at(0), strict=True):
-            parts[name] = part[:, here]
+        for name in "hc":  # [L, sequences, D]
+            unused = ~open_[:, ::length, None, None]
+            entering = self._data[name][here, ::length].masked_fill(unused, 0.0)
+            parts[name] = entering.flatten(0, 1).transpose(0, 1)
         parts |= {"advantages": taken(advantages), "returns": taken(self.returns)}
         parts["matters"] = mattered(self.space, parts["actions"], parts["masks"], open_)
         moved = sent({**parts, "valid": open_}, torch.device(device))
         hidden = (moved.pop("h"), moved.pop("c"))
-        return SequenceBatch(**moved, starts=starts[rows] & valid, hidden=hidden)
+        moved["starts"] = starts[rows] & valid
+        cut = {name: part.unflatten(1, (-1, length)).flatten(0, 1) for name, part in moved.items()}
+        return SequenceBatch(**cut, hidden=hidden)
 
-    def _looked_up(self) -> tuple[Tensor, Tensor]:
+    def _looked_up(self, length: int) -> tuple[Tensor, Tensor]:
         """Counts [E] and episode starts [E, T] on the CPU; refuses steps that are not sound."""
         valid, data = self.valid, self._data
         closed = (~data["masks"].any(-1) & valid[..., None]).any()
@@ -293,7 +299,7 @@ class TamiyoRolloutBuffer:
         # Rewards, values and what follows the last step are all in the returns.
         used = (data["states"], data["log_probs"], self.returns)
         sound = [_finite(value) | ~valid for value in used]
-        sound += [_finite(data[name][:, :1]) | ~valid[:, :1] for name in "hc"]
+        sound += [_finite(data[name][:, ::length]) | ~valid[:, ::length] for name in "hc"]
         broken = torch.stack([~each.all() for each in sound]).any()
         flags = torch.stack((closed, cut.any(), broken))
         facts = torch.cat((self.counts, data["starts"].flatten(), flags))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from esper.leyline import ActionSpace, AgreementError, Legality, PPOUpdateMetrics
+from esper.leyline import ActionSpace, AgreementError, Legality
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Decision, Outcome
 
@@ -36,22 +36,6 @@ class VectorWorld(Protocol):
         ...
 
 
-def require_fitting(agent: PPOAgent, world: VectorWorld) -> None:
-    """Refuse a world of another size or with other actions than the agent's."""
-    buffer = agent.buffer
-    for what, ours, theirs in (
-        ("action heads", buffer.space, world.space),
-        ("the state's size", buffer.state_dim, world.state_dim),
-        ("the number of environments", buffer.envs, world.envs),
-    ):
-        if ours != theirs:
-            raise AgreementError(
-                f"The agent does not fit this world: {what}",
-                given=f"the agent has {ours}, the world {theirs}",
-                fix="build the agent with the world's space, state_dim and envs",
-            )
-
-
 def collect(
     agent: PPOAgent,
     world: VectorWorld,
@@ -64,6 +48,10 @@ def collect(
 
     `listen` is told every step, and `phase` is entered around deciding, stepping and telling.
     """
+    for what in ("space", "state_dim", "envs"):
+        if (ours := getattr(agent.buffer, what)) != (theirs := getattr(world, what)):
+            given = f"the agent's {what} is {ours}, the world's {theirs}"
+            raise AgreementError("The agent was built for another world", given=given)
     for step in range(agent.buffer.longest, agent.buffer.steps):
         with phase("decide"):
             decision = agent.act(observations, world.legal())
@@ -75,27 +63,3 @@ def collect(
             listen(step, decision, outcome)
     agent.finish(observations)
     return observations
-
-
-def train(
-    agent: PPOAgent,
-    world: VectorWorld,
-    steps: int,
-    after_update: Callable[[int, PPOUpdateMetrics], bool] = lambda steps, metrics: False,
-) -> int:
-    """Train for about `steps` steps of all environments of all processes, in whole rollouts.
-
-    The world starts anew, and so does the agent's memory. `after_update` is told the steps taken
-    and the metrics; it ends the training by returning true.
-    """
-    require_fitting(agent, world)
-    observations = world.reset()
-    agent.begin()
-    taken = 0
-    while taken < steps:
-        observations = collect(agent, world, observations)
-        metrics = agent.update()
-        taken += metrics["valid_steps"]
-        if after_update(taken, metrics):
-            break
-    return taken

@@ -240,7 +240,9 @@ class Update:
         summed = self.processes.sum_
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        batch = buffer.get_batched_sequences(self.device, processes=self.processes)
+        batch = buffer.get_batched_sequences(
+            self.device, processes=self.processes, length=self.config.sequence
+        )
         sequences = self.processes.largest(len(batch.valid), self.device)
         if not sequences:
             raise RolloutError("The rollouts of all processes are empty", fix="add steps first")
@@ -475,7 +477,9 @@ class Update:
             if bool(wrong.any()):
                 row, step = wrong.nonzero()[0].tolist()
                 row = row if rows is None else int(rows[row])
-                field, place = name, (int(buffer.counts.nonzero()[row]), step)
+                length = found.values.shape[1]
+                row, cut = divmod(row, buffer.steps // length)  # sequences of one environment
+                field, place = name, (int(buffer.counts.nonzero()[row]), cut * length + step)
                 break
         return NonFiniteError(
             f"The loss of optimiser step {number + 1} of {len(minibatches)} is NaN or infinite",

@@ -14,9 +14,10 @@ from gymnasium import spaces  # noqa: E402
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: E402
 
 from esper.leyline import AgreementError  # noqa: E402
-from esper.simic.agent import PPOAgent, PPOConfig, train  # noqa: E402
-from esper.simic.gym_worlds import GymError, GymWorld, make_gym  # noqa: E402
+from esper.rl.gym_worlds import GymError, GymWorld, make_gym  # noqa: E402
+from esper.simic.agent import PPOAgent, PPOConfig  # noqa: E402
 from esper.tamiyo import independent_heads  # noqa: E402
+from tests.simic.toys import train  # noqa: E402
 
 LENGTH = 5
 
@@ -211,7 +212,7 @@ def test_a_rollout_that_was_broken_off_is_not_learned_from_across_a_reset() -> N
 
 @pytest.mark.parametrize(
     ("what", "sizes"),
-    [("action heads", (3, 1, 3)), ("size", (2, 4, 3)), ("environments", (2, 1, 5))],
+    [("space", (3, 1, 3)), ("state_dim", (2, 4, 3)), ("envs", (2, 1, 5))],
 )
 def test_an_agent_of_another_size_than_its_world_is_refused(
     what: str, sizes: tuple[int, int, int]

@@ -1,0 +1,183 @@
+"""Train in a world, say what that came to, and act: three lines for an environment of Gymnasium's.
+
+A training is made of parts. At the end of each there may be a checkpoint, and the world starts anew
+from seeds of its own: where it follows its seed, an interrupted training goes on bit for bit.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from gymnasium.vector import SyncVectorEnv
+
+from esper.archive import RunKind
+from esper.leyline import AgreementError, Legality
+from esper.leyline.errors import require_known
+from esper.nissa import Hub, RunLayout, RunStarted, RunStore, UpdateMetrics, flatten
+from esper.rl.gym_worlds import SAME_STEP, GymWorld, make_gym
+from esper.simic.agent import Decision, Outcome, PPOAgent, PPOConfig, VectorWorld, collect
+from esper.simic.training import RunFolder
+from esper.tamiyo import LearnedController
+
+PARTS = 10  # of a training
+MEMORY = 128  # size of the LSTM
+_ANY = PPOConfig(learning_rate=1e-3, epochs=10, minibatches=8, entropy_coef=0.0, target_kl=None)
+# Steps of every environment between updates, and the settings; the reasons are in docs/rl.md.
+PRESETS = {
+    "reactive": (32, replace(_ANY, gamma=0.99, gae_lambda=0.9, sequence=16)),
+    "memory": (64, replace(_ANY, gamma=0.99, gae_lambda=0.8, sequence=32)),
+}
+
+
+def fitting(world: VectorWorld, steps: int) -> str:
+    """The preset for a world."""
+    return "reactive" if steps < 10_000 else "memory"
+
+
+def train(
+    world: Any,
+    steps: int,
+    *,
+    preset: str = "auto",
+    envs: int = 16,
+    seed: int = 0,
+    out: str | Path | None = None,
+    after_update: Callable[[int, Mapping[str, float]], bool | None] = lambda steps, metrics: None,
+    **settings: Any,
+) -> PPOAgent:
+    """An agent that learned in `world` for about so many steps of all environments together.
+
+    `world`: what `make_gym` takes, or a `VectorWorld`. `settings` are of `PPOConfig`, in place of
+    the preset's; rate and entropy bonus fall to nothing. `after_update` is told the steps and the
+    metrics, returns and lengths of episodes among them; it ends the training by returning true.
+    With `out` telemetry and checkpoints are kept there, and the same call goes on from the last.
+    """
+    require_known("preset", preset, ("auto", *PRESETS))
+    played = world if hasattr(world, "legal") else make_gym(world, envs, seed)
+    rollout, config = PRESETS[fitting(played, steps) if preset == "auto" else preset]
+    config, round_, taken, enough = replace(config, **settings), played.envs * rollout, 0, False
+    sizes = (played.space, played.state_dim, played.envs, rollout, config)
+    agent = PPOAgent.build(*sizes, lstm_hidden_dim=MEMORY, direct=True, seed=seed)
+    with ExitStack() as stack:
+        run, hub = None if out is None else LearningFolder(out), Hub()
+        if run is not None:
+            stack.enter_context(run.locked())
+            store, agent, taken = run.last(agent, played, steps)
+            hub = stack.enter_context(Hub(store))
+        for goal in (-(-steps * part // PARTS) for part in range(1, PARTS + 1)):
+            if taken >= goal or enough:
+                continue
+            observations, tally = played.reset(), Tally(played.envs)
+            agent.begin()
+            while taken < goal and not enough:
+                rest = 1 - taken / steps
+                rate, bonus = rest * config.learning_rate, rest * config.entropy_coef
+                agent.anneal(entropy_coef=bonus, learning_rate=rate)
+                observations = collect(agent, played, observations, listen=tally.add)
+                metrics = agent.update()
+                taken += metrics["valid_steps"]
+                measured = flatten(metrics) | tally.means()
+                hub.emit(UpdateMetrics(round=taken // round_, metrics=measured))
+                enough = bool(after_update(taken, measured))
+            hub.commit(taken // round_)
+            if run is not None:
+                run.keep(agent, played, taken)
+    return agent
+
+
+class LearningFolder(RunFolder):
+    """Telemetry and checkpoints of a training; `learning.json` has its settings."""
+
+    kind = RunKind.LEARNING
+
+    def last(
+        self, agent: PPOAgent, world: VectorWorld, steps: int
+    ) -> tuple[RunStore, PPOAgent, int]:
+        """Telemetry, agent and steps as of the last checkpoint; the world goes on from there."""
+        settings = {"asked": f"steps {steps}, seed {agent.seed}, {agent.config}"}
+        if not self.holds_run:
+            self.require_fresh(fix="name another directory")
+            self.write(self.kind, settings)
+        if (held := self.read(self.kind)) != settings:
+            what = f"{self.path} holds another training"
+            raise AgreementError(what, given=settings["asked"], valid=held.get("asked"))
+        self.clear_unfinished()
+        store, taken, found = RunStore(self.path, RunLayout.of(agent.space)), 0, self.newest()
+        store.rewind(found[0] if found else -1)
+        store.write([RunStarted(round=found[0] if found else 0, config=settings)])
+        if found:
+            taken, resets = found[1].tensors["position"].tolist()
+            if isinstance(world, GymWorld):
+                world.go_on(resets)
+            agent = PPOAgent.load(self.checkpoint(found[0]) / "agent")
+        return store, agent, taken
+
+    def keep(self, agent: PPOAgent, world: VectorWorld, taken: int) -> None:
+        """A checkpoint; the position of the world is how often it began."""
+        round_ = taken // (agent.buffer.envs * agent.buffer.steps)
+        agent.save(self.begin_checkpoint(round_) / "agent")
+        position = torch.tensor([taken, getattr(world, "resets", 0)])
+        self.finish_checkpoint(round_, {"position": position}, {})
+
+
+class Tally:
+    """Returns and lengths of episodes that are over, at most so many of each environment."""
+
+    def __init__(self, envs: int, most: float = inf) -> None:
+        self.now, self.left = torch.zeros(envs, 2), [most] * envs
+        self.over: list[list[float]] = []
+
+    def add(self, step: int, decision: Decision | None, outcome: Outcome) -> None:
+        self.now += torch.stack((outcome.rewards, torch.ones_like(outcome.rewards)), 1).cpu()
+        for env in (outcome.terminals | outcome.truncations).nonzero()[:, 0].tolist():
+            self.over += [self.now[env].tolist()] * (self.left[env] > 0)
+            self.left[env] -= 1
+            self.now[env] = 0.0
+
+    def means(self) -> dict[str, float]:
+        """What was over since the last time."""
+        over, self.over = self.over, []
+        if not over:
+            return {"episodes": 0}
+        returns, lengths = (fmean(part) for part in zip(*over, strict=True))
+        return {"episodes": len(over), "episode_return": returns, "episode_length": lengths}
+
+
+def evaluate(
+    agent: PPOAgent, world: Any, episodes: int = 20, *, greedy: bool = True, seed: int = 10_000
+) -> dict[str, float]:
+    """Mean return and length of at least so many episodes, and the return's standard error.
+
+    Every environment plays as many as the others, since those that end first are the short ones.
+    """
+    played = world if hasattr(world, "legal") else make_gym(world, min(episodes, 16), seed)
+    chance = torch.Generator(agent.device).manual_seed(seed)
+    controller = LearnedController(agent.network, greedy=greedy, generator=chance)
+    observations, starts = played.reset(), torch.ones(played.envs, dtype=torch.bool)
+    tally = Tally(played.envs, -(-episodes // played.envs))
+    while max(tally.left) > 0:
+        actions = controller.act(observations, played.legal(), starts)
+        tally.add(0, None, outcome := played.step(actions.values))
+        observations, starts = outcome.observations, outcome.terminals | outcome.truncations
+    spread = stdev(episode[0] for episode in tally.over) if len(tally.over) > 1 else 0.0
+    return {"standard_error": spread / len(tally.over) ** 0.5, **tally.means()}
+
+
+class Player:
+    """A trained agent in one environment of Gymnasium's, with its memory and normaliser."""
+
+    def __init__(self, agent: PPOAgent, env: Any, *, greedy: bool = True) -> None:
+        self.world = GymWorld(SyncVectorEnv([lambda: env], **SAME_STEP), space=agent.space)
+        self.controller = LearnedController(agent.network, greedy=greedy)
+
+    def act(self, observation: Any, mask: Any = None, *, first: bool = False) -> Any:
+        """What to do now, as the environment takes it; `first` where an episode begins."""
+        seen, legal = self.world.flat(observation)[None], Legality(self.world.space, 1, {})
+        if mask is not None:
+            legal = self.world.legality([mask])
+        return self.world.native(self.controller.act(seen, legal, torch.tensor([first])).values)[0]

@@ -1,0 +1,153 @@
+"""Training, evaluation and acting in worlds of one's own."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+gymnasium = pytest.importorskip("gymnasium")
+
+import torch  # noqa: E402
+from gymnasium import spaces  # noqa: E402
+
+from esper import rl  # noqa: E402
+from esper.leyline import AgreementError, Legality, UnknownNameError  # noqa: E402
+from esper.nissa import RunReader  # noqa: E402
+from esper.simic.agent import PPOAgent  # noqa: E402
+from esper.tamiyo import LearnedController  # noqa: E402
+from tests.rl.worlds import Countdown, MaskedIdentity  # noqa: E402
+
+SMALL = {"envs": 4, "preset": "reactive", "epochs": 1, "minibatches": 2}
+STEPS = 4 * 32 * 10  # one rollout for each part
+
+
+def weights(agent: PPOAgent) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in agent.network.parameters()])
+
+
+def test_what_is_kept_does_not_change_what_is_learned_and_is_all_in_the_run_store(
+    tmp_path: Path,
+) -> None:
+    told: list[dict[str, float]] = []
+    kept = rl.train(
+        Countdown, STEPS, out=tmp_path / "run", after_update=lambda n, m: told.append(m), **SMALL
+    )
+    assert torch.equal(weights(kept), weights(rl.train(Countdown, STEPS, **SMALL)))
+    assert not torch.equal(weights(kept), weights(rl.train(Countdown, STEPS, seed=1, **SMALL)))
+    assert [m["valid_steps"] for m in told] == [128] * 10
+    assert all(1 <= m["episode_length"] <= 3 and m["episodes"] > 30 for m in told)
+    with RunReader(tmp_path / "run") as reader:
+        rows = reader.query("SELECT round, value FROM updates WHERE name = 'episode_return'").rows
+    assert rows == [(n + 1, pytest.approx(m["episode_return"])) for n, m in enumerate(told)]
+
+
+PROGRAM = """
+import sys
+from esper import rl
+from tests.rl.test_learning import SMALL, STEPS, weights
+from tests.rl.worlds import Countdown
+agent = rl.train(Countdown, STEPS, out=sys.argv[1], **SMALL)
+print(agent.hidden[0].double().sum().item().hex(), weights(agent).double().sum().item().hex())
+"""
+
+
+def test_a_training_that_was_interrupted_goes_on_to_the_bit_in_another_process(
+    tmp_path: Path,
+) -> None:
+    def interrupted(steps: int, metrics: Any) -> None:
+        if steps > 0.6 * STEPS:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rl.train(Countdown, STEPS, out=tmp_path / "run", after_update=interrupted, **SMALL)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    whole = rl.train(Countdown, STEPS, **SMALL)
+    numbers = (whole.hidden[0], weights(whole))
+    assert done.stdout.split() == [number.double().sum().item().hex() for number in numbers]
+    again = rl.train(Countdown, STEPS, out=tmp_path / "run", **SMALL)  # nothing is left to do
+    assert torch.equal(weights(again), weights(whole))
+    with RunReader(tmp_path / "run") as reader:
+        rounds = reader.query("SELECT round FROM updates WHERE name = 'kl'").rows
+    assert rounds == [(n,) for n in range(1, 11)]
+    with pytest.raises(AgreementError, match="holds another training"):
+        rl.train(Countdown, STEPS, out=tmp_path / "run", gamma=0.5, **SMALL)
+
+
+def test_a_training_ends_when_it_is_told_that_it_is_enough() -> None:
+    taken: list[int] = []
+    rl.train(Countdown, STEPS, after_update=lambda n, m: taken.append(n) or n > 200, **SMALL)
+    assert taken == [128, 256]
+    with pytest.raises(UnknownNameError, match="did you mean 'reactive'"):
+        rl.train(Countdown, STEPS, preset="reactiv")
+
+
+def test_short_episodes_are_not_counted_more_often_than_long_ones() -> None:
+    agent = rl.train(Countdown, 1, **SMALL)
+    score = rl.evaluate(agent, Countdown, 96)
+    assert score["episodes"] == 96
+    assert score["episode_length"] == pytest.approx(2.0, abs=0.2)  # 1, 2 and 3 alike
+    assert 0 < score["standard_error"] < 0.2
+    assert score == rl.evaluate(agent, Countdown, 96)
+    assert score != rl.evaluate(agent, Countdown, 96, greedy=False)
+
+
+def test_a_player_acts_as_the_agent_does_with_its_memory_and_the_numbers_of_the_environment() -> (
+    None
+):
+    agent = rl.train(Countdown, STEPS, **SMALL)
+    player, controller = rl.Player(agent, env := Countdown()), LearnedController(agent.network)
+    for seed in range(12):
+        observation, _ = env.reset(seed=seed)
+        first, over = True, False
+        while not over:
+            action = player.act(observation, first=first)
+            seen, starts = torch.as_tensor(observation)[None], torch.tensor([first])
+            expected = controller.act(seen, Legality(agent.space, 1, {}), starts).values
+            assert action == 3 + int(expected)
+            observation, _, over, _, _ = env.step(action)
+            first = False
+
+
+def test_a_player_obeys_the_mask_it_is_given() -> None:
+    world = partial(MaskedIdentity, spaces.MultiDiscrete([2, 3]), 3)
+    player = rl.Player(rl.train(world, 1, **SMALL), env := world())
+    observation, _ = env.reset(seed=0)
+    for _ in range(20):  # only what is right is legal
+        observation, reward, *_ = env.step(player.act(observation, env.action_masks()))
+        assert reward == 1.0
+
+
+def test_a_world_is_made_of_a_name_a_function_or_a_vector_environment() -> None:
+    made = gymnasium.make_vec("CartPole-v1", 2, "async", {"context": "fork", **rl.SAME_STEP})
+    try:
+        worlds = [rl.make_gym("CartPole-v1", 2), rl.make_gym(made)]
+        worlds.append(rl.make_gym(lambda: gymnasium.make("CartPole-v1"), 2))
+        first = [world.reset() for world in worlds]
+        assert torch.equal(first[0], first[1])
+        assert torch.equal(first[0], first[2])
+    finally:
+        made.close()
+
+
+@pytest.mark.slow
+def test_the_bars_of_sb3_contribs_own_tests_of_illegal_actions_are_met() -> None:
+    agent = rl.train(partial(MaskedIdentity, spaces.Discrete(70), 55), 4096, gamma=0.4, seed=0)
+    world = partial(MaskedIdentity, spaces.Discrete(70), 55)
+    assert rl.evaluate(agent, world)["episode_return"] >= 90
+    assert rl.evaluate(agent, world, greedy=False)["episode_return"] >= 50
+    for space, others in (
+        (spaces.Discrete(20), 19),
+        (spaces.MultiDiscrete([2, 3]), 3),
+        (spaces.MultiBinary(3), 3),
+    ):
+        only = partial(MaskedIdentity, space, others)  # one action is legal: no learning is needed
+        assert rl.evaluate(rl.train(only, 1, **SMALL), only, 5)["episode_return"] >= 99
