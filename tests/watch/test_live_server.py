@@ -1,15 +1,25 @@
 """Who is answered, with what; and that those who mean no good get nothing."""
 
+import asyncio
 import json
 import os
 import socket
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Iterator, MutableMapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
+from starlette.requests import Request
 
-from tests.watch.served import Served, served, whole
+from esper.nissa import RunStarted, RunStore, UpdateMetrics
+from esper.watch.found_runs import FoundRun
+from esper.watch.live_server import Site
+from esper.watch.views import Answers
+from tests.nissa.runs import LAYOUT
+from tests.watch.served import CONFIG, Served, served, whole
 
 HOSTILE = "<script>document.title='hacked'<"
 
@@ -155,6 +165,110 @@ def test_the_page_names_no_other_machine() -> None:
         assert "https:" not in text, file
         assert "dangerouslySetInnerHTML" not in text, file
         assert "innerHTML" not in text, file
+
+
+def damaged(folder: Path) -> None:
+    """Runs that are wrong in one way each."""
+    wrongs = {
+        "no-table": "DROP TABLE anomalies",
+        "no-events": "DROP TABLE events",
+        "another-version": "PRAGMA user_version = 99",
+        "foreign": "PRAGMA application_id = 1",
+        "no-settings": "UPDATE runs SET config = '[]'",
+        "strange-model": """UPDATE runs SET config = '{"metric": 1, "model": "?"}'""",
+        "no-json": "UPDATE runs SET config = '{'",
+        "text-for-numbers": "UPDATE evaluations SET score = 'x'",
+        "not-finite": "UPDATE episodes SET returns = 9e999",
+    }
+    for name, statement in wrongs.items():
+        with closing(sqlite3.connect(whole(folder / name, rounds=1) / "events.sqlite")) as store:
+            store.execute(statement)
+            store.commit()
+    cut = whole(folder / "cut-off", rounds=1) / "events.sqlite"
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    (folder / "empty").mkdir()
+    (folder / "empty" / "events.sqlite").touch()
+    os.mkfifo(folder / "empty" / "lock")
+
+
+def test_damaged_runs_are_named_and_hide_no_other(tmp_path: Path) -> None:
+    damaged(tmp_path)
+    whole(tmp_path / "sound", rounds=1)
+    with served(tmp_path) as page:
+        found = {run["run"]: run for run in page.ask("summary")}
+        assert found.keys() == {path.name for path in tmp_path.iterdir()}
+        states = {name: run["state"] for name, run in found.items()}
+        assert states.pop("sound") == "finished"
+        fine = {"no-settings", "text-for-numbers", "not-finite"}
+        assert {name for name, state in states.items() if state != "unreadable"} == fine
+        for name, run in found.items():
+            assert run["state"] != "unreadable" or run["why"], name
+            for view in ("training", "growth", "environments"):
+                assert page.ask(view, run=name)["run"] == name
+        assert page.ask("environments", run="sound")["steps"]["rows"]
+
+
+def test_a_browser_that_never_reads_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.watch.live_server.READING_SECONDS", 0.05)
+    scope = {"type": "http", "method": "GET", "path": "/words", "headers": [], "query_string": b""}
+    said: list[str] = []
+
+    async def hear() -> dict[str, str]:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def take(message: MutableMapping[str, Any]) -> None:
+        said.append(message["type"])
+        if len(said) > 1:
+            await asyncio.sleep(60)  # its buffers are full
+
+    async def listen() -> int:
+        site = Site([tmp_path])
+        stream = await site.words(Request(scope, hear))
+        await asyncio.wait_for(stream(scope, hear, take), 10)
+        return site.streams
+
+    assert asyncio.run(listen()) == 0
+    assert said == ["http.response.start", "http.response.body"]
+
+
+def test_more_pages_than_there_is_room_for_are_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.watch.live_server.MOST_STREAMS", 0)
+    with served(tmp_path) as page:
+        assert page.get("/words").status == 503
+
+
+def test_answers_that_are_kept_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.watch.views.KEPT_ANSWERS", 3)
+    run, answers = FoundRun("first", folder / "first" / "events.sqlite"), Answers()
+    run.look(1)
+    texts = [answers.ask("episode", run, {"round": 1, "env": env})[0] for env in range(6)]
+    assert len(set(texts)) == 6
+    opened = []
+    monkeypatch.setattr("esper.watch.views.RunReader", lambda file: opened.append(file))
+    assert answers.ask("episode", run, {"round": 1, "env": 5}) == (texts[5], True)
+    assert not opened, "it is still there"
+    forgotten, _ = answers.ask("episode", run, {"round": 1, "env": 2})
+    assert opened, "it has to be read again"
+    assert json.loads(forgotten)["state"] == "unreadable"
+
+
+def test_curves_have_as_many_points_as_can_be_seen_however_long_a_run_is(tmp_path: Path) -> None:
+    tmp_path.joinpath("long").mkdir()
+    store = RunStore(tmp_path / "long", LAYOUT)
+    numbers = [UpdateMetrics(round=n, metrics={"kl": float(n)}) for n in range(1, 3001)]
+    store.write([RunStarted(round=0, config=CONFIG), *numbers])
+    store.close()
+    with served(tmp_path) as page:
+        found = page.ask("training", run="long")
+        rows = [row for row in found["health"]["rows"] if row[0] == "kl"]
+        assert found["wide"] == 11
+        assert len(rows) == 273
+        assert rows[1] == ["kl", 11, 16.0, 11.0, 21.0], "its mean, its lowest and its highest value"
 
 
 def test_words_go_on_where_a_browser_was(page: Served) -> None:

@@ -325,6 +325,7 @@ class RunStore(AbstractContextManager["RunStore"]):
         with self._lock:
             with suppress(sqlite3.Error):
                 self._connection.execute("PRAGMA busy_timeout = 0")
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # also if one reads
                 self._connection.execute("PRAGMA journal_mode = DELETE")
             self._connection.close()
 

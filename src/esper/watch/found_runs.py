@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from esper.archive.run_folders import LOCK
-from esper.leyline.errors import EsperError
 from esper.nissa import RunReader
 from esper.nissa.store import FILE
 from esper.show.terminal import duration
@@ -64,7 +63,7 @@ class FoundRun:
             try:
                 self._follow(number)
                 self._judge()
-            except (EsperError, OSError) as error:
+            except Exception as error:  # whatever a damaged file may cause
                 self.state, self.why = UNREADABLE, str(error)
         elif before == RUNNING and time.monotonic() - self._asked > LIFE_SECONDS:
             self._judge()

@@ -194,7 +194,7 @@ def server_of(roots: Sequence[Path], listener: socket.socket) -> tuple[uvicorn.S
     token, port = secrets.token_urlsafe(24), listener.getsockname()[1]
     cookie = f"esper_{secrets.token_hex(4)}"  # ports are not told apart by browsers
     guarded = Guard(Starlette(routes=Site(roots).routes()), token, cookie)
-    how: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}
+    how: dict[str, Any] = {"log_level": "critical", "access_log": False, "server_header": False}
     how |= {"limit_concurrency": MOST_REQUESTS, "h11_max_incomplete_event_size": LONGEST_REQUEST}
     how |= {"http": "h11", "ws": "none", "lifespan": "off", "timeout_graceful_shutdown": 1}
     return uvicorn.Server(uvicorn.Config(guarded, **how)), f"http://{ADDRESS}:{port}/?token={token}"

@@ -113,7 +113,7 @@ class Answers:
                 return found.text, found.version == version
             try:
                 text = json.dumps(answered(name, run, numbers), allow_nan=False).encode()
-            except (EsperError, OSError) as error:  # one that cannot be read hides no other
+            except Exception as error:  # a damaged one hides no other
                 return json.dumps(
                     run.known() | {"state": UNREADABLE, "why": str(error)}
                 ).encode(), True

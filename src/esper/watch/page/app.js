@@ -1,6 +1,6 @@
 // The page: where it stands, and which part is shown at which address.
 
-import { html, render, useEffect } from "./vendor/preact-htm.js";
+import { html, render, useEffect, useErrorBoundary } from "./vendor/preact-htm.js";
 import { start, useView, useWords } from "./live.js";
 import { described, Overview } from "./overview.js";
 import { Absent, Badge, Progress } from "./parts.js";
@@ -50,8 +50,9 @@ function shown(route) {
 const PARTS = { training: Training, growth: Growth, evaluation: Evaluation };
 
 function Run({ route }) {
+  const [failure] = useErrorBoundary();
   const { answer, error } = useView("summary", { run: route.run });
-  if (error) return html`<${Absent}>${error}<//>`;
+  if (error || failure) return html`<${Absent}>${error ?? `This cannot be shown: ${failure.message}`}<//>`;
   if (!answer) return html`<p class="reading" role="status">Reading …</p>`;
   const run = described(answer);
   const Part = PARTS[run.kind];

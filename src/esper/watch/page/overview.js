@@ -1,6 +1,6 @@
 // All runs as rows: state, progress, a curve, the best score, anomalies. Sort, filter, compare.
 
-import { html, useState } from "./vendor/preact-htm.js";
+import { html, useErrorBoundary, useState } from "./vendor/preact-htm.js";
 import { useView } from "./live.js";
 import { Absent, Badge, Progress, Sparkline } from "./parts.js";
 import { go, to } from "./routes.js";
@@ -91,10 +91,11 @@ export function Overview() {
 }
 
 function Line({ run, chosen, toggle }) {
-  const kind = KINDS[run.kind];
+  const [failure] = useErrorBoundary(); // one that cannot be shown hides no other
+  const kind = failure ? null : KINDS[run.kind];
   if (!kind || run.state === "unreadable") {
     return html`<tr><td></td><td><b>${run.run}</b></td><td><${Badge} ...${run}/></td>
-      <td colspan="5" class="faint">${run.why}</td></tr>`;
+      <td colspan="5" class="faint">${run.why || "it cannot be shown"}</td></tr>`;
   }
   const anomalies = cell(run, "anomalies") ?? 0;
   const values = (run.curve?.rows ?? []).map((row) => row[1]);
