@@ -22,6 +22,7 @@ def test_a_folder_is_known_by_what_is_in_it(tmp_path: Path) -> None:
     for kind in RunKind:
         folder = tmp_path / kind.name
         folder.mkdir()
+        (folder / kind).parent.mkdir(exist_ok=True)
         (folder / kind).touch()
         assert Folder(folder).holds_run is (kind is RunKind.TRAINING)
 

@@ -210,7 +210,7 @@ def stopped(home: Path) -> Path:
 
 def test_what_is_not_a_run_is_not_exported(home: Path, tmp_path: Path) -> None:
     assert "is not a run of esper grow; given: no such directory" in refused(["export", "nowhere"])
-    assert "no checkpoint in it" in refused(["export", home / "full"])
+    assert "no checkpoint/manifest.json in it" in refused(["export", home / "full"])
     assert "is not a run of esper grow" in refused(["export", tiny_run(tmp_path / "run").path])
     assert "is not a run" in refused(["resume", home / "full"])
 

@@ -34,7 +34,7 @@ from esper.show.report import FOLDER, growth_figure, write_growth_report
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CHECKPOINT, SAMPLE, BEFORE = RunKind.GROWTH, "sample", "checkpoint-before"
+CHECKPOINT, BEFORE, SAMPLE = "checkpoint", "checkpoint-before", "sample"
 KIND, VERSION = "grow-run", 2
 SAMPLE_KIND = "grow-sample"
 
@@ -42,16 +42,8 @@ SAMPLE_KIND = "grow-sample"
 class GrowthFolder(KeptFolder):
     """The files of one run."""
 
-    kind, error = CHECKPOINT, GrowError
+    kind, error = RunKind.GROWTH, GrowError
     beginnings = (SAMPLE, CHECKPOINT)
-
-    @property
-    def holds_run(self) -> bool:
-        return (self.path / CHECKPOINT / MANIFEST).exists()
-
-    @property
-    def is_fresh(self) -> bool:
-        return super().is_fresh and not self.holds_run
 
     def require_new(self) -> None:
         """Refuse what cannot become a run's folder; other files in it do not matter."""

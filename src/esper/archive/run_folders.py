@@ -35,7 +35,7 @@ class RunKind(StrEnum):
     """What a folder holds a run of; the value is the file or folder that makes it one."""
 
     TRAINING = "config.toml"
-    GROWTH = "checkpoint"
+    GROWTH = "checkpoint/manifest.json"
     LEARNING = "learning.json"
     STUDY = "study.json"  # written when it is finished
 
@@ -80,7 +80,7 @@ class KeptFolder:
             return not self.path.exists()
         ours = {LOCK, *self.beginnings}
         ours |= {unfinished(self.path / each).name for each in (*self.beginnings, self.kind)}
-        return {each.name for each in self.path.iterdir()} <= ours
+        return not self.holds_run and {each.name for each in self.path.iterdir()} <= ours
 
     def require_fresh(self, *, fix: str) -> None:
         """Refuse a folder, or a file, that holds something already."""
@@ -122,13 +122,9 @@ class KeptFolder:
 
     def require_held(self) -> None:
         """Refuse to write any more where a folder is not the one that was locked."""
-        if self._lock is None:
-            return
-        try:
-            same = os.path.samestat(self._lock, os.lstat(self.path / LOCK))
-        except OSError:
-            same = False
-        if not same:
+        lock = self.path / LOCK
+        there = self._lock is None or os.path.lexists(lock)
+        if not there or (self._lock and not os.path.samestat(self._lock, os.lstat(lock))):
             raise self.error(
                 f"{self.path} is no longer the folder that this run began in",
                 given="it was moved, deleted or replaced, or its lock was",

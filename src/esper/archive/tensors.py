@@ -97,16 +97,17 @@ def read_archive(path: str | Path, *, kind: str, version: int, device: str = "cp
 
     One that is replaced meanwhile is read again.
     """
-    folder, seen = Path(path), b""
+    folder = Path(path)
     while True:
+        seal = seal_of(folder) if (folder / MANIFEST).is_file() else None
         try:
-            seen = (folder / MANIFEST).read_bytes() if (folder / MANIFEST).is_file() else b""
             return _read(folder, kind, version, device)
-        except (ArchiveError, OSError) as error:
-            if not seen or seal_of(folder) == hashlib.sha256(seen).hexdigest():
-                if isinstance(error, ArchiveError):
-                    raise
+        except OSError as error:
+            if seal in (None, seal_of(folder)):
                 raise ArchiveError(f"{folder} cannot be read", given=error.strerror) from error
+        except ArchiveError:
+            if seal is None or seal == seal_of(folder):
+                raise
 
 
 def _read(folder: Path, kind: str, version: int, device: str) -> Archive:

@@ -24,41 +24,29 @@ class CodeError(EsperError):
 
 def remember(files: Iterable[str]) -> None:
     """Let these files, as they are, be run again by what a run's folder says."""
-    place = _memory()
     with suppress(OSError):  # then it is asked for each time
-        place.parent.mkdir(parents=True, exist_ok=True)
-        append_lines(place, map(_mark, _unknown(files)))
+        _memory().parent.mkdir(parents=True, exist_ok=True)
+        append_lines(_memory(), map(_mark, _unknown(files)))
 
 
-def require_known_code(files: Iterable[str], run: Path) -> None:
-    """Refuse to run what was never run from here, or has changed since."""
-    if unknown := _unknown(files):
-        raise CodeError(
-            f"{run} names code that no run was started with from here, as it is now",
-            given=", ".join(unknown),
-            fix="look at it; then type yes when esper resume asks, or name it with --model and "
-            "--data where it is a network of yours",
-        )
-
-
-def allow_code(files: Iterable[str], run: Path, *, quiet: bool) -> None:
-    """Run code that a run's folder names if it is known, or after a typed yes."""
-    files = list(dict.fromkeys(files))
-    if _unknown(files) and not quiet:
-        print(f"{run} names code that is not known: {', '.join(_unknown(files))}")
+def allow_code(files: Iterable[str], run: Path, *, quiet: bool = True) -> None:
+    """Refuse code that a run's folder names unless it is known, or agreed to if it is asked."""
+    named = list(dict.fromkeys(files))
+    if _unknown(named) and not quiet:
+        print(f"{run} names code that is not known: {', '.join(_unknown(named))}")
         print("Type yes to run it: ", end="", flush=True)
         if sys.stdin is not None and sys.stdin.readline().strip() == "yes":
-            remember(files)
-    require_known_code(files, run)
-    if files and not quiet:
-        print(f"Running the code in {', '.join(files)}", flush=True)
+            remember(named)
+    if unknown := _unknown(named):
+        what = f"{run} names code that no run was started with from here, as it is now"
+        fix = "look at it, and type yes when esper resume asks; or name it: --model, --data"
+        raise CodeError(what, given=", ".join(unknown), fix=fix)
+    if named and not quiet:
+        print(f"Running the code in {', '.join(named)}", flush=True)
 
 
 def _unknown(files: Iterable[str]) -> list[str]:
-    try:
-        known = set(_memory().read_text(encoding="utf-8").splitlines())
-    except OSError:
-        known = set()
+    known = _memory().read_text(encoding="utf-8").splitlines() if _memory().is_file() else []
     return [file for file in files if Path(file).is_file() and _mark(file) not in known]
 
 

@@ -70,11 +70,9 @@ class OfRun(Command):
 
         kinds = (GrowthFolder(self.path), RunFolder(self.path))
         if self.path.is_dir() and any(self.path.iterdir()) and any(each.is_fresh for each in kinds):
-            raise RunError(
-                f"{self.path} holds nothing yet",
-                given="a run that ended before its first checkpoint",
-                fix="start it again there, with the command that it was started with",
-            )
+            given = "a run that ended before its first checkpoint"
+            fix = "start it again there, with the command that it was started with"
+            raise RunError(f"{self.path} holds nothing yet", given=given, fix=fix)
         grown = self.does_of_growth and kinds[0].holds_run
         return self.does_of_growth if grown else self.does
 

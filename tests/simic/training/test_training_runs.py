@@ -14,7 +14,7 @@ from tests.simic.training.tiny import tiny_run
 def write_checkpoint(run: RunFolder, value: float) -> None:
     part = run.begin_checkpoint(1) / "agent-0"
     write_archive(part, kind="part", version=1, tensors={"x": torch.tensor(value)}, notes={})
-    run.finish_checkpoint(1, {"x": torch.tensor(value)}, {})
+    run.finish_checkpoint(1, {"x": torch.tensor(value)}, {"judged": []})
 
 
 def test_a_checkpoint_of_the_same_round_is_replaced_whole_wherever_that_is_cut_off(

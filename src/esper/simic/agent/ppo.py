@@ -278,12 +278,9 @@ class PPOAgent:
             )
         tensors = self._tensors()
         if broken := not_finite(tensors):
-            raise NonFiniteError(
-                "The agent is not saved, since numbers in it are NaN or infinite",
-                ", ".join(broken[:3]),
-                None,
-                fix="go on from the last one that was saved",
-            )
+            what = "The agent is not saved, since numbers in it are NaN or infinite"
+            fix = "go on from the last one that was saved"
+            raise NonFiniteError(what, ", ".join(broken[:3]), None, fix=fix)
         notes = {name: getattr(self.buffer, name) for name in _SIZES}
         notes |= {"config": asdict(self.config), "space": asdict(self.space), "seed": self.seed}
         return write_archive(path, kind=KIND, version=VERSION, tensors=tensors, notes=notes)

@@ -277,19 +277,17 @@ class Update:
         """Refuse what the update came to where it is not finite, or so large that nothing that
         follows from it is."""
         found = dict(self.network.state_dict())
-        for place, moments in self.optimizer.state_dict()["state"].items():
-            found |= {f"optimizer.{place}.{name}": moment for name, moment in moments.items()}
+        moments = (each for state in self.optimizer.state.values() for each in state.values())
+        found |= {f"moment {place}": each for place, each in enumerate(moments)}
         if len(batch.valid):
             few = self.evaluate(batch.rows(torch.arange(min(PROBED, len(batch.valid)))))
             found |= {"log-probs": few.log_probs, "values": few.values}
         wrong = not_finite(found)
         if self.processes.largest(len(wrong), self.device):
-            raise NonFiniteError(
-                "What was learned is NaN or infinite, or leads to it",
-                ", ".join(wrong[:3]) or "something in another process",
-                None,
-                fix="go on from the agent before this update, with a smaller learning rate",
-            )
+            field = ", ".join(wrong[:3]) or "something in another process"
+            fix = "go on from the agent before this update, with a smaller learning rate"
+            what = "What was learned is NaN or infinite, or leads to it"
+            raise NonFiniteError(what, field, None, fix=fix)
 
     def evaluate(self, batch: SequenceBatch) -> Evaluation:
         """The batch's decisions, seen with the present weights; carries gradient."""

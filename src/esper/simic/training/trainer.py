@@ -323,12 +323,9 @@ class Trainer:
             why = f"{error.what} ({error.given})"
             if self.undone:
                 sound = self.run.checkpoint(self.run.rounds()[-1])
-                raise RunError(
-                    f"Learning failed in rounds {self.round} and {self.round + 1}",
-                    given=why,
-                    fix=f"the agent in {sound} is sound; start another run with a smaller "
-                    "ppo.learning_rate",
-                ) from error
+                what = f"Learning failed in rounds {self.round} and {self.round + 1}"
+                fix = f"the agent in {sound} is sound; start another run with a smaller "
+                raise RunError(what, given=why, fix=f"{fix}ppo.learning_rate") from error
             self.undone = True
             message = f"Round {self.round + 1} was undone: {why}."
             advice = "If it happens again, the run ends: lower ppo.learning_rate."

@@ -13,7 +13,7 @@ of their own; it knows the hash of each, so that parts of different checkpoints 
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from esper.archive import (
     write_whole,
 )
 from esper.archive.tensors import require_whole, sealed
-from esper.garden.own_code import remember, require_known_code
+from esper.garden.own_code import allow_code, remember
 from esper.garden.suites import Suite, find_suite
 from esper.leyline.errors import EsperError
 from esper.leyline.settings import Range, typed
@@ -93,19 +93,18 @@ class RunFolder(KeptFolder):
         """As they were written; versions and fingerprints by name, and the suite."""
         found = self.read(FACTS)
         if found.pop("seal", None) != sealed(found):
-            fix = "use another copy"
-            raise RunError(f"{self.path / FACTS} is damaged or was edited", fix=fix)
-        suite = found.get("suite", {})
-        code = suite.get("code", []) if isinstance(suite, dict) else suite
-        typed("code", code, tuple[str, ...])
+            raise RunError(f"{self.path / FACTS} is damaged or was edited", fix="use another copy")
         for name in ("versions", "data"):
             typed(name, found.get(name, {}), Mapping[str, str])
         return found
 
     @property
-    def code(self) -> Sequence[str]:
+    def code(self) -> list[str]:
         """Python files that its suite runs."""
-        return self.facts.get("suite", {}).get("code", ())  # type: ignore[no-any-return]
+        suite = self.facts.get("suite", {})
+        code = suite.get("code", []) if isinstance(suite, dict) else suite
+        typed("code", code, tuple[str, ...])
+        return list(code)
 
     @property
     def suite(self) -> Suite:
@@ -113,18 +112,16 @@ class RunFolder(KeptFolder):
         stored = self.facts.get("suite")
         if stored is None:
             return find_suite(self.config.suite)
-        require_known_code(self.code, self.path)
+        allow_code(self.code, self.path)
         return Suite.from_dict(stored)
 
     def require_data(self) -> None:
         """Refuse to go on with other data than the run began with."""
         then, now = self.facts.get("data", {}), self.suite.fingerprints()
         if changed := [name for name in then if then[name] != now.get(name)]:
-            raise RunError(
-                f"The data of {self.path} are not those that it began with",
-                given=", ".join(changed[:3]),
-                fix="go on with the version of Esper, or of your code, that it began with",
-            )
+            what = f"The data of {self.path} are not those that it began with"
+            fix = "go on with the version of Esper, or of your code, that it began with"
+            raise RunError(what, given=", ".join(changed[:3]), fix=fix)
 
     @property
     def best(self) -> Path:

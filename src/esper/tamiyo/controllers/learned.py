@@ -98,11 +98,9 @@ class LearnedController:
             )
             actions = Actions(self.network.space, choice.actions.cpu())
             if not bool(choice.log_probs.isfinite().all()):
-                raise ActionError(
-                    f"Controller {self.name!r} cannot decide",
-                    given="probabilities that are NaN",
-                    fix="its observations, or what it has learned, are not finite: use another one",
-                )
+                fix = "its observations, or what it has learned, are not finite: use another one"
+                what = f"Controller {self.name!r} cannot decide"
+                raise ActionError(what, given="probabilities that are NaN", fix=fix)
         else:
             logits, _, self._hidden = self.network(seen, before, starts)
             actions = drawn(logits.cpu(), legality, signals.draws)
