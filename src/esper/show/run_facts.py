@@ -258,7 +258,7 @@ def _best_attribution(reader: RunReader) -> list[Row]:
 def scores(kept: "Kept | None") -> dict[str, list[Score]]:
     """By controller, over rounds, as a checkpoint has them: telemetry may have failed."""
     found: dict[str, list[Score]] = defaultdict(list)
-    for name, number, score, low, high, episodes in kept[1].notes["judged"] if kept else ():
+    for name, number, score, low, high, episodes in kept[1].notes.get("judged", ()) if kept else ():
         if score is not None:
             known = low is not None and high is not None and high > low
             found[name].append(Score(number, score, (low, high) if known else None, episodes))

@@ -197,7 +197,7 @@ class RunFolder(KeptFolder):
         parts = state.notes.get("parts")
         if not isinstance(parts, dict) or state.notes.get("round") != round_:
             raise ArchiveError(f"{folder} is of another round", given=state.notes.get("round"))
-        judged = state.notes.get("judged")
+        judged = state.notes.get("judged", [])
         if not isinstance(judged, list) or not all(map(_is_judged, judged)):
             raise ArchiveError(f"{folder} does not say what was judged")
         found = {each.name for each in folder.iterdir() if each.name != STATE}
