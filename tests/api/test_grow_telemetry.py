@@ -144,6 +144,35 @@ def test_the_beginning_and_the_end_say_what_a_run_is(whole: Any) -> None:
     assert end["added"] == whole.host.added
 
 
+def test_how_it_ended_and_what_gates_kept_it_from_is_told(whole: Any) -> None:
+    with reading(whole) as reader:
+        ((state, text),) = reader.query("SELECT state, text FROM ends").rows
+        refused = list(reader.each("refusals"))
+        for row in refused:
+            (decided,) = reader.decisions(row["round"])
+            assert decided.actions.get("slot") != row["slot"] or decided.actions["op"] != row["op"]
+    assert (state, text) == ("finished", "")
+    assert {row["op"] for row in refused} == {"FOSSILIZE"}
+    assert all("at least" in row["reason"] for row in refused), refused
+
+
+def test_what_candidates_showed_is_told_as_the_history_has_it(tmp_path: Path) -> None:
+    settings = SETTINGS | {"budget": esper.Budget("+500%", epochs=EPOCHS), "controller": "audition"}
+    run = esper.grow(mlp(), TRAIN, VAL, out=tmp_path / "run", **settings)
+    with reading(run) as reader:
+        told = [
+            [row["round"], *(row[name] for name in ("slot", "blueprint", "gain", "error"))]
+            for row in reader.each("auditions")
+        ]
+    heard = [
+        [record["epoch"], each["slot"], each["blueprint"], each["gain"], each["error"]]
+        for record in run.history
+        for each in record.get("shadows", ())
+    ]
+    assert heard
+    assert told == heard
+
+
 def test_what_seeds_were_worth_is_what_was_measured(whole: Any) -> None:
     for seed in whole.seeds:
         for epoch, worth in seed.contributions.items():

@@ -4,7 +4,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ import torch
 from esper.archive import Archive, read_archive
 from esper.garden import episodes as episodes_module
 from esper.leyline.constants import SCORED_EPOCHS
+from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import LIVING_STAGES
 from esper.nissa import Event, RunReader, RunStore
 from esper.simic.agent.ppo import KIND, VERSION
@@ -169,6 +170,44 @@ def test_every_change_of_a_slot_says_why_its_gate_was_open(whole: RunFolder) -> 
         found = "no gradient was asked for" if cause == "GERMINATE" else "gradient norm is"
         assert found in reason
     assert all("GOVERNOR" not in cause for _, cause, _ in rows)
+
+
+def test_what_gates_kept_watched_environments_from_is_told_with_the_reason(
+    whole: RunFolder,
+) -> None:
+    with RunReader(whole.path) as reader:
+        refused = list(reader.each("refusals"))
+        chosen = {
+            (row["round"], row["step"], row["env"], LifecycleOp(row["op"]).name, row["slot"])
+            for row in reader.each("decisions")
+        }
+        places = {name: place for place, name in enumerate(reader.layout.slots)}
+    assert refused
+    for row in refused:
+        assert not row["reason"].startswith("the slot is")
+        assert row["env"] < whole.config.watched
+        key = (*(row[name] for name in ("round", "step", "env", "op")), places[row["slot"]])
+        assert key not in chosen, "nobody did what a gate refused"
+
+
+@pytest.mark.parametrize(("error", "state"), [(None, "stopped"), (ValueError, "failed")])
+def test_how_a_run_ended_is_told(tmp_path: Path, error: type[Exception] | None, state: str) -> None:
+    run = tiny_run(tmp_path / "run")
+    with (
+        pytest.raises(error) if error else nullcontext(),
+        Trainer(run, stop=lambda: True) as trainer,
+    ):
+        assert not trainer.begin()
+        if error:
+            raise error("of yours")
+    with RunReader(run.path) as reader:
+        told = reader.query("SELECT state, text FROM ends").rows
+    assert told == [(state, "ValueError of yours" if error else "")]
+
+
+def test_a_finished_run_says_so(whole: RunFolder) -> None:
+    with RunReader(whole.path) as reader:
+        assert reader.query("SELECT round, state FROM ends").rows == [(ROUNDS, "finished")]
 
 
 def test_what_the_governor_removed_carries_its_reason(tmp_path: Path) -> None:
