@@ -85,7 +85,7 @@ def main() -> None:
                 picture(browser, address, "training", run, "Round 3, epoch 1", high=1000)
                 route = f"{run}/round/3/env/2/step/9"
                 picture(browser, address, "decision", route, "What it saw", high=1150)
-                picture(browser, address, "growth", "#/run/glyphs", "Audition", high=1350)
+                picture(browser, address, "growth", "#/run/glyphs", "Audition", high=1640)
                 training.send_signal(signal.SIGKILL)
                 training.wait()
                 picture(browser, address, "runs", "#/", "stale", high=420)

@@ -130,6 +130,26 @@ def test_two_runs_that_were_chosen_are_compared_with_the_keyboard_too(page: Any)
     page.get_by_role("link", name="first", exact=True).wait_for(state="hidden")
 
 
+def test_a_browser_that_was_cut_off_misses_nothing(
+    browser: Any, address: str, folder: Path
+) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    page.goto(address)
+    with begun(folder / "lonely") as run:
+        run.play(1)
+        page.get_by_role("link", name="lonely").click()
+        page.get_by_text("Round 1, epoch 10 of 10").wait_for()
+        context.set_offline(True)
+        run.play(2)
+        page.wait_for_timeout(300)
+        assert page.get_by_text("Round 1, epoch 10 of 10").is_visible(), "what is known stays"
+        context.set_offline(False)
+        page.get_by_text("Round 2, epoch 10 of 10").wait_for()
+    context.close()
+
+
 def test_a_run_whose_process_was_killed_turns_stale(page: Any, folder: Path) -> None:
     with begun(folder / "killed") as run:
         lock = (folder / "killed" / "lock").open("w")

@@ -3,18 +3,16 @@
 import { html, render, useEffect, useErrorBoundary } from "./vendor/preact-htm.js";
 import { start, useView, useWords } from "./live.js";
 import { described, Overview } from "./overview.js";
-import { Absent, Badge, Progress } from "./parts.js";
+import { Absent, Ago, Badge, Progress } from "./parts.js";
 import { go, to, useRoute } from "./routes.js";
 import { Compare } from "./compare.js";
 import { Episode } from "./episode.js";
 import { Evaluation } from "./evaluation.js";
 import { Growth } from "./growth.js";
 import { Training } from "./training.js";
-import { ago } from "./words.js";
 
 function App() {
   const route = useRoute();
-  const live = useWords();
   useEffect(() => {
     document.title = route.run ? `${route.run} · Esper` : "Esper";
     document.getElementById("main")?.focus({ preventScroll: true });
@@ -35,10 +33,16 @@ function App() {
     <header class="page">
       <a class="home" href=${to.overview()} title="all runs (o)">Esper</a>
       ${route.page === "run" && html`<span class="where">${route.run}</span>`}
-      <span class="link ${live.connected ? "on" : "off"}" role="status">${live.connected ? "live" : live.refused ? "closed" : "reconnecting"}</span>
+      <${Line}/>
     </header>
-    ${live.refused && html`<p class="warning" role="alert">The server is gone, or was started anew: open the address that it printed. What is shown is as it was.</p>`}
     <main id="main" tabindex="-1">${shown(route)}</main>`;
+}
+
+function Line() {
+  const live = useWords();
+  const state = live.connected ? "live" : live.refused ? "closed" : "reconnecting";
+  const why = live.refused ? "The server is gone, or was started anew: open the address that it printed. What is shown is as it was." : "";
+  return html`<span class="link ${live.connected ? "on" : "off"}" role="status" title=${why}>${why && html`<small>${why}</small> `}${state}</span>`;
 }
 
 function shown(route) {
@@ -59,7 +63,7 @@ function Run({ route }) {
   const head = html`<div class="bar head">
     <h1><a href=${to.run(run.run)}>${run.run}</a></h1><${Badge} ...${run}/>
     ${run.unit && html`<${Progress} ...${run}/>`}
-    <span class="faint">${run.why || `last word ${ago(run.time)}`}</span></div>`;
+    <span class="faint">${run.why || html`last word <${Ago} run=${run.run} time=${run.time}/>`}</span></div>`;
   if (run.state === "unreadable" || !Part) return html`${head}<${Absent}>${run.why || "There is nothing to show yet."}<//>`;
   if (route.env !== undefined && run.kind === "training") return html`${head}<${Episode} route=${route}/>`;
   return html`${head}<${Part} run=${run.run} route=${route}/>`;

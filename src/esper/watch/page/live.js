@@ -4,6 +4,7 @@ import { useEffect, useState } from "./vendor/preact-htm.js";
 
 const PAUSE = 150; // ms between two answers of one kind
 const LATER = 600; // ms until a busy server is asked again
+const AGAIN = 2000; // ms until one that did not answer is
 
 export const live = { connected: false, refused: false, names: [], runs: new Map() };
 const listeners = new Set();
@@ -76,7 +77,8 @@ export function useView(view, given) {
         wait = late ? LATER : again ? PAUSE : 0;
       } catch (error) {
         if (over) return;
-        setFound((before) => ({ ...before, key, error: error.message }));
+        setFound((before) => ({ answer: before.key === key ? before.answer : null, key, error: error.message }));
+        wait = AGAIN;
       } finally {
         busy = false;
       }
@@ -95,7 +97,8 @@ export function useView(view, given) {
       clearTimeout(timer);
     };
   }, [key]);
-  return found.key === key ? found : { answer: null, error: null };
+  if (found.key !== key) return { answer: null, error: null };
+  return { answer: found.answer, error: found.answer ? null : found.error }; // what is known stays
 }
 
 // Draw again whenever a word comes.
@@ -103,4 +106,13 @@ export function useWords() {
   const [, setCount] = useState(0);
   useEffect(() => listen(() => setCount((count) => count + 1)), []);
   return live;
+}
+
+// Draw again now and then, for what says how long ago something was.
+export function useClock(every = 5000) {
+  const [, setCount] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => setCount((count) => count + 1), every);
+    return () => clearInterval(timer);
+  }, []);
 }

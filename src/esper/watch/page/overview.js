@@ -2,9 +2,9 @@
 
 import { html, useErrorBoundary, useState } from "./vendor/preact-htm.js";
 import { useView } from "./live.js";
-import { Absent, Badge, Progress, Sparkline } from "./parts.js";
+import { Absent, Ago, Badge, Progress, Sparkline } from "./parts.js";
 import { go, to } from "./routes.js";
-import { ago, interval, percent, signed } from "./words.js";
+import { interval, percent, signed } from "./words.js";
 
 const cell = (run, name, place = 0) => run[name]?.rows?.[0]?.[place] ?? null;
 
@@ -107,6 +107,6 @@ function Line({ run, chosen, toggle }) {
     <td><${Sparkline} values=${values} label="${kind.curve} of ${run.run}"/></td>
     <td class="figure">${cell(run, "best") === null ? "—" : kind.best(run)}</td>
     <td class="figure">${anomalies ? html`<span class="badge failed">${anomalies}</span>` : "none"}</td>
-    <td class="faint">${ago(run.time)}</td>
+    <td class="faint"><${Ago} run=${run.run} time=${run.time}/></td>
   </tr>`;
 }

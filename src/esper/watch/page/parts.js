@@ -1,7 +1,8 @@
 // Small pieces that every page is made of, and the colours of things.
 
 import { html } from "./vendor/preact-htm.js";
-import { duration, lower } from "./words.js";
+import { live, useClock } from "./live.js";
+import { ago, duration, lower } from "./words.js";
 
 export const COLOURS = {
   orange: "#E69F00", sky: "#56B4E9", green: "#009E73", yellow: "#F0E442",
@@ -24,6 +25,12 @@ export const OCCUPIED = new Set(["GERMINATED", "TRAINING", "BLENDING", "HOLDING"
 
 export const Badge = ({ state, why }) =>
   html`<span class="badge ${state}" title=${why || state}>${state}</span>`;
+
+// How long ago a run's last word came; words are newer than answers.
+export function Ago({ run, time }) {
+  useClock();
+  return ago(Math.max(time, live.runs.get(run)?.time ?? 0));
+}
 
 export const Tile = ({ what, value, more }) =>
   html`<div><dt>${what}</dt><dd>${value}<small>${more}</small></dd></div>`;
