@@ -167,9 +167,9 @@ def processor(process: int) -> float:
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
-def paced(folder: Path, turns: int, each: float) -> Iterator[list[float]]:
-    """Write a run for so many turns; after each, what its steps took."""
-    step, source, number, times = make_step(), Source(ENVS), 0, list[float]()
+def paced(folder: Path, turns: int, each: float) -> Iterator[tuple[float, float]]:
+    """Write a run for so many turns; after each, what a step took, by the clock and of a core."""
+    step, source, number, times = make_step(), Source(ENVS), 0, list[tuple[float, float]]()
     turn = time.monotonic() + each
     folder.mkdir()
     SENT.clear()
@@ -178,11 +178,11 @@ def paced(folder: Path, turns: int, each: float) -> Iterator[list[float]]:
         while turns:
             number += 1
             for _ in whole_round(hub, source, number):
-                began = time.perf_counter()
+                began, worked = time.perf_counter(), time.process_time()
                 step()
-                times.append(time.perf_counter() - began)
+                times.append((time.perf_counter() - began, time.process_time() - worked))
                 if time.monotonic() > turn and turns:
-                    yield times
+                    yield tuple(map(statistics.mean, zip(*times, strict=True)))
                     times, turn, turns = [], time.monotonic() + each, turns - 1
 
 
@@ -208,26 +208,63 @@ def measure_load(folder: Path, clients: int, seconds: float) -> dict[str, float]
 
 def measure_loss(folder: Path, turns: int, each: float) -> dict[str, float]:
     """Steps of a run with a page open and with none, in turns; each with its neighbour."""
-    times: dict[bool, list[float]] = {True: [], False: []}
+    times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     page: contextlib.ExitStack | None = None
     with server(folder) as (address, _):
         for found in paced(folder / f"{LIVE}-turns", 2 * turns, each):
-            times[page is not None].append(statistics.mean(found))
+            times[page is not None].append(found)
             if page is None:
                 page = contextlib.ExitStack()
                 page.enter_context(listening(address, [f"{LIVE}-turns"]))
             else:
                 page.close()
                 page = None
-        if page is not None:
-            page.close()
-    ratios = [on / off for on, off in zip(times[True], times[False], strict=False)]
-    spread = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
-    return {
-        "loss_percent": 100 * (statistics.mean(ratios) - 1),
-        "loss_percent_error": 100 * spread,
-        "step_ms": 1e3 * statistics.median(times[False]),
-    }
+    figures = {"step_ms": 1e3 * statistics.median(wall for wall, _ in times[False])}
+    for place, name in enumerate(("loss_percent", "loss_of_core_percent")):
+        pairs = zip(times[True], times[False], strict=True)
+        ratios = [100 * (on[place] / off[place] - 1) for on, off in pairs]
+        figures[name] = statistics.mean(ratios)
+        figures[f"{name}_error"] = statistics.stdev(ratios) / len(ratios) ** 0.5
+    return figures
+
+
+PIXEL = """([text]) => new Promise((done) => {
+  const look = () => document.body.innerText.includes(text) && done(Date.now() / 1000);
+  const all = {subtree: true, childList: true, characterData: true};
+  new MutationObserver(look).observe(document.body, all);
+  look();
+})"""
+
+
+def measure_pixels(folder: Path, times: int) -> dict[str, float]:
+    """From handing an epoch's event over until a browser shows the epoch; needs chromium."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        return {}
+    name = f"{LIVE}-pixels"
+    (folder / name).mkdir()
+    late, source = [], Source(ENVS)
+    with (
+        server(folder) as (address, _),
+        sync_playwright() as playwright,
+        Hub(RunStore(folder / name, LAYOUT)) as hub,
+    ):
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        hub.emit(RunStarted(round=0, config=CONFIG))
+        page.goto(address)
+        page.get_by_role("link", name=name).click()
+        for number in range(1, times + 1):
+            page.wait_for_timeout(300)
+            sent = time.time()
+            for event in source.events(number, 0):
+                hub.emit(event)
+            late.append(page.evaluate(PIXEL, [f"Round {number}, epoch 1 "]) - sent)
+        browser.close()
+    late.sort()
+    return {"pixel_p50_ms": 1e3 * statistics.median(late), "pixel_max_ms": 1e3 * late[-1]}
 
 
 def main() -> None:
@@ -258,6 +295,7 @@ def main() -> None:
         print(f"{given.runs} runs of {given.events:,} events in {time.monotonic() - began:.0f} s")
         figures = measure_load(folder, given.clients, given.seconds)
         figures |= measure_loss(folder, given.turns, given.turn_seconds)
+        figures |= measure_pixels(folder, 20)
     table = Table("what", "figure", title="the live page")
     for name, value in figures.items():
         table.add_row(name, f"{value:.3g}")

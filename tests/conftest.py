@@ -57,6 +57,7 @@ SLOW_MODULES = {
         "tamiyo": ("controllers",),
         "tolaria": ("governor", "population", "population_snapshots", "shadow_rows"),
         "tree": ("wheel",),
+        "watch": ("in_browser",),
     }.items()
     for name in names
 }

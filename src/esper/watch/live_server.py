@@ -14,6 +14,7 @@ import asyncio
 import hmac
 import json
 import mimetypes
+import os
 import secrets
 import socket
 import sys
@@ -35,7 +36,7 @@ from starlette.types import Message, Receive, Scope, Send
 from esper.leyline.errors import EsperError
 from esper.simic.training.run_processes import follow
 from esper.watch.found_runs import Lookout
-from esper.watch.views import QUESTIONS, Answers, QuestionError, numbers_of
+from esper.watch.views import QUESTIONS, Answers, numbers_of
 
 ADDRESS, PORT = "127.0.0.1", 8642
 OWN_NAMES = {"127.0.0.1", "localhost", "::1"}
@@ -43,6 +44,7 @@ POLL_SECONDS = 0.1  # between looks, while somebody watches
 WORD_SECONDS = 10.0  # between words, though nothing is new
 READING_SECONDS = 20.0  # that a browser may take to read one
 MOST_STREAMS, MOST_REQUESTS = 128, 256  # at once
+NICENESS = 5  # where cores are short, the run that is watched comes first
 LONGEST_REQUEST = 16 << 10  # bytes before its end
 FILES = Path(__file__).with_name("page")
 POLICY = (
@@ -143,7 +145,7 @@ class Site:
             return _said("There is no such run.", 404)
         try:
             numbers = numbers_of(name, given)
-        except QuestionError as error:
+        except EsperError as error:
             return _said(str(error), 400)
         chosen = runs.values() if wanted is None else [runs[wanted]]
         found = [self.answers.ask(name, run, numbers) for run in chosen]
@@ -207,6 +209,7 @@ def serve(roots: Sequence[Path], *, port: int | None = None, open_: bool = False
     print(f"Watch {', '.join(map(str, roots))} in a browser: {address}", flush=True)
     if open_:
         webbrowser.open(address)
+    os.nice(NICENESS)
     server.run(sockets=[listener])
 
 

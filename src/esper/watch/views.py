@@ -30,10 +30,6 @@ TOLD = ("suite", "rounds", "epochs", "controller", "controllers", "episodes", "e
 Numbers = Mapping[str, int]  # from the address
 
 
-class QuestionError(EsperError):
-    """An address that asks for nothing that there is."""
-
-
 _FILE = Path(__file__).with_name("questions.toml")
 QUESTIONS: dict[str, dict[str, Any]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 
@@ -44,7 +40,7 @@ def numbers_of(name: str, given: Mapping[str, str]) -> dict[str, int]:
     found = {key: value for key, value in given.items() if key not in ("view", "run")}
     if not needs <= found.keys() <= needs | may or not all(map(str.isdecimal, found.values())):
         said, valid = ", ".join(sorted(found))[:200], ", ".join(sorted(needs | may)) or "none"
-        raise QuestionError("The address asks with other numbers", given=said, valid=valid)
+        raise EsperError("The address asks with other numbers", given=said, valid=valid)
     return {key: int(value[:DIGITS]) for key, value in found.items()}
 
 
