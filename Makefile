@@ -9,7 +9,7 @@ export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick fault lint bench study docs fmt clean
+.PHONY: help demo test quick fault soak lint bench study docs fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -24,9 +24,15 @@ quick: $(READY) ## the part of the tests that takes a minute or two, for while y
 	@$(BIN)/ruff check -q
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
-fault: $(READY) ## a thousand faults in hosts, a hundred kills, 5,000 damaged checkpoints
-	@ESPER_FAULTS=1002 ESPER_KILLS=100 ESPER_FUZZ=5000 $(BIN)/python -m pytest -q -n 2 \
-		tests/tolaria/test_governor.py tests/simic/training/test_kill.py tests/simic/training/test_fuzz.py
+fault: $(READY) ## the whole matrix of faults, broken guards, kills and damage; half an hour
+	@ESPER_MATRIX=all ESPER_MATRIX_OUT=docs/reliability.json ESPER_FAULTS=1002 ESPER_KILLS=100 \
+		ESPER_FUZZ=5000 ESPER_KEYS=2000 ESPER_READS=10000 $(BIN)/python -m pytest -q -n 2 --dist worksteal \
+		tests/faults tests/tolaria/test_governor.py tests/simic/training/test_kill.py tests/simic/training/test_fuzz.py
+	@$(BIN)/python -m tests.faults.mutations
+	@$(BIN)/python docs/generate.py
+
+soak: $(READY) ## an hour of training and an hour of growing: memory, open files, disk
+	@$(BIN)/python -m tests.faults.soak
 
 lint: $(READY) ## check style, types and the direction of imports
 	@$(BIN)/ruff check -q

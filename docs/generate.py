@@ -1,5 +1,6 @@
 """Writes the parts of docs/ that come from code: run it after changing what they show."""
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -352,7 +353,25 @@ def _why_refused(sentence: str) -> str:
     return next(short for part, short in WHY_REFUSED.items() if part in sentence)
 
 
+def reliability_page() -> str:
+    """What the matrix of faults came to when all of it was last run."""
+    found = json.loads((HERE / "reliability.json").read_text(encoding="utf-8"))
+    faults = [name for name in next(iter(found["operations"].values())) if name != "places"]
+    head = ["operation", "places", *faults]
+    rows = [
+        [name, str(counts["places"]), *(str(counts[fault]) for fault in faults)]
+        for name, counts in found["operations"].items()
+    ]
+    lines = [head, ["---"] * len(head), *rows]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    text = (HERE / "reliability.txt").read_text(encoding="utf-8")
+    tried = f"{found['tried']:,} of {found['cells']:,} cells were tried, "
+    tried += f"{found['failures']:,} of them failed; it took {found['minutes']:g} minutes."
+    return text.replace("@TRIED@", tried).replace("@TABLE@", table)
+
+
 PAGES = {
+    "reliability.md": reliability_page,
     "lifecycle.svg": lifecycle_svg,
     "lifecycle.md": lifecycle_page,
     "blueprints.md": blueprints_page,

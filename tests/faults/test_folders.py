@@ -167,3 +167,27 @@ def test_whoever_reads_beside_a_writer_never_sees_damage(tmp_path: Path) -> None
 
 
 READS = int(os.environ.get("ESPER_READS", "1000"))  # of `make fault`: ten thousand
+
+
+def test_nothing_gets_its_name_before_it_has_reached_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is killed here: what the order protects from is a power cut."""
+    synced: set[str] = set()
+    early: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def syncing(handle: int) -> None:
+        fsync(handle)
+        synced.add(os.readlink(f"/proc/self/fd/{handle}"))
+
+    def replacing(source: Any, target: Any) -> None:
+        early.extend([str(source)] if str(source) not in synced else [])
+        synced.discard(str(source))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "replace", replacing)
+    grow(tmp_path / "run", 0, lambda: None)
+    assert train_run(tiny_run(tmp_path / "training", rounds=1))
+    assert not early

@@ -18,7 +18,7 @@ from esper.show.run_facts import read_facts
 from esper.show.training_page import page
 from esper.simic.agent import NonFiniteError, PPOAgent
 from esper.simic.agent.ppo import KIND, VERSION
-from esper.simic.agent.update import GuardedAdamW
+from esper.simic.agent.update import Update
 from esper.simic.training import RoundReport, RunError, RunFolder, Trainer, train_run
 from esper.simic.training.config import read_config
 from esper.tamiyo.controllers import LearnedController
@@ -55,15 +55,15 @@ def observations(agent: PPOAgent) -> None:
     agent.buffer._data["states"][0, 1, 0] = math.inf
 
 
-AFTER_A_STEP = (weights, too_large, moments, normaliser)
-POISONS = (*AFTER_A_STEP, rewards, observations)
+AFTER_THE_STEPS = (weights, too_large, moments, normaliser)
+POISONS = (*AFTER_THE_STEPS, rewards, observations)
 Poison = Callable[[PPOAgent], None]
 
 
 def poisoned(patch: pytest.MonkeyPatch, poison: Poison, *rounds: int) -> list[int]:
     """Every update of these rounds is spoiled; returns the rounds that were, as they come."""
     spoiled: list[int] = []
-    update, step = PPOAgent.update, GuardedAdamW.step_unless
+    update, report = PPOAgent.update, Update._report
     number = 0
     learning: list[PPOAgent] = []
 
@@ -73,17 +73,19 @@ def poisoned(patch: pytest.MonkeyPatch, poison: Poison, *rounds: int) -> list[in
         learning[:] = [agent] if number in rounds else []
         if learning:
             spoiled.append(number)
-            if poison not in AFTER_A_STEP:
+            if poison not in AFTER_THE_STEPS:
                 poison(agent)
         return update(agent)
 
-    def stepped(optimizer: GuardedAdamW, broken: torch.Tensor) -> None:
-        step(optimizer, broken)
-        if learning and poison in AFTER_A_STEP:
+    def reported(of: Update, *given: Any) -> Any:
+        """The last step is taken: no other one will meet what it came to."""
+        metrics = report(of, *given)
+        if learning and poison in AFTER_THE_STEPS:
             poison(learning[0])
+        return metrics
 
     patch.setattr(PPOAgent, "update", updated)
-    patch.setattr(GuardedAdamW, "step_unless", stepped)
+    patch.setattr(Update, "_report", reported)
     return spoiled
 
 
@@ -149,7 +151,7 @@ def test_an_agent_that_is_not_finite_is_neither_saved_nor_loaded_and_does_not_de
     assert train_run(run)
     agent = PPOAgent.load(run.best)
     good = agent.state()
-    for poison in AFTER_A_STEP:
+    for poison in AFTER_THE_STEPS:
         poison(agent)
         if poison is not too_large:
             with pytest.raises(NonFiniteError, match="is not saved"):

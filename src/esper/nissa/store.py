@@ -248,7 +248,7 @@ class RunStore(AbstractContextManager["RunStore"]):
             self._connection = connect(self.path)
             self._prepare()
             self._measures = self._columns("steps")
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, OSError) as error:
             raise StoreError(
                 f"{self.path} cannot be opened",
                 given=error,

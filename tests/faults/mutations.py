@@ -1,0 +1,104 @@
+"""Ten guards, each broken on purpose in a copy of the tree: the tests of faults must notice all.
+
+python -m tests.faults.mutations
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Mutation(NamedTuple):
+    guard: str
+    file: str  # below src/esper
+    text: str
+    broken: str
+    tests: str
+
+
+MUTATIONS = (
+    Mutation(
+        "seal", "archive/tensors.py", 'unchanged = document["seal"] == sealed(body)',
+        "unchanged = True", "tests/archive/test_tensors.py -k edited",
+    ),
+    Mutation(
+        "lock", "archive/run_folders.py", "        if not there or (", "        if False and (",
+        "tests/faults/test_folders.py -k no_longer_there",
+    ),
+    Mutation(
+        "fsync order", "archive/files.py",
+        "    sync(temporary)\n    os.replace(temporary, final)",
+        "    os.replace(temporary, final)\n    sync(final)",
+        "tests/faults/test_folders.py -k reached_the_disk",
+    ),
+    Mutation(
+        "retry", "archive/tensors.py", "if seal is None or seal == seal_of(folder):", "if True:",
+        "tests/faults/test_folders.py -k beside_a_writer",
+    ),
+    Mutation(
+        "finite check", "simic/agent/update.py",
+        "if self.processes.largest(len(wrong), self.device):", "if False:",
+        "tests/faults/test_not_finite.py -k undone",
+    ),
+    Mutation(
+        "escape", "leyline/errors.py", '    return "".join(each if each.isprintable()',
+        '    return text\n    return "".join(each if each.isprintable()',
+        "tests/faults/test_data_and_exports.py -k terminal",
+    ),
+    Mutation(
+        "path check", "garden/own_code.py",
+        "if Path(file).is_file() and _mark(file) not in known]", "if False]",
+        "tests/faults/test_looking.py -k agreed_to",
+    ),
+    Mutation(
+        "checksum", "kasmina/templates/reader.txt", "if SHA256 not in (None, found):", "if False:",
+        "tests/faults/test_data_and_exports.py -k changed_byte",
+    ),
+    Mutation(
+        "rotation", "simic/training/training_runs.py", "KEPT = 3 ", "KEPT = 1 ",
+        "tests/faults/test_folders.py -k goes_on_from_the_one_before",
+    ),
+    Mutation(
+        "umask", "archive/tensors.py", "    digest = hashlib.sha256(data).hexdigest()\n",
+        "    digest = hashlib.sha256(data).hexdigest()\n    temporary.chmod(0o600)\n",
+        "tests/faults/test_data_and_exports.py -k mask",
+    ),
+)  # fmt: skip
+
+
+def noticed(mutation: Mutation, tree: Path) -> bool:
+    """Do the tests fail on the broken guard? Without it they pass, as all tests do."""
+    file = tree / "src" / "esper" / mutation.file
+    whole = file.read_text(encoding="utf-8")
+    assert whole.count(mutation.text) == 1, f"{mutation.guard}: {mutation.file} has changed"
+    file.write_text(whole.replace(mutation.text, mutation.broken), encoding="utf-8")
+    try:
+        words = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutation.tests.split()]
+        environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(
+            [sys.executable, *words], cwd=tree, env=environment, capture_output=True, check=False
+        )
+        return ended.returncode == 1
+    finally:
+        file.write_text(whole, encoding="utf-8")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="esper-mutations-") as folder:
+        for name in ("src", "tests", "pyproject.toml"):
+            source = ROOT / name
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, Path(folder) / name)
+        found = {each.guard: noticed(each, Path(folder)) for each in MUTATIONS}
+    for guard, caught in found.items():
+        print(f"{guard}: {'noticed' if caught else 'NOT NOTICED'}")
+    sys.exit(not all(found.values()))
+
+
+if __name__ == "__main__":
+    main()
