@@ -114,7 +114,7 @@ def test_a_network_that_grows_shows_its_places_its_audition_and_why_it_waited(pa
 def test_an_evaluation_shows_controllers_against_each_other(page: Any) -> None:
     opened(page, "#/run/results")
     page.get_by_role("row", name="tamiyo +0.40 ± ").wait_for()
-    page.get_by_role("row", name="gain 0.00 +0.60").wait_for()
+    page.get_by_role("cell", name="tamiyo in gain: +0.60, 2 episodes").wait_for()
 
 
 def test_two_runs_that_were_chosen_are_compared_with_the_keyboard_too(page: Any) -> None:

@@ -3,13 +3,16 @@
 import { html, render, useEffect, useErrorBoundary } from "./vendor/preact-htm.js";
 import { start, useView, useWords } from "./live.js";
 import { described, Overview } from "./overview.js";
-import { Absent, Ago, Badge, Progress } from "./parts.js";
+import { Absent, Ago, Badge, Progress, Reading } from "./parts.js";
 import { go, to, useRoute } from "./routes.js";
 import { Compare } from "./compare.js";
 import { Episode } from "./episode.js";
 import { Evaluation } from "./evaluation.js";
 import { Growth } from "./growth.js";
 import { Training } from "./training.js";
+
+const GONE = `The server is gone, or was started anew: open the address that it printed. What is shown is as it
+  was.`;
 
 function App() {
   const route = useRoute();
@@ -41,8 +44,8 @@ function App() {
 function Line() {
   const live = useWords();
   const state = live.connected ? "live" : live.refused ? "closed" : "reconnecting";
-  const why = live.refused ? "The server is gone, or was started anew: open the address that it printed. What is shown is as it was." : "";
-  return html`<span class="link ${live.connected ? "on" : "off"}" role="status" title=${why}>${why && html`<small>${why}</small> `}${state}</span>`;
+  return html`<span class="link ${live.connected ? "on" : "off"}" role="status">
+    ${live.refused && html`<small>${GONE}</small> `}${state}</span>`;
 }
 
 function shown(route) {
@@ -56,15 +59,18 @@ const PARTS = { training: Training, growth: Growth, evaluation: Evaluation };
 function Run({ route }) {
   const [failure] = useErrorBoundary();
   const { answer, error } = useView("summary", { run: route.run });
-  if (error || failure) return html`<${Absent}>${error ?? `This cannot be shown: ${failure.message}`}<//>`;
-  if (!answer) return html`<p class="reading" role="status">Reading …</p>`;
+  if (failure) return html`<${Absent}>This cannot be shown: ${failure.message}<//>`;
+  if (error) return html`<${Absent}>${error}<//>`;
+  if (!answer) return html`<${Reading}/>`;
   const run = described(answer);
   const Part = PARTS[run.kind];
   const head = html`<div class="bar head">
     <h1><a href=${to.run(run.run)}>${run.run}</a></h1><${Badge} ...${run}/>
     ${run.unit && html`<${Progress} ...${run}/>`}
     <span class="faint">${run.why || html`last word <${Ago} run=${run.run} time=${run.time}/>`}</span></div>`;
-  if (run.state === "unreadable" || !Part) return html`${head}<${Absent}>${run.why || "There is nothing to show yet."}<//>`;
+  if (run.state === "unreadable" || !Part) {
+    return html`${head}<${Absent}>${run.why || "There is nothing to show yet."}<//>`;
+  }
   if (route.env !== undefined && run.kind === "training") return html`${head}<${Episode} route=${route}/>`;
   return html`${head}<${Part} run=${run.run} route=${route}/>`;
 }

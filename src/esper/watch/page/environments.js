@@ -7,6 +7,7 @@ import { go, to } from "./routes.js";
 import { last, lower, percent, rows, signed, whole } from "./words.js";
 
 const PAGE = 64;
+const UNKEPT = "Nothing was kept of these; environments beyond the first 256 have no rows of their own.";
 
 // Every environment with its curve and slots, from rows of steps and changes.
 function gathered(answer) {
@@ -59,8 +60,11 @@ export function Environments({ run, round }) {
       </span>`}
       <${StageLegend}/>
     </div>
-    ${found.length === 0 && html`<${Absent}>${answer.round ? "Environments beyond the first 256 have no rows of their own." : "No episode has begun yet."}<//>`}
-    <div class="grid">${found.map((own) => html`<${Environment} key=${own.env} own=${own} run=${run} round=${answer.round} least=${least} most=${most}/>`)}</div>`;
+    ${found.length === 0 && html`<${Absent}>${answer.round ? UNKEPT : "No episode has begun yet."}<//>`}
+    <div class="grid">${found.map(
+      (own) => html`<${Environment} key=${own.env} own=${own} run=${run} round=${answer.round}
+        least=${least} most=${most}/>`,
+    )}</div>`;
 }
 
 function Environment({ own, run, round, least, most }) {

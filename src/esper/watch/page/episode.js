@@ -2,16 +2,19 @@
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { useView } from "./live.js";
-import { Absent, COLOURS, Section, StageLegend, STAGES, Tile } from "./parts.js";
+import { Absent, COLOURS, Gauge, Reading, Section, StageLegend, STAGES, Table, Tile } from "./parts.js";
 import { go, to } from "./routes.js";
 import { points, Timeline } from "./timeline.js";
 import { lower, number, percent, rows, signed, whole } from "./words.js";
+
+const UNWATCHED = `Probabilities, masks and observations are kept of the watched environments only, which are the first
+  ones.`;
 
 export function Episode({ route }) {
   const { run, round, env } = route;
   const { answer, error } = useView("episode", { run, round, env });
   if (error) return html`<${Absent}>${error}<//>`;
-  if (!answer) return html`<p class="reading" role="status">Reading …</p>`;
+  if (!answer) return html`<${Reading}/>`;
   const steps = rows(answer.steps);
   if (!steps.length) return html`<${Absent}>Round ${round} has no steps of environment ${env}.<//>`;
   const chosen = route.step ?? steps.at(-1).step;
@@ -32,9 +35,10 @@ function Ending({ answer, steps }) {
   const [ended] = rows(answer.ended);
   const [failed] = rows(answer.failed);
   const now = steps.at(-1);
+  const returned = steps.reduce((sum, row) => sum + (row.reward ?? 0), 0);
   return html`<dl class="figures">
     <${Tile} what="accuracy now" value=${percent(now.accuracy)} more="committed ${percent(now.committed)}"/>
-    <${Tile} what="return so far" value=${signed(steps.reduce((sum, row) => sum + (row.reward ?? 0), 0))} more="${steps.length} epochs"/>
+    <${Tile} what="return so far" value=${signed(returned)} more="${steps.length} epochs"/>
     <${Tile} what="parameters added" value=${whole(now.added ?? 0)} more="in seeds"/>
     ${ended && html`<${Tile} what="net gain" value=${signed(ended.net_gain)} more="${ended.context}, case ${ended.seed}"/>`}
     ${ended && html`<${Tile} what="never grown" value=${percent(ended.control)} more="the same case"/>`}
@@ -47,10 +51,10 @@ function Drawing({ answer, steps, route, chosen }) {
   const drawn = [
     { label: "network as it is", colour: COLOURS.blue, points: points(steps, "accuracy") },
     { label: "what is permanent", colour: COLOURS.green, dash: "6 3", points: points(steps, "committed") },
-    { label: "never grown", colour: "var(--ink)", dash: "1 3", points: (answer.control ?? []).map((value, step) => [step, value]) },
+    { label: "never grown", colour: "var(--ink)", dash: "1 3", points: [...(answer.control ?? []).entries()] },
   ];
-  return html`<${Section} title="Epoch by epoch" reading="A step is a decision and then an epoch. Choose one with the mouse, or with the arrow keys."
-      more=${html`<${StageLegend}/>`}>
+  const reading = "A step is a decision and then an epoch. Choose one with the mouse, or with the arrow keys.";
+  return html`<${Section} title="Epoch by epoch" reading=${reading} more=${html`<${StageLegend}/>`}>
     <${Timeline} slots=${answer.layout.slots} steps=${steps} changes=${rows(answer.changes)} lines=${drawn}
       marks=${rows(answer.decisions).map((row) => ({ step: row.step, op: ops[row.op] }))}
       horizon=${Math.max(answer.about.horizon ?? 0, steps.at(-1).step + 1)} chosen=${chosen}
@@ -66,7 +70,7 @@ export function Decision({ route, step, steps, title = `Decision before epoch ${
   const more = html`<span class="buttons">
     ${step > 0 && html`<a href=${to.decision(run, round, env, step - 1)}>‹ before</a>`}
     ${step < steps.at(-1).step && html`<a href=${to.decision(run, round, env, step + 1)}>after ›</a>`}</span>`;
-  if (!answer) return html`<${Section} title=${title} more=${more}><p class="reading">Reading …</p><//>`;
+  if (!answer) return html`<${Section} title=${title} more=${more}><${Reading}/><//>`;
   if (!found) return html`<${Section} title=${title} more=${more}><${Absent}>It was not recorded.<//><//>`;
   const chosen = Object.entries(found.actions).map(([head, name]) => `${head} ${name}`).join(", ");
   const [after] = rows(answer.steps);
@@ -74,12 +78,17 @@ export function Decision({ route, step, steps, title = `Decision before epoch ${
     <p class="headline">${chosen || "nothing"}</p>
     ${found.value !== null && html`<dl class="figures">
       <${Tile} what="value" value=${number(found.value)} more="what the critic expects"/>
-      ${found.reward !== null && html`<${Tile} what="reward" value=${signed(found.reward, 3)} more="of the epoch that followed"/>`}
+      ${found.reward !== null &&
+      html`<${Tile} what="reward" value=${signed(found.reward, 3)} more="of the epoch that followed"/>`}
       <${Tile} what="log-probability" value=${number(found.log_prob)} more="of all heads that mattered"/>
     </dl>`}
-    ${!found.legal && html`<${Absent}>Probabilities, masks and observations are kept of the watched environments only, which are the first ones.<//>`}
+    ${!found.legal && html`<${Absent}>${UNWATCHED}<//>`}
     <div class="heads">
-      ${found.legal && Object.keys(found.legal).map((head) => html`<${Head} head=${head} found=${found} refused=${rows(answer.refusals)} names=${answer.layout.actions[answer.layout.heads.indexOf(head)]}/>`)}
+      ${found.legal &&
+      answer.layout.heads.map(
+        (head, n) => html`<${Head} key=${head} head=${head} names=${answer.layout.actions[n]} found=${found}
+          refused=${rows(answer.refusals)}/>`,
+      )}
       ${after && html`<${Terms} after=${after}/>`}
     </div>
     ${found.observation && html`<${Observation} values=${found.observation}/>`}
@@ -87,21 +96,24 @@ export function Decision({ route, step, steps, title = `Decision before epoch ${
 }
 
 function Head({ head, found, refused, names }) {
-  const open = new Set(found.legal[head]);
-  const chances = found.probabilities?.[head] ?? {};
   const mattered = head in found.actions;
-  return html`<div class="headbox ${mattered ? "" : "idle"}"><h3>${head} <small>${mattered ? "" : "did not matter"}</small></h3>
-    <ul class="actions">${(mattered ? names : []).map((name) => {
-      const legal = open.has(name);
-      const chance = chances[name] ?? null;
-      const why = grouped(refused.filter((row) => row.op === name));
-      const taken = found.actions[head] === name;
-      return html`<li class="${taken ? "taken" : ""} ${legal ? "" : "closed"}" title=${legal ? "" : why.join("; ") || "no gate is open for it now"}>
-        <span class="name">${name}</span>
-        <span class=${chance === null ? "" : "gauge"}><i style=${{ width: `${100 * (legal ? (chance ?? 0) : 0)}%` }}></i></span>
-        <span class="figure">${legal ? (chance === null ? "legal" : `${(100 * chance).toFixed(1)} %`) : "closed"}</span>
-        ${why.length > 0 && html`<small>${why.join("; ")}</small>`}</li>`;
-    })}</ul></div>`;
+  return html`<div class="headbox ${mattered ? "" : "idle"}">
+    <h3>${head} <small>${mattered ? "" : "did not matter"}</small></h3>
+    <ul class="actions">${(mattered ? names : []).map(
+      (name) => html`<${Action} key=${name} name=${name} taken=${found.actions[head] === name}
+        legal=${found.legal[head].includes(name)} chance=${found.probabilities?.[head]?.[name] ?? null}
+        why=${grouped(refused.filter((row) => row.op === name))}/>`,
+    )}</ul></div>`;
+}
+
+function Action({ name, taken, legal, chance, why }) {
+  const width = `${100 * (legal ? (chance ?? 0) : 0)}%`;
+  const figure = chance === null ? "legal" : `${(100 * chance).toFixed(1)} %`;
+  return html`<li class="${taken ? "taken" : ""} ${legal ? "" : "closed"}" title=${legal ? "" : "no gate is open for it now"}>
+    <span class="name">${name}</span>
+    <span class=${chance === null ? "" : "gauge"}><i style=${{ width }}></i></span>
+    <span class="figure">${legal ? figure : "closed"}</span>
+    ${why.length > 0 && html`<small>${why.join("; ")}</small>`}</li>`;
 }
 
 // Slots with the same reason are told together.
@@ -116,36 +128,52 @@ function Terms({ after }) {
   if (!terms.length) return null;
   const most = Math.max(...terms.map(([, value]) => Math.abs(value)), 1e-9);
   return html`<div class="headbox"><h3>reward <small>term by term</small></h3>
-    <ul class="actions">${[...terms, ["sum", after.reward]].map(([name, value]) => html`<li class=${name === "sum" ? "taken" : ""}>
-      <span class="name">${name.replace("reward_", "")}</span>
-      <span class="gauge"><i class=${value < 0 ? "bad" : ""} style=${{ width: `${Math.min(100, (100 * Math.abs(value)) / most)}%` }}></i></span>
-      <span class="figure">${signed(value, 3)}</span></li>`)}</ul></div>`;
+    <ul class="actions">${[...terms, ["sum", after.reward]].map(
+      ([name, value]) => html`<li class=${name === "sum" ? "taken" : ""}>
+        <span class="name">${name.replace("reward_", "")}</span>
+        <${Gauge} value=${value} most=${most}/>
+        <span class="figure">${signed(value, 3)}</span></li>`,
+    )}</ul></div>`;
 }
 
 // Features named "slot:feature" as a table of slots, all others as a list.
 function Observation({ values }) {
   const [words, setWords] = useState("");
-  const entries = Object.entries(values).filter(([name]) => name.toLowerCase().includes(words.toLowerCase()));
-  const global = entries.filter(([name]) => !name.includes(":"));
-  const slots = [...new Set(entries.filter(([name]) => name.includes(":")).map(([name]) => name.split(":")[0]))];
-  const features = [...new Set(entries.filter(([name]) => name.includes(":")).map(([name]) => name.split(":").slice(1).join(":")))];
-  return html`<details class="observation" open><summary>What it saw <small>${Object.keys(values).length} features</small></summary>
+  const names = Object.keys(values).filter((name) => name.toLowerCase().includes(words.toLowerCase()));
+  const own = names.filter((name) => name.includes(":")).map((name) => name.split(/:(.*)/));
+  const slots = [...new Set(own.map(([slot]) => slot))];
+  const all = [...new Set(own.map(([, feature]) => feature))];
+  const features = all.filter((feature) => words || slots.some((slot) => values[`${slot}:${feature}`]));
+  const hidden = all.length - features.length;
+  const cell = (slot, feature) => {
+    const value = values[`${slot}:${feature}`];
+    return html`<span class=${value ? "" : "zero"}>${value === undefined ? "" : number(value)}</span>`;
+  };
+  return html`<details class="observation" open>
+    <summary>What it saw <small>${Object.keys(values).length} features</small></summary>
     <label class="search">Filter <input type="search" value=${words} onInput=${(event) => setWords(event.target.value)}/></label>
-    <div class="columns">${global.map(([name, value]) => html`<div><span class="faint">${name}</span> <b>${number(value)}</b></div>`)}</div>
-    ${slots.length > 0 && html`<div class="wide"><table><thead><tr><th>of each slot</th>${slots.map((slot) => html`<th>${slot}</th>`)}</tr></thead>
-      <tbody>${features.map((name) => html`<tr><td class="faint">${name}</td>${slots.map((slot) => {
-        const value = values[`${slot}:${name}`];
-        return html`<td class="figure ${value ? "" : "zero"}">${value === undefined ? "" : number(value)}</td>`;
-      })}</tr>`)}</tbody></table></div>`}
+    <div class="columns">${names
+      .filter((name) => !name.includes(":"))
+      .map((name) => html`<div><span class="faint">${name}</span> <b>${number(values[name])}</b></div>`)}</div>
+    ${slots.length > 0 && html`<${Table} head=${["of each slot", ...slots]} figures=${slots.map((_, n) => n + 1)}
+      rows=${features.map((feature) => [feature, ...slots.map((slot) => cell(slot, feature))])}/>`}
+    ${hidden > 0 && html`<p class="reading">${hidden} features that are 0 in every slot are not shown; filter to see them.</p>`}
   </details>`;
 }
+
+const CHANGES = ["epoch", "slot", "seed", "from", "to", "by", "why the gate was open"];
 
 function Changes({ answer }) {
   const changes = rows(answer.changes);
   if (!changes.length) return null;
-  return html`<${Section} title="What became of its slots">
-    <div class="wide"><table><thead><tr><th>epoch</th><th>slot</th><th>seed</th><th>from</th><th>to</th><th>by</th><th>why the gate was open</th></tr></thead>
-    <tbody>${changes.map((row) => html`<tr><td class="figure">${row.step + 1}</td><td>${row.slot}</td><td>${row.blueprint}</td><td class="faint">${lower(row.before)}</td>
-      <td><span class="dot" style=${{ background: STAGES[row.after] }}></span>${lower(row.after)}</td><td>${lower(row.cause)}</td><td>${row.reason}</td></tr>`)}</tbody></table></div>
-  <//>`;
+  const cells = changes.map((row) => [
+    row.step + 1,
+    row.slot,
+    row.blueprint,
+    lower(row.before),
+    html`<span class="dot" style=${{ background: STAGES[row.after] }}></span>${lower(row.after)}`,
+    lower(row.cause),
+    row.reason,
+  ]);
+  return html`<${Section} title="What became of its slots"><${Table} head=${CHANGES} rows=${cells} figures=${[0]}/><//>`;
 }

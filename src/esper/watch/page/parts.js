@@ -42,6 +42,39 @@ export const Section = ({ title, reading, id, more, children }) => html`
     ${children}
   </section>`;
 
+// A table of cells; `figures` are the places of columns with numbers.
+export const Table = ({ head, rows, figures = [] }) => html`
+  <div class="wide"><table>
+    <thead><tr>${head.map((name) => html`<th>${name}</th>`)}</tr></thead>
+    <tbody>${rows.map(
+      (row) => html`<tr>${row.map((cell, n) => html`<td class=${figures.includes(n) ? "figure" : ""}>${cell}</td>`)}</tr>`,
+    )}</tbody>
+  </table></div>`;
+
+// A map of numbers: `cell(row, column)` is {text, said, strong (0 to 1), bad, mark} or nothing.
+export const HeatMap = ({ rows, columns, cell }) => html`
+  <div class="wide"><table class="heat">
+    <thead><tr><th></th>${columns.map((column) => html`<th>${column}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr><th>${row}</th>${columns.map((column) => heat(cell(row, column)))}</tr>`)}</tbody>
+  </table></div>`;
+
+function heat(found) {
+  if (!found) return html`<td class="none">·</td>`;
+  const look = {
+    "--strong": `${Math.round(100 * Math.min(1, found.strong))}%`,
+    "--heat": found.bad ? COLOURS.vermilion : COLOURS.green,
+  };
+  return html`<td class=${found.mark ? "marked" : ""} title=${found.said} aria-label=${found.said} style=${look}>${found.text}</td>`;
+}
+
+// A bar as long as a number's share of the largest.
+export const Gauge = ({ value, most }) => {
+  const width = `${Math.min(100, (100 * Math.abs(value ?? 0)) / (most || 1))}%`;
+  return html`<span class="gauge"><i class=${value < 0 ? "bad" : ""} style=${{ width }}></i></span>`;
+};
+
+export const Reading = () => html`<p class="reading" role="status">Reading …</p>`;
+
 export const Absent = ({ children }) => html`<p class="absent">${children}</p>`;
 
 export const Progress = ({ done, total, unit, left, state }) => {

@@ -65,28 +65,38 @@ export function Timeline({ slots, steps, changes, marks, lines, horizon, chosen,
       ${[least, (least + most) / 2, most].map((value) => html`<g class="tick">
         <line x1=${LEFT} x2=${WIDE} y1=${y(value)} y2=${y(value)}/>
         <text x=${LEFT - 8} y=${y(value) + 4} text-anchor="end">${percent(value, 0)}</text></g>`)}
-      ${lines.map((line) => html`<polyline fill="none" stroke=${line.colour} stroke-width="2" stroke-dasharray=${line.dash}
-        stroke-linejoin="round" points=${line.points.map(([step, value]) => `${x(step + 0.5).toFixed(1)},${y(value).toFixed(1)}`).join(" ")}/>`)}
-      ${slots.map((slot) => html`<text x=${LEFT - 8} y=${top(slot) + 16} text-anchor="end"><title>${slot}</title>${shortened(slot)}</text>
+      ${lines.map((line) => html`<polyline fill="none" stroke=${line.colour} stroke-width="2" stroke-linejoin="round"
+        stroke-dasharray=${line.dash} points=${line.points.map(([step, value]) => at(x(step + 0.5), y(value))).join(" ")}/>`)}
+      ${slots.map((slot) => html`
+        <text x=${LEFT - 8} y=${top(slot) + 16} text-anchor="end"><title>${slot}</title>${shortened(slot)}</text>
         <line class="row" x1=${LEFT} x2=${WIDE} y1=${top(slot) + 12} y2=${top(slot) + 12}/>`)}
       ${held.map((cell) => drawn(cell, x(cell.step), wide, top(cell.slot)))}
-      ${lives(held, slots).map((life) => html`<text class="seed" x=${(x(life.from) + x(life.until + 1)) / 2} y=${top(life.slot) + 16}
-        text-anchor="middle">${life.blueprint}</text>`)}
-      ${marks.map((mark) => html`<g class="decision" onClick=${() => choose(mark.step)}>
-        <rect x=${x(mark.step)} y="0" width=${wide} height=${total - 18} fill="transparent"><title>epoch ${mark.step + 1}: ${lower(mark.op)}</title></rect>
-        <text x=${x(mark.step + 0.5)} y=${total - 22} text-anchor="middle" style=${{ fill: OPS[mark.op] }}>${MARKS[mark.op] ?? "·"}</text></g>`)}
-      ${steps.map((row) => (row.step + 1) % Math.ceil(horizon / 13) === 0 && html`<text x=${x(row.step + 0.5)} y=${total - 4} text-anchor="middle">${row.step + 1}</text>`)}
+      ${lives(held, slots).map((life) => html`<text class="seed" text-anchor="middle" y=${top(life.slot) + 16}
+        x=${(x(life.from) + x(life.until + 1)) / 2}>${life.blueprint}</text>`)}
+      ${marks.map(({ step, op }) => html`<g class="decision" onClick=${() => choose(step)}>
+        <rect x=${x(step)} y="0" width=${wide} height=${total - 18} fill="transparent">
+          <title>epoch ${step + 1}: ${lower(op)}</title></rect>
+        <text x=${x(step + 0.5)} y=${total - 22} text-anchor="middle" style=${{ fill: OPS[op] }}>${MARKS[op] ?? "·"}</text></g>`)}
+      ${steps
+        .filter(({ step }) => (step + 1) % Math.ceil(horizon / 13) === 0)
+        .map(({ step }) => html`<text x=${x(step + 0.5)} y=${total - 4} text-anchor="middle">${step + 1}</text>`)}
     </svg></div>
-    <ul class="legend">${lines.filter((line) => line.points.length).map((line) => html`<li><i style=${{ background: line.colour }}></i>${line.label}</li>`)}
-      ${Object.entries(MARKS).map(([op, mark]) => html`<li><span style=${{ color: OPS[op] }}>${mark}</span> ${lower(op)}</li>`)}</ul>`;
+    <ul class="legend">
+      ${lines
+        .filter((line) => line.points.length)
+        .map((line) => html`<li><i style=${{ background: line.colour }}></i>${line.label}</li>`)}
+      ${Object.entries(MARKS).map(([op, mark]) => html`<li><span style=${{ color: OPS[op] }}>${mark}</span> ${lower(op)}</li>`)}
+    </ul>`;
 }
+
+const at = (x, y) => `${x.toFixed(1)},${y.toFixed(1)}`;
 
 const drawn = (cell, x, wide, y) => {
   if (cell.stage === "DORMANT") return null;
   const full = OCCUPIED.has(cell.stage);
   const alpha = cell.stage === "FOSSILIZED" ? 1 : cell.alpha;
-  return html`<rect x=${x} y=${y + (full ? 3 : 9)} width=${wide + 0.5} height=${full ? 18 : 6} fill=${STAGES[cell.stage] ?? COLOURS.grey}
-    fill-opacity=${0.28 + 0.72 * alpha}/>`;
+  return html`<rect x=${x} y=${y + (full ? 3 : 9)} width=${wide + 0.5} height=${full ? 18 : 6}
+    fill=${STAGES[cell.stage] ?? COLOURS.grey} fill-opacity=${0.28 + 0.72 * alpha}/>`;
 };
 
 export const points = (rows, name, shift = 0) =>
