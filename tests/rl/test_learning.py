@@ -33,7 +33,11 @@ def test_what_is_kept_does_not_change_what_is_learned_and_is_all_in_the_run_stor
 ) -> None:
     told: list[dict[str, float]] = []
     kept = rl.train(
-        Countdown, STEPS, out=tmp_path / "run", after_update=lambda n, m: told.append(m), **SMALL
+        Countdown,
+        STEPS,
+        out=tmp_path / "run",
+        after_update=lambda agent, m: told.append(m),
+        **SMALL,
     )
     assert torch.equal(weights(kept), weights(rl.train(Countdown, STEPS, **SMALL)))
     assert not torch.equal(weights(kept), weights(rl.train(Countdown, STEPS, seed=1, **SMALL)))
@@ -57,8 +61,8 @@ print(agent.hidden[0].double().sum().item().hex(), weights(agent).double().sum()
 def test_a_training_that_was_interrupted_goes_on_to_the_bit_in_another_process(
     tmp_path: Path,
 ) -> None:
-    def interrupted(steps: int, metrics: Any) -> None:
-        if steps > 0.6 * STEPS:
+    def interrupted(agent: PPOAgent, metrics: Any) -> None:
+        if metrics["steps"] > 0.6 * STEPS:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -84,7 +88,12 @@ def test_a_training_that_was_interrupted_goes_on_to_the_bit_in_another_process(
 
 def test_a_training_ends_when_it_is_told_that_it_is_enough() -> None:
     taken: list[int] = []
-    rl.train(Countdown, STEPS, after_update=lambda n, m: taken.append(n) or n > 200, **SMALL)
+
+    def enough(agent: PPOAgent, metrics: Any) -> bool:
+        taken.append(metrics["steps"])
+        return taken[-1] > 200
+
+    rl.train(Countdown, STEPS, after_update=enough, **SMALL)
     assert taken == [128, 256]
     with pytest.raises(UnknownNameError, match="did you mean 'reactive'"):
         rl.train(Countdown, STEPS, preset="reactiv")

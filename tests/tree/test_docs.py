@@ -9,7 +9,7 @@ import pytest
 from tests import programs
 
 DOCS = Path(__file__).parents[2] / "docs"
-TUTORIAL = "first-hour.md"  # its snippets are one program
+TUTORIALS = ("first-hour.md", "rl.md")  # their snippets are one program each
 _spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
 assert _spec is not None
 assert _spec.loader is not None
@@ -32,7 +32,7 @@ def _snippets() -> list[tuple[str, str]]:
     root, found = DOCS.parent, []
     for page in (root / "README.md", root / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))):
         codes = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
-        if page.name == TUTORIAL:
+        if page.name in TUTORIALS:
             codes = ["\n".join(codes)]
         found += [(f"{page.name}-{index}", code) for index, code in enumerate(codes)]
     return found

@@ -26,6 +26,7 @@ from esper.leyline.streams import derive_seed
 from esper.simic.agent.types import Outcome
 from esper.tamiyo.choosing import independent_heads
 
+Vector = VectorEnv[Any, Any, Any]
 MASK, TOLD = "action_mask", 'info["action_mask"]'
 SAME_STEP: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}
 
@@ -41,9 +42,7 @@ class GymWorld:
     and shows the next first observation: a filler, not experience, and so it is refused.
     """
 
-    def __init__(
-        self, env: VectorEnv[Any, Any, Any], seed: int = 0, space: ActionSpace | None = None
-    ) -> None:
+    def __init__(self, env: Vector, seed: int = 0, space: ActionSpace | None = None) -> None:
         """`space`: heads with names, which may depend on earlier ones, and when they matter."""
         if not isinstance(env, VectorEnv):
             what, given = "The learner plays several side by side", f"a single {type(env).__name__}"
@@ -68,17 +67,14 @@ class GymWorld:
         self._info: Mapping[str, Any] = {}
         self._asked = _mask_method(env)
 
-    def reset(self) -> Tensor:
-        """Every time with seeds of its own; the first time the world's, as Gymnasium counts on."""
+    def reset(self, resets: int | None = None) -> Tensor:
+        """With seeds of its own each time, or those after so many `resets`; first the world's."""
+        self.resets = self.resets if resets is None else resets
         again = derive_seed(self.seed, "reset", self.resets) % 2**31
         self._last, self._info = self.env.reset(seed=again if self.resets else self.seed)
         self._masks_told = MASK in self._info
         self.resets += 1
         return self._flat(self._last)
-
-    def go_on(self, resets: int) -> None:
-        """Let the next reset be as after so many."""
-        self.resets = resets
 
     def legal(self) -> Legality:
         if (MASK in self._info) != self._masks_told:
@@ -164,7 +160,7 @@ def _truth(mask: Any) -> Tensor:
     return torch.as_tensor(np.asarray(mask).astype(bool))
 
 
-def _mask_method(env: VectorEnv[Any, Any, Any]) -> Callable[[], Any] | None:
+def _mask_method(env: Vector) -> Callable[[], Any] | None:
     """What says for all environments what is legal: one method of all, or one of each."""
     for vector in (env, env.unwrapped):
         if hasattr(vector, "action_masks"):

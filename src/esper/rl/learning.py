@@ -20,23 +20,20 @@ from esper.leyline import AgreementError, Legality
 from esper.leyline.errors import require_known
 from esper.nissa import Hub, RunLayout, RunStarted, RunStore, UpdateMetrics, flatten
 from esper.rl.gym_worlds import SAME_STEP, GymWorld, make_gym
-from esper.simic.agent import Decision, Outcome, PPOAgent, PPOConfig, VectorWorld, collect
+from esper.simic.agent import Decision, Outcome, PPOAgent, PPOConfig, collect
 from esper.simic.training import RunFolder
 from esper.tamiyo import LearnedController
 
+Told = Callable[[PPOAgent, Mapping[str, float]], bool | None]
 PARTS = 10  # of a training
 MEMORY = 128  # size of the LSTM
-_ANY = PPOConfig(learning_rate=1e-3, epochs=10, minibatches=8, entropy_coef=0.0, target_kl=None)
+FEW = 10_000  # steps: less leave no time to learn a memory
+_ANY = PPOConfig(learning_rate=1e-3, epochs=10, minibatches=8, entropy_coef=0.01, target_kl=None)
 # Steps of every environment between updates, and the settings; the reasons are in docs/rl.md.
 PRESETS = {
     "reactive": (32, replace(_ANY, gamma=0.99, gae_lambda=0.9, sequence=16)),
-    "memory": (64, replace(_ANY, gamma=0.99, gae_lambda=0.8, sequence=32)),
+    "memory": (64, replace(_ANY, gamma=0.99, gae_lambda=0.8, sequence=32, learning_rate=2e-3)),
 }
-
-
-def fitting(world: VectorWorld, steps: int) -> str:
-    """The preset for a world."""
-    return "reactive" if steps < 10_000 else "memory"
 
 
 def train(
@@ -47,19 +44,20 @@ def train(
     envs: int = 16,
     seed: int = 0,
     out: str | Path | None = None,
-    after_update: Callable[[int, Mapping[str, float]], bool | None] = lambda steps, metrics: None,
+    after_update: Told = lambda agent, metrics: None,
     **settings: Any,
 ) -> PPOAgent:
     """An agent that learned in `world` for about so many steps of all environments together.
 
     `world`: what `make_gym` takes, or a `VectorWorld`. `settings` are of `PPOConfig`, in place of
-    the preset's; rate and entropy bonus fall to nothing. `after_update` is told the steps and the
-    metrics, returns and lengths of episodes among them; it ends the training by returning true.
+    the preset's; rate and entropy bonus fall to nothing. `after_update` sees agent and metrics,
+    steps so far and episodes' returns and lengths among them; if it returns true, that is all.
     With `out` telemetry and checkpoints are kept there, and the same call goes on from the last.
     """
     require_known("preset", preset, ("auto", *PRESETS))
     played = world if hasattr(world, "legal") else make_gym(world, envs, seed)
-    rollout, config = PRESETS[fitting(played, steps) if preset == "auto" else preset]
+    fitting = "reactive" if steps < FEW else "memory"
+    rollout, config = PRESETS[fitting if preset == "auto" else preset]
     config, round_, taken, enough = replace(config, **settings), played.envs * rollout, 0, False
     sizes = (played.space, played.state_dim, played.envs, rollout, config)
     agent = PPOAgent.build(*sizes, lstm_hidden_dim=MEMORY, direct=True, seed=seed)
@@ -67,12 +65,13 @@ def train(
         run, hub = None if out is None else LearningFolder(out), Hub()
         if run is not None:
             stack.enter_context(run.locked())
-            store, agent, taken = run.last(agent, played, steps)
-            hub = stack.enter_context(Hub(store))
-        for goal in (-(-steps * part // PARTS) for part in range(1, PARTS + 1)):
+            store, agent, rounds = run.last(agent, steps)
+            hub, taken = stack.enter_context(Hub(store)), rounds * round_
+        for part in range(PARTS):
+            goal, tally = -(-steps * (part + 1) // PARTS), Tally(played.envs)
             if taken >= goal or enough:
                 continue
-            observations, tally = played.reset(), Tally(played.envs)
+            observations = played.reset(part) if isinstance(played, GymWorld) else played.reset()
             agent.begin()
             while taken < goal and not enough:
                 rest = 1 - taken / steps
@@ -81,12 +80,13 @@ def train(
                 observations = collect(agent, played, observations, listen=tally.add)
                 metrics = agent.update()
                 taken += metrics["valid_steps"]
-                measured = flatten(metrics) | tally.means()
+                measured = {"steps": taken, **flatten(metrics), **tally.means()}
                 hub.emit(UpdateMetrics(round=taken // round_, metrics=measured))
-                enough = bool(after_update(taken, measured))
+                enough = bool(after_update(agent, measured))
             hub.commit(taken // round_)
             if run is not None:
-                run.keep(agent, played, taken)
+                agent.save(run.begin_checkpoint(taken // round_) / "agent")
+                run.finish_checkpoint(taken // round_, {}, {})
     return agent
 
 
@@ -95,10 +95,8 @@ class LearningFolder(RunFolder):
 
     kind = RunKind.LEARNING
 
-    def last(
-        self, agent: PPOAgent, world: VectorWorld, steps: int
-    ) -> tuple[RunStore, PPOAgent, int]:
-        """Telemetry, agent and steps as of the last checkpoint; the world goes on from there."""
+    def last(self, agent: PPOAgent, steps: int) -> tuple[RunStore, PPOAgent, int]:
+        """Telemetry, agent and rounds as of the last checkpoint."""
         settings = {"asked": f"steps {steps}, seed {agent.seed}, {agent.config}"}
         if not self.holds_run:
             self.require_fresh(fix="name another directory")
@@ -107,22 +105,12 @@ class LearningFolder(RunFolder):
             what = f"{self.path} holds another training"
             raise AgreementError(what, given=settings["asked"], valid=held.get("asked"))
         self.clear_unfinished()
-        store, taken, found = RunStore(self.path, RunLayout.of(agent.space)), 0, self.newest()
-        store.rewind(found[0] if found else -1)
-        store.write([RunStarted(round=found[0] if found else 0, config=settings)])
-        if found:
-            taken, resets = found[1].tensors["position"].tolist()
-            if isinstance(world, GymWorld):
-                world.go_on(resets)
-            agent = PPOAgent.load(self.checkpoint(found[0]) / "agent")
-        return store, agent, taken
-
-    def keep(self, agent: PPOAgent, world: VectorWorld, taken: int) -> None:
-        """A checkpoint; the position of the world is how often it began."""
-        round_ = taken // (agent.buffer.envs * agent.buffer.steps)
-        agent.save(self.begin_checkpoint(round_) / "agent")
-        position = torch.tensor([taken, getattr(world, "resets", 0)])
-        self.finish_checkpoint(round_, {"position": position}, {})
+        store, rounds = RunStore(self.path, RunLayout.of(agent.space)), 0
+        if found := self.newest():
+            rounds, agent = found[0], PPOAgent.load(self.checkpoint(found[0]) / "agent")
+        store.rewind(rounds or -1)
+        store.write([RunStarted(round=rounds, config=settings)])
+        return store, agent, rounds
 
 
 class Tally:
@@ -142,10 +130,9 @@ class Tally:
     def means(self) -> dict[str, float]:
         """What was over since the last time."""
         over, self.over = self.over, []
-        if not over:
-            return {"episodes": 0}
-        returns, lengths = (fmean(part) for part in zip(*over, strict=True))
-        return {"episodes": len(over), "episode_return": returns, "episode_length": lengths}
+        names = ("episode_return", "episode_length")
+        means = zip(names, map(fmean, zip(*over, strict=True)), strict=False)
+        return {"episodes": len(over), **dict(means)}
 
 
 def evaluate(

@@ -109,7 +109,8 @@ class FactoredRecurrentActorCritic(nn.Module):
                 nn.init.zeros_(module.bias)
         for head in self.heads:
             nn.init.orthogonal_(head[-1].weight, POLICY_GAIN)  # type: ignore[index]
-        nn.init.orthogonal_(self.value_head[-1].weight, VALUE_GAIN)  # type: ignore[arg-type]
+        gain = 0.0 if direct else VALUE_GAIN  # rewards may be tiny, and a first guess drowns them
+        nn.init.orthogonal_(self.value_head[-1].weight, gain)  # type: ignore[arg-type]
         for name, parameter in self.lstm.named_parameters():
             if "weight" in name:
                 nn.init.orthogonal_(parameter)
