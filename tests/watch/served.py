@@ -29,6 +29,7 @@ from esper.nissa import (
     RunStore,
 )
 from esper.watch.live_server import listening, server_of
+from tests.nissa.runs import LAYOUT, stepped
 from tests.show.report_runs import ENVS, STEPS, Run
 
 CONFIG = {"suite": "garden_mlp", "rounds": 3, "envs": ENVS, "horizon": STEPS}
@@ -145,6 +146,32 @@ def grown(path: Path) -> Path:
         hub.emit(Refused(round=3, step=0, env=[0], **refused))
         hub.emit(RunEnded(round=4, state="failed", text="ValueError of yours"))
     return path
+
+
+def seen(path: Path) -> None:
+    """One decision with all that stood behind it: ADVANCE of slot early in environment 2."""
+    path.mkdir()
+    chances = np.zeros((3, 4, 5))
+    chances[:, 0, :3] = 0.125, 0.25, 0.625
+    masks = np.ones((3, 4, 5), bool)
+    masks[:, 0, 3:] = False
+    refused = {"slot": [1, 2], "op": [LifecycleOp.FOSSILIZE] * 2, "env": [2, 2]}
+    with Hub(RunStore(path, LAYOUT)) as hub:
+        hub.emit(
+            Decisions(
+                round=1,
+                step=0,
+                actions=[[LifecycleOp.ADVANCE, 0, 0, 0]] * 3,
+                values=[0.5] * 3,
+                log_probs=[[-0.5] * 4] * 3,
+                observations=[[0.04, 0.25, 0.5, 1.0]] * 3,
+                masks=masks,
+                probabilities=chances,
+            )
+        )
+        why = ["0 epochs in TRAINING, at least 1 needed"] * 2
+        hub.emit(Refused(round=1, step=0, reason=why, **refused))
+        hub.emit(stepped(1, 0, envs=3))
 
 
 def compared(file: Path) -> None:

@@ -5,11 +5,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from esper.nissa import RunEnded
-from tests.watch.served import begun, compared, grown, served, whole
+from tests.watch.served import begun, compared, grown, seen, served, whole
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HOSTILE = "<img src=x onerror=document.title='hacked'>"
@@ -24,6 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole(folder / HOSTILE)
     whole(folder / "second", rounds=2, state="stopped")
     grown(folder / "net")
+    seen(folder / "seen")
     compared(folder / "results.jsonl")
     return folder
 
@@ -87,8 +89,29 @@ def test_a_name_that_means_harm_is_only_a_name(page: Any) -> None:
     row.wait_for()
     row.click()
     page.get_by_role("heading", name=HOSTILE).wait_for()
+    assert page.title() == f"{HOSTILE} · Esper"
+    page.get_by_text("Score over rounds").wait_for()
+    opened(page, f"#/compare/first/{quote(HOSTILE, safe='')}")
+    page.get_by_role("img", name=f"Score by evaluation: now first 0.3, {HOSTILE} 0.3").wait_for()
     assert page.evaluate("document.querySelectorAll('img').length") == 0
-    assert "hacked" not in page.title() or HOSTILE in page.title()
+    assert page.title() == "Esper"
+
+
+def test_a_decision_has_its_chances_what_was_closed_and_why_and_what_was_seen(page: Any) -> None:
+    opened(page, "#/run/seen/round/1/env/2/step/0")
+    chosen = page.locator(".actions li.taken").first
+    chosen.wait_for()
+    assert chosen.inner_text().split() == ["ADVANCE", "62.5", "%"]
+    page.get_by_text("mid, late: 0 epochs in TRAINING, at least 1 needed").wait_for()
+    page.locator("li.closed", has_text="PRUNE").wait_for()
+    page.get_by_text("4 features").wait_for()
+    assert page.get_by_role("row", name="alpha").inner_text().split() == [
+        "alpha",
+        "0.25",
+        "0.5",
+        "1",
+    ]
+    page.get_by_text("objective").wait_for()
 
 
 def test_a_training_run_shows_its_curve_and_health(page: Any) -> None:

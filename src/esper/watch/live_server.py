@@ -49,7 +49,8 @@ LONGEST_REQUEST = 16 << 10  # bytes before its end
 FILES = Path(__file__).with_name("page")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'"
 )
 HEADERS = [
     (b"content-security-policy", POLICY.encode()),
