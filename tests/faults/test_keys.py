@@ -21,7 +21,7 @@ from tests.programs import esper_here
 from tests.simic.training.tiny import tiny_run
 
 STRANGE = (None, True, -1, 3.5, 10**30, "x", [], [1], {}, {"a": 1}, float("nan"))
-CASES = int(os.environ.get("ESPER_KEYS", "60"))
+CASES = int(os.environ.get("ESPER_KEYS", "24"))
 X = torch.arange(96.0).view(32, 3) / 96
 
 

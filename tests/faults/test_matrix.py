@@ -25,7 +25,7 @@ from tests.faults.matrix import FAULTS, Cell, Operation, cells_of, run, silent, 
 from tests.karn.own_files import MODEL, table
 from tests.simic.training.tiny import kept, tiny_files
 
-CELLS = os.environ.get("ESPER_MATRIX", "12")
+CELLS = os.environ.get("ESPER_MATRIX", "8")
 QUICK = "class Quick(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
 QUICK += "        self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))\n\n"
 QUICK += "    def forward(self, x):\n        return self.body(x)\n"
