@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from esper.kasmina import GATES, GateRules, Situation, decide, explain, legality, pass_time
-from esper.kasmina.gates import OP_GATES, UNLIMITED
+from esper.kasmina.gates import OP_GATES, UNLIMITED, closed_gates
 from esper.kasmina.transitions import blend_alpha, remove_now
 from esper.leyline import (
     HEADS,
@@ -204,6 +204,13 @@ def test_an_unstable_host_fossilizes_nothing() -> None:
     assert explain(situation, 0, OP.FOSSILIZE, 0) == [
         "the training loss rose by 90% in the last epoch, at most 50% allowed"
     ]
+
+
+def test_closed_gates_are_told_also_where_rules_are_off() -> None:
+    world = World(min_holding_epochs=2, max_loss_rise=None, min_contribution=None)
+    world.do(OP.GERMINATE, blend=Blend.IMMEDIATE)
+    (closed,) = closed_gates(world.situation)
+    assert closed == (0, 0, OP.FOSSILIZE, "0 epochs in HOLDING, at least 2 needed")
 
 
 def test_the_budget_counts_every_seed_that_exists_and_the_blends_own_parameters() -> None:

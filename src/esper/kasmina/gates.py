@@ -297,12 +297,10 @@ def closed_gates(situation: Situation) -> list[tuple[int, int, LifecycleOp, str]
             continue
         known = torch.stack(met).tolist()
         for host, slot in shut.nonzero().tolist():
-            facts = situation.facts(host, slot)
-            texts = (each.otherwise.format(**facts) for each in gate.conditions)
-            why = [
-                text for text, is_met in zip(texts, known, strict=True) if not is_met[host][slot]
-            ]
-            found.append((host, slot, op, "; ".join(why)))
+            facts, pairs = situation.facts(host, slot), zip(gate.conditions, known, strict=True)
+            unmet = (condition for condition, is_met in pairs if not is_met[host][slot])
+            why = "; ".join(condition.otherwise.format_map(facts) for condition in unmet)
+            found.append((host, slot, op, why))
     return found
 
 
