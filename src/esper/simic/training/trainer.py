@@ -217,9 +217,7 @@ class Trainer:
             numbers, self.judged = state.tensors["number"], state.notes["judged"]
             if numbers.shape != (self.config.envs,) or numbers.dtype != torch.int64:
                 raise ValueError(f"no number for each of {self.config.envs} environments")
-            self.undone = state.notes["undone"]
-            if type(self.undone) is not bool:
-                raise TypeError("it does not say whether its round was undone")
+            self.undone = state.notes["undone"] is True
             curves = {n: v for n, v in state.tensors.items() if n.startswith(CONTROL)}
             if any(curve.dtype != torch.float64 for curve in curves.values()):
                 raise TypeError("controls are not float64")
