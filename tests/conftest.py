@@ -33,7 +33,7 @@ SLOW_MODULES = {
             "sixty_modules",
         ),
         "benchmarks": ("growing",),
-        "faults": ("data_and_exports", "folders", "looking", "not_finite"),
+        "faults": ("data_and_exports", "folders", "looking", "not_finite", "telemetry"),
         "garden": ("atlas", "environment", "evaluation"),
         "integrations": ("lightning", "processes", "transformers"),
         "karn": ("growing_cli",),
