@@ -32,7 +32,7 @@ from rich.table import Table
 
 CHECKS, CHECKED, JUDGED = 6, 8, 32  # looks while training, episodes of a look and of the last one
 CONFIGURATIONS = {
-    "esper": ("auto", "faster"),
+    "esper": ("auto", "slower"),
     "recurrent": ("documented", "as-esper"),
     "maskable": ("documented", "as-esper"),
 }
@@ -87,7 +87,7 @@ def play_esper(task: Task, configuration: str, seed: int) -> Result:
         watch.look(taken)
 
     agent, taken, watch = None, 0, Watch(task.steps, play)
-    changed = {} if configuration == "auto" else {"learning_rate": 2e-3}
+    changed = {} if configuration == "auto" else {"learning_rate": 5e-4}
     rl.train(task.make, task.steps, seed=seed, gamma=task.gamma, after_update=told, **changed)
     return watch.result(taken)
 
@@ -111,7 +111,7 @@ def play_peer(task: Task, learner: str, configuration: str, seed: int) -> Result
     if configuration == "as-esper":
         from esper.rl import PRESETS
 
-        rollout, ours = PRESETS["memory" if recurrent else "reactive"]
+        rollout, ours = PRESETS["long" if recurrent else "reactive"]
         envs = 16
         rate = ours.learning_rate
         settings |= {"n_steps": rollout, "batch_size": envs * rollout // ours.minibatches}

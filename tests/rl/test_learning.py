@@ -86,6 +86,21 @@ def test_a_training_that_was_interrupted_goes_on_to_the_bit_in_another_process(
         rl.train(Countdown, STEPS, out=tmp_path / "run", gamma=0.5, **SMALL)
 
 
+def test_the_preset_goes_by_the_steps_and_the_length_of_episodes() -> None:
+    def chosen(world: Any, steps: int) -> Any:
+        found: list[Any] = []
+        rl.train(world, steps, envs=4, epochs=1, after_update=lambda a, m: found.append(a) or True)
+        return (found[0].buffer.steps, found[0].config.gae_lambda)
+
+    def settings(name: str) -> Any:
+        rollout, config = rl.PRESETS[name]
+        return rollout, config.gae_lambda
+
+    assert chosen("CartPole-v1", 9_999) == settings("reactive")
+    assert chosen("CartPole-v1", 10_000) == settings("long")  # cut at 500
+    assert chosen(Countdown, 10_000) == settings("memory")
+
+
 def test_a_training_ends_when_it_is_told_that_it_is_enough() -> None:
     taken: list[int] = []
 

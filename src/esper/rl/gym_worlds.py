@@ -63,6 +63,8 @@ class GymWorld:
         if isinstance(self.shown, spaces.Dict):
             self.shown = spaces.Dict({n: part for n, part in self.shown.items() if n != MASK})
         self.state_dim = int(spaces.flatdim(self.shown))
+        spec = getattr(env, "envs", [env])[0].spec
+        self.horizon = (spec and spec.max_episode_steps) or 0  # steps of an episode, if known
         self.resets = 0  # how often all environments started anew together
         self._info: Mapping[str, Any] = {}
         self._asked = _mask_method(env)

@@ -27,12 +27,13 @@ from esper.tamiyo import LearnedController
 Told = Callable[[PPOAgent, Mapping[str, float]], bool | None]
 PARTS = 10  # of a training
 MEMORY = 128  # size of the LSTM
-FEW = 10_000  # steps: less leave no time to learn a memory
+FEW, FAR = 10_000, 100  # less steps leave no time to learn a memory; longer episodes need more λ
 _ANY = PPOConfig(learning_rate=1e-3, epochs=10, minibatches=8, entropy_coef=0.01, target_kl=None)
 # Steps of every environment between updates, and the settings; the reasons are in docs/rl.md.
 PRESETS = {
     "reactive": (32, replace(_ANY, gamma=0.99, gae_lambda=0.9, sequence=16)),
-    "memory": (64, replace(_ANY, gamma=0.99, gae_lambda=0.8, sequence=32, learning_rate=2e-3)),
+    "memory": (64, replace(_ANY, gamma=0.99, gae_lambda=0.6, sequence=32, learning_rate=2e-3)),
+    "long": (64, replace(_ANY, gamma=0.99, gae_lambda=0.95, sequence=32)),
 }
 
 
@@ -56,7 +57,8 @@ def train(
     """
     require_known("preset", preset, ("auto", *PRESETS))
     played = world if hasattr(world, "legal") else make_gym(world, envs, seed)
-    fitting = "reactive" if steps < FEW else "memory"
+    far = getattr(played, "horizon", 0) > FAR
+    fitting = "reactive" if steps < FEW else "long" if far else "memory"
     rollout, config = PRESETS[fitting if preset == "auto" else preset]
     config, round_, taken, enough = replace(config, **settings), played.envs * rollout, 0, False
     sizes = (played.space, played.state_dim, played.envs, rollout, config)
