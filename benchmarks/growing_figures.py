@@ -265,8 +265,9 @@ def ends_below(task: Task, grown: Outcome, never: Outcome) -> bool:
 
 
 def flops(run: Outcome) -> float:
-    """Of a training with its shadows."""
-    return float(np.sum(run["flops"]) + np.sum(run["shadow_flops"]))
+    """Of a training with its shadows, and with all that was tried out."""
+    tried = sum(tryout["flops"] for tryout in run.get("tryouts", []))
+    return float(np.sum(run["flops"]) + np.sum(run["shadow_flops"]) + tried)
 
 
 def _column(runs: Sequence[Outcome], name: str) -> Array:

@@ -51,7 +51,9 @@ AUDITED = (1, 3, 5)  # epochs after which rankings are compared
 AUDIT_SEEDS = 2  # of those that are reported
 # Every shadow is heard to the end, and nothing is planted.
 AUDIT_EPOCHS = 5 * max(AUDITED)  # of the host, of which shadows are heard in a fifth at most
-AUDIT = f"audition:rounds={max(AUDITED)},survive=1,spend=1000,certain=1000000,unlearned=1"
+AUDIT = (
+    f"audition:rounds={max(AUDITED)},finalists=1000,spend=1000,tries=0,certain=1000000,unlearned=1"
+)
 BY_SAMPLE = ("default", "never", "variant")  # of which every test sample's score is kept
 
 Outcome = dict[str, Any]  # of one training, as JSON holds it
@@ -202,6 +204,7 @@ def train(
         "each": packed_numbers(each, exact=task.guess is None),
         "flops": [record["flops"] for record in history],
         "shadow_flops": shadow_flops(history),
+        "tryouts": [record["tryout"] for record in history if "tryout" in record],
         "shadows": [[_rounded(each) for each in record.get("shadows", [])] for record in history],
         "grown": [f"{seed.blueprint} at {seed.slot}" for seed in report.grown],
         "seconds": time.process_time() - began,
@@ -233,6 +236,7 @@ def _nothing_learned(task: Task, rate: float, model: nn.Module) -> Outcome:
         "each": packed_numbers(guesses, exact=task.guess is None),
         "flops": [0.0] * task.epochs,
         "shadow_flops": [0.0] * task.epochs,
+        "tryouts": [],
         "shadows": [[]] * task.epochs,
         "grown": [],
         "seconds": 0.0,
@@ -358,7 +362,8 @@ class JobRun:
         chosen = self.study.candidates(self.job.task)[self.job.detail]
         plan = f"fixed:slot={chosen.place},blueprint={chosen.blueprint},epoch={PLANTED}"
         _, outcome = self._grown(self.shared_rate, slots=[chosen.place], controller=plan)
-        if "diverged" not in outcome and outcome["grown"] != [str(chosen)]:
+        # One that stands in the way is not made permanent by its gate, and is gone at the end.
+        if outcome["grown"] not in ([], [str(chosen)]):
             raise SystemExit(f"{self.job}: {outcome['grown']} grew instead of {chosen}")
         return outcome | {"candidate": dataclasses.asdict(chosen)}
 

@@ -157,7 +157,8 @@ def test_how_it_ended_and_what_gates_kept_it_from_is_told(whole: Any) -> None:
 
 
 def test_what_candidates_showed_is_told_as_the_history_has_it(tmp_path: Path) -> None:
-    settings = SETTINGS | {"budget": esper.Budget("+500%", epochs=EPOCHS), "controller": "audition"}
+    settings = SETTINGS | {"budget": esper.Budget("+500%", epochs=EPOCHS)}
+    settings["controller"] = "audition:spend=9"
     run = esper.grow(mlp(), TRAIN, VAL, out=tmp_path / "run", **settings)
     with reading(run) as reader:
         told = [

@@ -17,7 +17,8 @@ from esper.kasmina.shadow_seeds import COUNTS, ShadowKey
 from esper.leyline.errors import DataError, EsperError
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
 
-SILENT = "audition:spend=50,certain=1000,unlearned=1,rounds=3"  # listens, and plants nothing
+# Listens, and plants nothing
+SILENT = "audition:tries=0,spend=50,certain=1000,unlearned=1,rounds=3,finalists=99"
 
 
 def model() -> nn.Module:
@@ -99,11 +100,46 @@ def losses(net: nn.Module) -> Tensor:
     return cross_entropy(net(inputs), labels, reduction="none")
 
 
-@pytest.mark.parametrize(("share", "learned"), [(1.0, 8), (0.5, 4), (0.3, 2), (0.08, 1), (0.05, 0)])
+@pytest.mark.parametrize(("share", "learned"), [(1.0, 8), (0.5, 4), (0.3, 2), (0.13, 1), (0.1, 0)])
 def test_shadows_learn_from_their_share_of_the_batches(share: float, learned: int) -> None:
     host, optimizer, _ = shadowed(share)
     epoch(host, optimizer)
     assert host.shadows.learned == learned
+
+
+@pytest.mark.parametrize(
+    ("share", "norm", "shares"),
+    [(0.25, False, [0.25] * 16), (0.0625, False, [0.125] * 8), (0.5, True, []), (1.0, False, [])],
+)
+def test_shadows_learn_from_a_part_of_many_batches_unless_something_goes_by_whole_ones(
+    share: float, norm: bool, shares: list[float]
+) -> None:
+    torch.manual_seed(0)
+    between = nn.BatchNorm1d(12) if norm else nn.ReLU()
+    host = wrap(
+        nn.Sequential(nn.Linear(8, 12), between, nn.Linear(12, 3)),
+        data()[0],
+        slots=["1"],
+        isolation="dual_pass",
+    )
+    host.optimizer(torch.optim.AdamW, lr=0.01)
+    where = torch.zeros(1, *torch.tensor(host.catalogue.costs).shape, dtype=torch.bool)
+    where[0, 0, host.catalogue.index("wide")] = True
+    readings = ShadowReadings.none(1, torch.ones(where.shape[1:]))
+    host.shadows.restore({}, readings, dict.fromkeys(COUNTS, 0))
+    host.shadows.adopt(host, AuditionPlan(where, torch.tensor([share])), batches=16)
+    inputs, labels = data()
+    asked: list[float] = []
+
+    def part(size: float) -> Tensor:
+        asked.append(size)
+        count = round(12 * size)
+        return cross_entropy(host(inputs[:count]), labels[:count])
+
+    for _ in range(16):
+        host.seed_step(lambda: cross_entropy(host(inputs), labels), part)
+    assert asked[::2] == shares  # with the shadow and without it
+    assert host.shadows.learned == pytest.approx(16 * share)
 
 
 def test_gains_are_paired_over_samples_and_batch_statistics_are_those_of_the_batch() -> None:
@@ -163,7 +199,9 @@ def stopping(epochs: int) -> Callable[[Any], None]:
 
 @pytest.mark.parametrize("after", [2, 4])
 def test_a_run_that_stops_in_its_audition_goes_on_to_the_bit(after: int, tmp_path: Path) -> None:
-    controller = "audition:spend=50,unlearned=0,most_gap=9,rounds=3,certain=0,least=0,margin=-100"
+    controller = (
+        "audition:tries=0,spend=50,unlearned=0,most_gap=9,rounds=3,certain=0,least=0,margin=-100"
+    )
     whole = run(controller)
     with pytest.raises(KeyboardInterrupt):
         run(controller, out=tmp_path / "run", on_epoch=stopping(after))

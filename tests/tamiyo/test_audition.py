@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.leyline import Blend
 from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.auditioning import ALONE, LISTENING, Audition, Casting, _best_of_kinds
 from tests.tamiyo.gardens import HORIZON, Tape, TapeGarden, ops_of, play
 
 
@@ -80,3 +82,92 @@ def test_shadows_never_cost_more_than_may_be_spent(
         if garden.epoch < first:
             assert not bool(where.any())
     assert bool((garden.spent <= spend * HORIZON + 1e-9).all())
+
+
+def casting(spec: str = "audition") -> Casting:
+    rule = make_controller(spec)
+    assert isinstance(rule, Audition)
+    return Casting(rule)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 999), tries=st.integers(1, 5))
+def test_finalists_fit_together_in_slots_of_their_own_and_are_of_many_kinds(
+    seed: int, tries: int
+) -> None:
+    garden = TapeGarden(Tape.random(1, seed=seed))
+    rule = casting(f"audition:tries={tries}")
+    catalogue, count = garden.tape.catalogue, len(garden.tape.catalogue.names)
+    found: tuple[int, ...] = ()
+    heard: set[int] = set()
+    for _ in play(garden, rule):
+        found = found or rule.finalists
+        assert garden.plan is not None
+        heard |= set(garden.plan.where[0].flatten().nonzero()[:, 0].tolist())
+    places = [divmod(number, count) for number in found]
+    assert len(found) <= tries
+    assert len({slot for slot, _ in places}) == len(found)
+    assert set(found) <= heard
+    costs = catalogue.total_costs()[:, :, Blend.IMMEDIATE]
+    assert sum(int(costs[place]) for place in places) <= int(garden.tape.budget[0])
+    kinds = [kind for _, kind in places]
+    fresh = [kind not in kinds[:turn] for turn, kind in enumerate(kinds)]
+    assert fresh == sorted(fresh, reverse=True)  # another of the same kind comes later
+    plain = [catalogue.names[number % count] in catalogue.plain for number in heard]
+    assert not any(plain) or all(plain)
+
+
+def test_the_best_by_gain_over_all_rounds_is_the_first_finalist() -> None:
+    tape = quiet_tape()
+    catalogue = tape.catalogue
+    assert tape.shadow_gain is not None
+    once, often = catalogue.index("norm"), catalogue.index("depthwise")
+    tape.shadow_gain[0, -20:, 0, once] = -0.1
+    tape.shadow_gain[0, 7, 0, once] = 0.3  # in one round only
+    tape.shadow_gain[0, :, 1, often] = 0.2
+    rule = casting()
+    finalists = [rule.finalists for _ in play(TapeGarden(tape), rule)]
+    first = next(each for each in finalists if each)
+    assert first[0] == 1 * len(catalogue.names) + often
+
+
+def test_what_was_taken_is_planted_in_turn_and_nothing_else_is() -> None:
+    tape = quiet_tape(0.5, at=(1, 2))
+    count = len(tape.catalogue.names)
+    rule = casting()
+    rule.take((0 * count + 1, 2 * count + 0))
+    garden = TapeGarden(tape)
+    plants = [
+        (epoch, int(actions["slot"][0]), int(actions["blueprint"][0]))
+        for epoch, actions in enumerate(play(garden, rule))
+        if actions["op"][0] == 1
+    ]
+    assert plants == [(1, 0, 1), (2, 2, 0)]
+    assert rule.cast == (1, 2 * count)
+    other = casting()
+    other.recall(rule.memory())
+    assert other.cast == rule.cast
+    other.take(ALONE)
+    other.recall(casting().memory() | {"cast": torch.tensor(LISTENING)})
+    assert other.cast == ALONE  # what was taken goes before what is remembered
+    assert not any(actions["op"][0] == 1 for actions in play(TapeGarden(tape), other))
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 999), count=st.integers(1, 12))
+def test_of_every_kind_the_best_by_gain_or_gradient_go_on(seed: int, count: int) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    going = torch.rand(3, 5, 4, generator=chance) < 0.7
+    gain, gradient = torch.randn(2, 3, 5, 4, generator=chance, dtype=torch.float64).unbind(0)
+    best = _best_of_kinds(going, gain, gradient, count)
+    assert not bool((best & ~going).any())
+    for row in range(3):
+        kinds = int(going[row].any(0).sum())
+        each = max(2, -(-count // max(kinds, 1)))
+        for kind in range(4):
+            there, kept = going[row, :, kind], best[row, :, kind]
+            assert int(kept.sum()) == min(each, int(there.sum()))
+            if bool(there.any()):
+                numbers = there.nonzero()[:, 0]
+                for score in (gain, gradient):
+                    assert bool(kept[numbers[score[row, numbers, kind].argmax()]])

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from esper.api.batches import Batches, Data, Source
-from esper.api.grow_loop import MakeOptimizer, find_device, grow
+from esper.api.devices import find_device
+from esper.api.grow_loop import MakeOptimizer, grow
 from esper.api.grow_settings import AUTO, EVERY, OPTIMIZER, Budget, BudgetLike, GrowError
 from esper.api.grow_settings import GrowSettings as Default
 from esper.api.growing_model import GrowingModel, wrap
@@ -23,14 +24,17 @@ from esper.api.run_records import UNTOLD
 from esper.api.scoring import IGNORED, LOSSES, Loss, Metric
 from esper.kasmina.isolation import Isolation, randomness_kept
 from esper.kasmina.probe import Sample
-from esper.kasmina.shadow_seeds import run_back
+from esper.kasmina.shadow_seeds import CHECKED, run_back
 from esper.kasmina.watching import call
 from esper.leyline import Blend
+from esper.leyline.constants import TRAINING_PASSES
 from esper.leyline.errors import first_line
 from esper.show.audit_facts import Audit, Candidate, judged
 from esper.show.terminal import duration
-from esper.tamiyo.controllers.auditioning import LEAST_SHARE, AuditionConfig, Listening
+from esper.tamiyo.controllers.auditioning import Listening
 
+LEAST_SHARE = 0.2  # of an epoch's batches: with less, fewer seeds are heard
+SURVIVE = 0.33  # of the seeds, after each epoch, where there is little time
 MOST = 100.0  # epochs of the model that shadows may cost, in FLOPs, where no time is given
 TIMED = 8  # shadows whose passes are timed
 UPDATE = 1.3  # times a pass: a step with its update
@@ -141,22 +145,23 @@ def _listener(
         fix = "allow more parameters, other places or other blueprints; see esper.inspect"
         raise GrowError("There is nothing to audit: no seed fits the budget", fix=fix)
     shadows, count = host.shadows.open(host, host.sample), int(fits.sum())
-    step, check = (float(each[0][fits].mean()) for each in (shadows.cost, shadows.check))
+    step = float(shadows.cost[0][fits].mean())
     alone, epoch = first + epochs, (steps or 0) * _step_seconds(host, batch, fits)
     # In epochs of the model, or in time, of which a shadow needs about as much as the model.
-    most, each = (MOST, step) if seconds is None else (seconds / (epoch or math.inf) - alone, 1.0)
-    for survive in (1.0, AuditionConfig.survive):
+    timed = 1.0 + CHECKED / TRAINING_PASSES
+    most, each = (MOST, step) if seconds is None else (seconds / (epoch or math.inf) - alone, timed)
+    for survive in (1.0, SURVIVE):
         turns = count * sum(survive**number for number in range(epochs))
-        share = min(max((most / turns - check) / each, 0.01 if seconds is None else 0.0), 1.0)
+        share = min(max(most / turns / each, 0.01 if seconds is None else 0.0), 1.0)
         if share >= LEAST_SHARE:
             break
     if share <= 0.0:
-        least = math.ceil((alone + turns * (check + LEAST_SHARE)) * epoch)
+        least = math.ceil((alone + turns * LEAST_SHARE) * epoch)
         valid = f"about {least}" if epoch else "None, since these data do not know their length"
         raise GrowError("There is no time for an audit", given=f"{seconds=:g}", valid=valid)
     every = max(math.ceil(LEAST_SHARE / share), 1)
     share, turns = max(share, LEAST_SHARE), turns / every
-    total, lasting = (alone + turns * (share * rate + check) for rate in (step, 1.0))
+    total, lasting = (alone + turns * share * rate for rate in (step, timed))
     told = (
         f"{math.ceil(count / every)} of {count} seeds that fit, on {share:.0%} of the batches"
         f"{', fewer of them after each epoch' if survive < 1.0 else ''}: as much as {total:.1f} "

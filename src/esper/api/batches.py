@@ -172,6 +172,23 @@ def _moved(pair: Pair, device: torch.device) -> Pair:
     return moved
 
 
+def divisible(pair: Pair) -> bool:
+    """Can samples be taken out of this batch? Those of graphs or of packed sequences cannot."""
+    sizes = {len(leaf) if leaf.dim() else None for leaf in _batched(pair)}
+    return len(sizes) == 1 and None not in sizes
+
+
+def first_of(pair: Pair, share: float) -> Pair:
+    """A share of a batch's samples, one at least."""
+    count = max(round(share * len(_batched(pair)[0])), 1)
+    part: Pair = tree_map_only(Tensor, lambda each: each[:count], pair)
+    return part
+
+
+def _batched(pair: Pair) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(pair) if isinstance(leaf, Tensor)]
+
+
 class Data(dict[str, Batches]):
     """The parts of a run's data, as batches: train, val and perhaps test."""
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.api.batches import Batches, Data, Source
+from esper.api.batches import Batches, Data, Pair, Source, divisible, first_of
+from esper.api.devices import device_name, placed, require_ordinary
 from esper.api.grow_settings import (
     AUTO,
     EVERY,
@@ -28,25 +30,26 @@ from esper.api.grow_telemetry import GrowthTelemetry
 from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import unpack
-from esper.api.inspection import Slots, audited, require_module
+from esper.api.inspection import Slots, audited
 from esper.api.observers import EpochNews, Observer, OnEpoch, Shown, Told, observed
 from esper.api.retraining import Train
 from esper.api.run_records import shadow_notes, size_of, slot_notes, step_flops
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring
 from esper.api.ticking import GrowthDecision, NotFiniteError, measuring
+from esper.api.tryouts import Trained, Tryouts, casting_of
 from esper.archive import Archive
 from esper.kasmina.isolation import Isolation, randomness_kept
 from esper.kasmina.probe import Sample, Target
-from esper.kasmina.shadow_seeds import CHECKED
-from esper.leyline.errors import EsperError, UnknownNameError, first_line
+from esper.kasmina.shadow_seeds import CHECKED, PartLoss
+from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.streams import derive_seed
 from esper.nissa import Clock, Sink
 from esper.show.audit_facts import Audit
 from esper.tamiyo.controllers.protocol import Auditioning, Controller
 
 _ONE_VALUE = "more than 1 value per channel"  # what torch says of a batch of one
-LEAST_BATCHES = 4  # that shadows are measured on
+LEAST_BATCHES = 2  # that shadows are measured on
 MakeOptimizer = Callable[..., Optimizer]
 _OPTIMIZERS = {  # by name
     name: kind
@@ -101,9 +104,9 @@ def grow(
     `sinks` hear of everything too: "tensorboard", "wandb", "mlflow", or objects of yours.
     How it goes is shown on standard error, in a notebook below the cell, and nowhere if `quiet`.
     """
-    _require_ordinary()
+    require_ordinary()
     observers = _observers(on_epoch, sinks, kept=out is not None, quiet=quiet)
-    where = _placed(model, device)
+    where = placed(model, device)
     if audit is not None:
         controller, slots = audited(audit, model, controller, slots)
     limits = Budget.of(budget, epochs)
@@ -167,7 +170,7 @@ def resume(
     scheduler or a controller of your own. What was given by name is known. Data that are not those
     of the run are refused. A run that was finished comes back as it is; then the model is enough.
     """
-    _require_ordinary()
+    require_ordinary()
     observers = _observers(on_epoch, sinks, kept=True, quiet=quiet)
     folder = GrowthFolder(path)
     folder.require_old()
@@ -238,7 +241,7 @@ def load_run(
             f"The model of {folder.path} is needed to go on",
             fix="build it as for the run and pass it: resume(path, model=Net(), ...)",
         )
-    where = _placed(model, device)
+    where = placed(model, device)
     sample = folder.sample(where) if sample is None else sample
     if sample is None:
         raise GrowError(
@@ -272,11 +275,15 @@ class Growth:
         self.steps = 0  # of an epoch
         made = self.scheduler
         self.schedule = None if made is None else Schedule(made, self.optimizer)
+        self.by_name = isinstance(self.controller, (str, Path))
+        casting = casting_of(self.host.require_controller(self.controller), self.host)
+        self.tryouts = None if casting is None else Tryouts(self, casting)
+        self.controller = casting or self.controller
 
     def begin(self, batch: tuple[Any, Any]) -> None:
         """Before the first epoch: what the model is worth untrained, and a first checkpoint."""
-        leader, by_name = self._leader(), isinstance(self.controller, (str, Path))
-        self.run.settle(**leader, leader=leader["controller"] if by_name else None)
+        leader = self._leader()
+        self.run.settle(**leader, leader=leader["controller"] if self.by_name else None)
         with self._explaining():
             self._settle(batch)
         self._keep()
@@ -301,13 +308,17 @@ class Growth:
         self._settle(self.data["train"].first(self.seed, self.device))
         if self.schedule is not None:
             self.schedule.restore(archive.notes["scheduler"])
+        if self.tryouts is not None:
+            self.tryouts.go_on()
 
     def go(self) -> None:
         """Train to the end."""
         with observed(self.run, self.observers):
             while not self.host.memory.ended:
                 with self._explaining():
-                    news = self._epoch(int(self.host.lifecycle.epoch))
+                    news = self.epoch(int(self.host.lifecycle.epoch))
+                if self.tryouts is not None and self.tryouts.due:
+                    news = self.tryouts.held(news)
                 self.run.history.append(news.record)
                 self.run.seconds.append(dict(news.seconds))
                 if self.host.memory.ended:
@@ -355,36 +366,51 @@ class Growth:
         self.run.settle(score=self.scoring.meaning, device=device_name(self.device))
         self.host.memory.take_reference(self.scoring.classes, first_loss)
 
-    def _epoch(self, number: int) -> EpochNews:
-        host, clock = self.host, Clock()
-        most_added = host.added
-        stream, step = derive_seed(self.seed, "epoch", number), self._step_flops()
-        with clock.phase("train"), randomness_kept(host, stream=stream):
+    def epoch(self, number: int) -> EpochNews:
+        trained = self._trained(number)
+        if self.tryouts is not None and number + 1 == self.tryouts.first:
+            self.tryouts.begin(trained)
+        return self.decided(trained)
+
+    def _trained(self, number: int) -> Trained:
+        """One epoch, and what the host is worth after it."""
+        clock, stream = Clock(), derive_seed(self.seed, "epoch", number)
+        step = self._step_flops()
+        with clock.phase("train"), randomness_kept(self.host, stream=stream):
             train_loss, size = self._train(derive_seed(self.seed, "order", number))
+        with clock.phase("measure"):
+            scores = self._scores(self.data["val"])
+        flops = None if step is None else step * size / max(size_of(self.host.sample), 1)
+        return Trained(train_loss, scores, flops, clock)
 
-        def measured() -> Scores:
+    def decided(self, trained: Trained) -> EpochNews:
+        """The decision that ends an epoch, and what the epoch came to."""
+        host, clock, scores = self.host, trained.clock, trained.scores
+        most_added = host.added
+
+        def measured() -> float:
             with clock.phase("measure"):
-                return self._scores(self.data["val"])
+                return self._scores(self.data["val"]).score
 
-        scores = measured()
         shadowed = host.shadows.flops if host.shadows.learned else 0.0
-        before = clock.spent["measure"]
+        before = clock.spent.get("measure", 0.0)
         with clock.phase("decide"):
             tick = host.tick(
                 self.controller,
-                train_loss=train_loss,
+                train_loss=trained.loss,
                 val_loss=scores.loss,
                 val_score=scores.score,
-                evaluate=lambda _: measured().score,
+                evaluate=lambda _: measured(),
                 losses=self._losses,
             )
-        clock.spent["decide"] -= clock.spent["measure"] - before  # what was measured within
+        within = clock.spent.get("measure", 0.0) - before  # what was measured meanwhile
+        clock.spent["decide"] -= within
         if self.schedule is not None:
             self.schedule.step(scores.loss, scores.score)
         heard = {} if not shadowed else {"shadow_cost": shadowed, "shadows": shadow_notes(host)}
         record = {
             "epoch": tick.epoch,
-            "train_loss": train_loss,
+            "train_loss": trained.loss,
             "val_loss": scores.loss,
             "score": tick.score,
             "committed": tick.committed,
@@ -396,7 +422,7 @@ class Growth:
             "device": self.run.settings.device,
             "precision": self.run.settings.precision,
             "slots": slot_notes(host),
-            "flops": None if step is None else step * size / max(size_of(host.sample), 1),
+            "flops": trained.flops,
             **heard,
         }
         return EpochNews(record, clock.spent)
@@ -432,7 +458,7 @@ class Growth:
                     fix="make the loss of what the model returns, without argmax, detach() or "
                     "item()",
                 )
-            host.seed_step(lambda batch=batch: scoring.run(host, batch)[1])  # type: ignore[misc]
+            host.seed_step(partial(self._loss, batch), self._part_loss(batch))
             self.optimizer.step()
             losses.append(value.detach())
             size += size_of(batch[0])
@@ -445,6 +471,15 @@ class Growth:
             raise NotFiniteError(what, given=grown, fix=fix)
         return float(found.mean()), size
 
+    def _loss(self, batch: Pair) -> Tensor:
+        return self.scoring.run(self.host, batch)[1]
+
+    def _part_loss(self, batch: Pair) -> PartLoss | None:
+        """Few samples cost as much time as many in a small model: not where time counts."""
+        if self.tryouts is None or not divisible(batch):
+            return None
+        return lambda share: self._loss(first_of(batch, share))
+
     def _scores(self, batches: Batches) -> Scores:
         """Of the host as it is now, always on the same draws where the data draw at random."""
         stream = derive_seed(self.seed, "scores", batches.name)
@@ -455,13 +490,15 @@ class Growth:
         """Of validation samples, for shadows; the same ones for all of them."""
         stream = derive_seed(self.seed, "scores", "val")
         with randomness_kept(self.host, stream=stream):
-            most = max(math.ceil(CHECKED * self.steps), LEAST_BATCHES)
+            most = max(math.ceil(CHECKED * self.host.shadows.share * self.steps), LEAST_BATCHES)
             batches = self.data["val"].spread(stream, self.device, most)
             return self.scoring.losses(model, batches)
 
     def _keep(self, ready: Callable[[], object] = lambda: None) -> None:
         if self.run.folder is not None:
             self.run.keep(None if self.schedule is None else self.schedule.note(), ready)
+            if self.tryouts is not None:
+                self.tryouts.kept()
 
     def _ready(self) -> None:
         for observer in self.observers:
@@ -478,50 +515,6 @@ def _observers(
 
 
 # --- the model and its optimiser -------------------------------------------------------------
-
-
-def find_device(asked: torch.device | str) -> torch.device:
-    """The device of that name; "auto": CUDA where there is one."""
-    if isinstance(asked, str) and asked == AUTO:
-        asked = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=asked).device
-    except (AssertionError, RuntimeError, TypeError) as error:
-        raise GrowError(
-            "There is no such device",
-            given=f"{asked}: {first_line(error)}",
-            valid='such as "cpu", "cuda" or "cuda:1", where torch finds it, or "auto"',
-        ) from error
-
-
-def device_name(device: torch.device) -> str:
-    """For people: with that of the card."""
-    card = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-    return f"{device}{card}"
-
-
-def _placed(model: nn.Module, device: torch.device | str | None) -> torch.device:
-    """Where it is, after it was moved to this device, if one is asked for."""
-    require_module(model)
-    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
-        fix = "pass it without torch.compile, and compile what comes of it: "
-        fix += "torch.compile(run.export())"
-        raise GrowError("The model is compiled, and compiled code does not grow", fix=fix)
-    if device is not None:
-        model.to(find_device(device))
-    if any(parameter.is_meta for parameter in model.parameters()):
-        fix = "build it on a device that computes, or load its weights first"
-        raise GrowError("The model's parameters have no values", given="device 'meta'", fix=fix)
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def _require_ordinary() -> None:
-    """Refuse a caller's mode in which training would fail or, with old weights, go wrong."""
-    half = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-    if half or torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-        given = f"a call inside of {'torch.autocast' if half else 'torch.no_grad() or the like'}"
-        fix = "call it outside; for mixed precision pass precision='bf16'"
-        raise GrowError("A run cannot be trained in here", given=given, fix=fix)
 
 
 def _optimizer(kind: str | MakeOptimizer, host: GrowingModel, settings: GrowSettings) -> Optimizer:

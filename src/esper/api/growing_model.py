@@ -46,7 +46,7 @@ from esper.archive import read_archive, write_archive
 from esper.kasmina import GateRules, Isolation, SlottedModel, export_module, require_same_parameters
 from esper.kasmina.gates import closed_gates
 from esper.kasmina.probe import Sample
-from esper.kasmina.shadow_seeds import Losses, ShadowKey, Shadows
+from esper.kasmina.shadow_seeds import Losses, PartLoss, ShadowKey, Shadows
 from esper.kasmina.slot import GrowthLostWarning as GrowthLostWarning
 from esper.kasmina.slot import Slot
 from esper.leyline import Actions, Blend, SeedStage, Transitions
@@ -194,12 +194,12 @@ class GrowingModel(SlottedModel):
             optimizer.register_load_state_dict_pre_hook(_require_fitting_state)
             revive_shadows(self)
 
-    def seed_step(self, loss: Callable[[], Tensor]) -> None:
+    def seed_step(self, loss: Callable[[], Tensor], part: PartLoss | None = None) -> None:
         """Let isolated seeds learn from a loss: call it after the model's own backward.
 
         `loss` runs the model and returns the loss (scaled, if you scale it), as in
-        `host.seed_step(lambda: loss_fn(host(x), y))`. Shadows learn from it too. Does nothing while
-        there is neither.
+        `host.seed_step(lambda: loss_fn(host(x), y))`. Shadows learn from it too, or from `part`,
+        which gives the loss of a share of the batch. Does nothing while there is neither.
         """
         require_averaged(self.isolation)
         if self.isolation is not Isolation.DUAL_PASS:
@@ -212,7 +212,7 @@ class GrowingModel(SlottedModel):
             with self.seed_pass():
                 loss().backward()
         self.watch.bring_back()  # within the closure of a step
-        self.shadows.learn(self, loss)
+        self.shadows.learn(self, loss, part)
 
     def train(self, mode: bool = True) -> Self:
         if mode and not self.training:

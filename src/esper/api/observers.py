@@ -33,6 +33,9 @@ class Observer:
     def begin(self, run: "GrownRun") -> None:
         """Training begins or goes on; what was before is in the run's history."""
 
+    def trying(self, told: str) -> None:
+        """An epoch of a tryout is over, which is none of the run's own."""
+
     def epoch(self, news: EpochNews) -> None:
         """An epoch is over and in the history, and about to be kept."""
 
@@ -73,6 +76,9 @@ class Shown(Observer):
             sys.stderr, epochs=settings.epochs, params=params, about=about
         )
         self.progress.__enter__()
+
+    def trying(self, told: str) -> None:
+        self.progress.say(told)
 
     def kept(self, news: EpochNews) -> None:
         self.progress(epoch_of(news.record, news.seconds))

@@ -159,8 +159,17 @@ def epoch_of(record: Record, seconds: Mapping[str, float]) -> ShownEpoch:
         ],
         seconds=seconds,
         flops=record["flops"],
+        tried=_tried(record["tryout"]) if "tryout" in record else "",
         **{name: record[name] for name in FIGURES},
     )
+
+
+def _tried(tryout: Record) -> str:
+    """A tryout in words."""
+    seeds, after, alone = tryout["seeds"], tryout["val_loss"], tryout["alone"]
+    came = "it diverged" if after is None else f"validation loss {after:.4g}"
+    end = "kept" if tryout["chosen"] else "left out"
+    return f"{' and '.join(seeds)} tried out: {came}, {alone:.4g} without: {end}"
 
 
 def report_of(name: str, notes: Record) -> Report:

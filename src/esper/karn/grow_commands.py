@@ -12,7 +12,7 @@ from torch import nn
 from esper import api
 from esper.api import GrowthFolder
 from esper.api.batches import Batches
-from esper.api.grow_loop import device_name, find_device
+from esper.api.devices import device_name, find_device
 from esper.api.grow_settings import AUTO
 from esper.garden.own_code import allow_code, remember, spoken
 from esper.karn.commands import RUNS, AuditModel, Export, Grow, Inspect, Resume, Show, WriteReport

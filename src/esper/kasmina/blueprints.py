@@ -48,6 +48,7 @@ class Blueprint:
     summary: str
     neighbour: bool = False  # made of a copy of the module that the slot follows
     wrapped: bool = False  # for wrapped models alone: a population's actions are fixed
+    plain: bool = False  # capacity of a kind that hosts have anyway
 
     def fits(self, spec: SlotSpec) -> bool:
         known = all(size is not None for size in spec.extent)
@@ -64,6 +65,7 @@ def blueprint(
     fixed_extent: bool = False,
     neighbour: bool = False,
     wrapped: bool = False,
+    plain: bool = False,
 ) -> Callable[[Builder], Builder]:
     """Register a seed builder for families of slots; its docstring's first line is its summary.
 
@@ -72,6 +74,7 @@ def blueprint(
     `zeroed`, `ScalarGate`). `fixed_extent`: its parameters depend on the size of what passes.
     `wrapped`: populations plant it only if it is named. `neighbour`: they never do; the function
     also gets a copy of the module that the slot follows, and what fails then does not fit there.
+    `plain`: it adds capacity of a kind that hosts have anyway, so others are tried before it.
     """
     for each in (family, *others):
         if each not in list(Family):
@@ -94,7 +97,7 @@ def blueprint(
         summary = (inspect.getdoc(build) or name).splitlines()[0]
         for kind in kinds:
             _REGISTRY[kind, name] = Blueprint(
-                name, kind, build, fixed_extent, summary, neighbour, wrapped or neighbour
+                name, kind, build, fixed_extent, summary, neighbour, wrapped or neighbour, plain
             )
         return build
 
@@ -207,7 +210,8 @@ def build_catalogue(
         for row, spec, beside in zip(plans, specs, wrapped or [None] * len(specs), strict=True)
     )
     slots = SlotConfig(tuple(spec.name for spec in specs))
-    return BlueprintCatalogue(slots, tuple(names), costs, blend_costs(specs), host_params)
+    plain = frozenset(plan.name for plan in _REGISTRY.values() if plan.plain)
+    return BlueprintCatalogue(slots, tuple(names), costs, blend_costs(specs), host_params, plain)
 
 
 # --- what blueprints are made of --------------------------------------------------------------
@@ -365,7 +369,7 @@ def position_norm(spec: SlotSpec) -> nn.Module:
     return Replace(_normalised(spec))
 
 
-@blueprint("squeeze", Family.CONV1D, Family.CONV2D)
+@blueprint("squeeze", Family.CONV1D, Family.CONV2D, plain=True)
 def squeeze(spec: SlotSpec) -> nn.Module:
     """Rescales each channel by what all positions hold (squeeze-and-excite)."""
     inner = reduced(spec.channels, 4)
@@ -381,14 +385,14 @@ def squeeze(spec: SlotSpec) -> nn.Module:
     )
 
 
-@blueprint("pointwise", Family.CONV1D)
+@blueprint("pointwise", Family.CONV1D, plain=True)
 def pointwise(spec: SlotSpec) -> nn.Module:
     """Mixes channels at each position on its own."""
     width = spec.channels
     return _two(_convolution(spec, width, width), _convolution(spec, width, width))
 
 
-@blueprint("bottleneck", Family.CONV2D)
+@blueprint("bottleneck", Family.CONV2D, plain=True)
 def bottleneck(spec: SlotSpec) -> nn.Module:
     """A convolution in a quarter of the channels, between two that mix them."""
     inner = reduced(spec.channels, 4)
@@ -409,7 +413,7 @@ def depthwise(spec: SlotSpec) -> nn.Module:
     return _two(filters, _convolution(spec, width, width))
 
 
-@blueprint("conv", Family.CONV1D, Family.CONV2D)
+@blueprint("conv", Family.CONV1D, Family.CONV2D, plain=True)
 def conv(spec: SlotSpec) -> nn.Module:
     """A full convolution block: two layers that see neighbours and mix channels."""
     width, kernel = spec.channels, KERNELS[spec.family]
@@ -462,19 +466,19 @@ def norm(spec: SlotSpec) -> nn.Module:
     return Replace(ChannelNorm(spec.channels))
 
 
-@blueprint("lora", Family.TRANSFORMER)
+@blueprint("lora", Family.TRANSFORMER, plain=True)
 def lora(spec: SlotSpec) -> nn.Module:
     """A linear map of low rank on each token."""
     return lowrank(spec)
 
 
-@blueprint("gate", Family.DENSE, Family.TRANSFORMER)
+@blueprint("gate", Family.DENSE, Family.TRANSFORMER, plain=True)
 def gate(spec: SlotSpec) -> nn.Module:
     """Rescales each channel by what the others are."""
     return Rescale(nn.Sequential(*_two_layers(spec, reduced(spec.channels, 8))))
 
 
-@blueprint("lowrank", Family.DENSE)
+@blueprint("lowrank", Family.DENSE, plain=True)
 def lowrank(spec: SlotSpec) -> nn.Module:
     """A linear map of low rank."""
     inner = reduced(spec.channels, 8)
@@ -489,7 +493,7 @@ def attention(spec: SlotSpec) -> nn.Module:
     return Attend(spec.channels, causal=True)
 
 
-@blueprint("mlp", Family.DENSE, Family.TRANSFORMER)
+@blueprint("mlp", Family.DENSE, Family.TRANSFORMER, plain=True)
 def mlp(spec: SlotSpec) -> nn.Module:
     """Two layers: with a narrow middle for features, with one twice as wide for tokens."""
     dense = spec.family is Family.DENSE
@@ -497,7 +501,7 @@ def mlp(spec: SlotSpec) -> nn.Module:
     return nn.Sequential(*_two_layers(spec, inner))
 
 
-@blueprint("wide", Family.DENSE)
+@blueprint("wide", Family.DENSE, plain=True)
 def wide(spec: SlotSpec) -> nn.Module:
     """Two layers with a middle as wide as the slot."""
     return nn.Sequential(*_two_layers(spec, spec.channels))
@@ -520,13 +524,13 @@ def convpool(spec: SlotSpec) -> nn.Module:
 # --- for wrapped models: more of what the host itself is made of ------------------------------
 
 
-@blueprint("block", Family.DENSE, wrapped=True)
+@blueprint("block", Family.DENSE, wrapped=True, plain=True)
 def dense_block(spec: SlotSpec) -> nn.Module:
     """A residual block: a norm, and two layers with a middle twice as wide as the slot."""
     return nn.Sequential(ChannelNorm(spec.channels), *_two_layers(spec, 2 * spec.channels))
 
 
-@blueprint("block", Family.TRANSFORMER, wrapped=True)
+@blueprint("block", Family.TRANSFORMER, wrapped=True, plain=True)
 def transformer_block(spec: SlotSpec) -> nn.Module:
     """A whole block: causal attention at full width, and two layers with a middle 4 x as wide."""
     block = Block(spec.channels, heads=4 if spec.channels % 4 == 0 else 1)
@@ -535,7 +539,7 @@ def transformer_block(spec: SlotSpec) -> nn.Module:
     return Replace(block, gated=False)
 
 
-@blueprint("block", Family.CONV1D, Family.CONV2D, wrapped=True)
+@blueprint("block", Family.CONV1D, Family.CONV2D, wrapped=True, plain=True)
 def conv_block(spec: SlotSpec) -> nn.Module:
     """A residual block at full width: twice a norm, an activation and a convolution."""
     kernel = 1 if spec.reach is Reach.OWN else KERNELS[spec.family]
@@ -543,7 +547,7 @@ def conv_block(spec: SlotSpec) -> nn.Module:
     return _two(nn.Sequential(_normalised(spec), activation(), first, _normalised(spec)), last)
 
 
-@blueprint("twin", *Family, neighbour=True)
+@blueprint("twin", *Family, neighbour=True, plain=True)
 def twin(spec: SlotSpec, copy: nn.Module) -> nn.Module:
     """One more of the residual block before the slot: a copy with its last layers at zero."""
     h = copy.eval()(torch.randn(spec.canonical_shape(batch=2)))  # of the kind that passes there

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
     from esper.kasmina.slotted import SlottedModel
 
 Losses = Callable[[nn.Module], Tensor]
+PartLoss = Callable[[float], Tensor]  # of a share of a batch
 Rescale = Callable[[float], float]
 Counts = Mapping[str, Any]
-CHECKED = 1 / 8  # samples that they are measured on, over those of an epoch, at most
+CHECKED = 1 / 2  # samples that they are measured on, over those that they learn from in an epoch
+PART = 1 / 8  # of a batch: many steps on few samples teach more than few steps on many
 UNCOUNTED = 2 / 3  # cost of a shadow's step where FLOPs cannot be counted: forward and back
 _NUMBERS = (int, float, str, type(None))
-COUNTS = ("share", "seen", "learned", "batches", "passes", "flops")  # that are saved
+COUNTS = ("share", "seen", "learned", "owed", "batches", "passes", "flops")  # that are saved
 
 
 class ShadowKey(NamedTuple):
@@ -110,8 +113,9 @@ class Shadows:
     def __init__(self) -> None:
         self.living: dict[ShadowKey, Shadow] = {}
         self.readings: ShadowReadings | None = None  # None: nothing was ever asked for
-        self.share = 0.0  # of the epoch's batches that they learn from
-        self.seen = self.learned = 0  # batches of this epoch
+        self.share = 0.0  # of the epoch's samples that they learn from
+        self.seen, self.learned = 0, 0.0  # batches of this epoch
+        self.owed = 0.0  # of a batch, from epochs with less than one for them
         self.batches = 0  # of an epoch, as far as is known
         self.passes = 0  # in all: their random numbers depend on it
         self.flops = 0.0  # of this epoch, with measuring, over those of the host's own
@@ -122,11 +126,11 @@ class Shadows:
     def open(self, host: "SlottedModel", sample: Any) -> ShadowReadings:
         """What they have shown; before the first of them, what each would cost."""
         if self.readings is None:
-            self.readings = ShadowReadings.none(1, *shadow_costs(host, sample))
+            self.readings = ShadowReadings.none(1, shadow_costs(host, sample))
         return self.readings
 
     def end(self) -> None:
-        self.living, self.seen, self.learned = {}, 0, 0
+        self.living, self.seen, self.learned = {}, 0, 0.0
 
     def restore(
         self, living: dict[ShadowKey, Shadow], readings: ShadowReadings | None, counts: Counts
@@ -142,24 +146,33 @@ class Shadows:
         wanted = plan.where[0] & ~host.lifecycle.occupied[0][:, None]
         keys = [ShadowKey(*each) for each in wanted.nonzero().tolist()]
         self.living = {key: self.living.get(key) or Shadow(host.shadow_seed(*key)) for key in keys}
-        self.share, self.seen, self.learned = float(plan.share[0]), 0, 0
-        if 0.5 <= self.share * batches < 1.0:  # then one batch, and not none
-            self.share = (1.0 + 1e-6) / batches
+        self.share, self.seen, self.learned = float(plan.share[0]), 0, 0.0
         assert self.readings is not None
-        costs = self.share * self.readings.cost[0] + self.readings.check[0]
-        alone = (self.share + CHECKED) / STEP  # what they are compared with
-        self.flops = alone + sum(float(costs[key]) for key in keys) if keys else 0.0
+        alone = (1.0 + CHECKED) / STEP  # what they are compared with
+        costs = alone + sum(float(self.readings.cost[0][key]) for key in keys)
+        self.flops = self.share * costs if keys else 0.0
 
-    def learn(self, host: "SlottedModel", loss: Callable[[], Tensor]) -> None:
-        """From one batch, if it is among their share; `loss` runs the model and returns its."""
-        turn = math.floor((self.seen + 1) * self.share) > math.floor(self.seen * self.share)
-        self.seen += 1
-        if not turn or not self.living:
+    def learn(
+        self, host: "SlottedModel", loss: Callable[[], Tensor], part: PartLoss | None = None
+    ) -> None:
+        """From one batch, if it is its turn; `loss` runs the model and returns its, `part` that of
+        a share of the batch: a part of many batches, where nothing goes by whole ones.
+        """
+        if not self.living:
+            self.seen += 1
             return
+        whole = part is None or any(isinstance(each, _BatchNorm) for each in host.modules())
+        size = 1.0 if whole else min(max(self.share, PART), 1.0)
+        self.seen, self.owed = self.seen + 1, self.owed + self.share
+        if self.owed < size - 1e-9:
+            return
+        self.owed -= size
+        if part is not None and size < 1.0:
+            loss = partial(part, size)
         # Down to nothing over the epoch: at a constant rate their weights would be noisier than
         # what they would become, and what they show with them.
-        rate = 1.0 - min(self.learned / max(self.share * self.batches, 1.0), 1.0)
-        self.learned, self.passes = self.learned + 1, self.passes + 1
+        rate = 1.0 - min(self.learned / max(self.share * self.batches, size), 1.0)
+        self.learned, self.passes = self.learned + size, self.passes + 1
         stream = derive_seed(host.seed, "shadow pass", self.passes)
         with host.beside(stream):
             with torch.no_grad():
@@ -237,14 +250,13 @@ def _of_samples(losses: Losses, host: nn.Module) -> Tensor:
     return found.detach().double()
 
 
-def shadow_costs(host: "SlottedModel", sample: Any) -> tuple[Tensor, Tensor]:
-    """[S, P] each, NaN where none fits: FLOPs of a shadow's epoch over those of the model's own,
-    and of measuring it once.
+def shadow_costs(host: "SlottedModel", sample: Any) -> Tensor:
+    """[S, P], NaN where none fits: FLOPs of a shadow's epoch over those of the model's own.
 
-    A step of a shadow is forward through the whole model, and back to the slot.
+    A step of a shadow is forward through the whole model, and back to the slot; then it is
+    measured.
     """
     costs = torch.full((len(host.specs), len(host.catalogue.names)), torch.nan, dtype=torch.float64)
-    checks = costs.clone()
     try:
         with host.beside(0), torch.no_grad():
             whole = STEP * _counted(lambda: call(host, sample))
@@ -260,8 +272,8 @@ def shadow_costs(host: "SlottedModel", sample: Any) -> tuple[Tensor, Tensor]:
                     with torch.no_grad():
                         forward = _counted(lambda: call(host, sample)) / whole
                     step = _counted(lambda: run_back(call(host, sample))) / whole
-            costs[slot, blueprint], checks[slot, blueprint] = step, CHECKED * forward
-    return costs, checks
+            costs[slot, blueprint] = step + CHECKED * forward
+    return costs
 
 
 def _counted(run: Callable[[], object]) -> float:

@@ -29,6 +29,7 @@ class BlueprintCatalogue:
     costs: tuple[tuple[int, ...], ...]  # [S][P] parameters; negative where it does not fit
     blend_costs: tuple[tuple[int, ...], ...]  # [S][K] parameters the blend itself adds
     host_params: int
+    plain: frozenset[str] = frozenset()  # names of those that add capacity and nothing else
 
     def __post_init__(self) -> None:
         require_agreement(

@@ -24,16 +24,14 @@ class ShadowReadings:
     slope: Tensor  # [N, S, P] by how much the gain rose per epoch since it was measured before
     train_gain: Tensor  # [N, S, P] as the gain, on training batches before it learned from them
     gradient: Tensor  # [N, S, P] root mean square of its gradient's norm over the host's
-    cost: Tensor  # [N, S, P] FLOPs to train it for an epoch over those of the host's epoch
-    check: Tensor  # [N, S, P] and to measure it once
+    cost: Tensor  # [N, S, P] FLOPs to train and measure it for an epoch, over those of the host's
 
     @classmethod
-    def none(cls, hosts: int, cost: Tensor, check: Tensor | None = None) -> "ShadowReadings":
-        """Of no shadow yet; `cost` and `check` [S, P], which is nothing unless given."""
+    def none(cls, hosts: int, cost: Tensor) -> "ShadowReadings":
+        """Of no shadow yet; `cost` [S, P]."""
         costs = cost.double().expand(hosts, *cost.shape).clone()
-        checks = torch.zeros_like(costs) if check is None else check.double().expand_as(costs)
         unknown = {name: torch.full_like(costs, torch.nan) for name in MEASURED}
-        return cls(epochs=torch.zeros_like(costs), cost=costs, check=checks.clone(), **unknown)
+        return cls(epochs=torch.zeros_like(costs), cost=costs, **unknown)
 
     @property
     def t(self) -> Tensor:
@@ -67,4 +65,4 @@ class AuditionPlan(NamedTuple):
     """Which shadows train in the coming epoch. All others are given up."""
 
     where: Tensor  # [N, S, P] bool
-    share: Tensor  # [N] float64 of the epoch's batches that they train on, from 0 to 1
+    share: Tensor  # [N] float64 of the epoch's samples that they train on, from 0 to 1

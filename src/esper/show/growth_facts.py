@@ -52,13 +52,19 @@ class ShownEpoch:
     slots: Sequence[SlotState] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase; empty: not recorded
     flops: float | None = None  # of training; None: not counted
+    tried: str = ""  # what a tryout came to, in words
+
+    @property
+    def told(self) -> list[str]:
+        """What was tried out and decided."""
+        return [each for each in (self.tried, self.decision) if each]
 
     @property
     def news(self) -> list[str]:
-        """What was decided, and which stages passed with time."""
+        """What was tried out and decided, and which stages passed with time."""
         last = {slot: stage for slot, stage, _ in self.changes if slot != self.slot}
         passed = [f"slot {name}: {stage.lower()}" for name, stage in last.items()]
-        return [self.decision, *passed] if self.decision else passed
+        return self.told + passed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,9 +315,10 @@ class Report:
         lines += [f"  {seed}" for seed in self.grown]
         if others := [f"  {seed}" for seed in self.seeds if seed.fate != PERMANENT]:
             lines += ["", "planted, and not permanent:", *others]
-        if decided := [epoch for epoch in self.epochs if epoch.decision]:
+        told = [(epoch.number, each) for epoch in self.epochs for each in epoch.told]
+        if told:
             lines += ["", "decisions:"]
-            lines += [f"  after epoch {epoch.number}: {epoch.decision}" for epoch in decided]
+            lines += [f"  after epoch {number}: {each}" for number, each in told]
         return "\n".join(lines)
 
 

@@ -36,6 +36,7 @@ class GrowthProgress:
         self.stream, self.epochs, self.params, self.about = stream, epochs, params, about
         self.seen = 0  # epochs, since it was entered
         self._show: Callable[[ShownEpoch], None] = self._print
+        self._say: Callable[[str], None] = self._print_line
         self._closing = ExitStack()
         self._lines: list[str] = []  # the latest
 
@@ -43,10 +44,11 @@ class GrowthProgress:
         self._began = time.monotonic()
         console = None if self.stream is None else Console(file=self.stream)
         if self.stream is None:  # programs without a console have none
-            self._show = lambda epoch: None
+            self._show, self._say = lambda epoch: None, lambda told: None
         elif (display := _notebook()) is not None:
             handle = display({"text/plain": "training …"}, raw=True, display_id=True)
-            self._show = lambda epoch: self._renew(handle, epoch)
+            self._show = lambda epoch: self._renew(handle, self.line(epoch))
+            self._say = lambda told: self._renew(handle, told)
         elif console is not None and console.is_terminal and not console.is_dumb_terminal:
             self._show = self._live(console)
         return self
@@ -58,6 +60,11 @@ class GrowthProgress:
         self.seen += 1
         with suppress(OSError, ValueError):  # whoever watched has left; training goes on
             self._show(epoch)
+
+    def say(self, told: str) -> None:
+        """A line between two epochs."""
+        with suppress(OSError, ValueError):
+            self._say(told)
 
     def line(self, epoch: ShownEpoch) -> str:
         """An epoch in one line: figures, what was decided or passed with time, and time left."""
@@ -76,10 +83,13 @@ class GrowthProgress:
 
     def _print(self, epoch: ShownEpoch) -> None:
         said = [self.about] if self.about and self.seen == 1 else []
-        print(*said, self.line(epoch), sep="\n", file=self.stream, flush=True)
+        self._print_line("\n".join([*said, self.line(epoch)]))
 
-    def _renew(self, handle: Any, epoch: ShownEpoch) -> None:
-        self._lines = [*self._lines[1 - LINES :], self.line(epoch)]
+    def _print_line(self, told: str) -> None:
+        print(told, file=self.stream, flush=True)
+
+    def _renew(self, handle: Any, told: str) -> None:
+        self._lines = [*self._lines[1 - LINES :], told]
         handle.update({"text/plain": "\n".join([self.about, *self._lines]).strip()}, raw=True)
 
     def _live(self, console: Console) -> Callable[[ShownEpoch], None]:
@@ -92,6 +102,7 @@ class GrowthProgress:
             self._closing.enter_context(live)
         except LiveError:  # one of the caller's own is there
             return self._print
+        self._say = lambda told: live.update(Group(bar, Text(told)), refresh=True)
 
         def show(epoch: ShownEpoch) -> None:
             bar.update(task, completed=epoch.number)

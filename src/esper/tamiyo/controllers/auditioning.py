@@ -1,8 +1,15 @@
 """The rule `audition`: every seed that could be planted shows what it can do, the best are planted.
 
-The host trains alone at first. Then shadows of all candidates train beside it, in rounds: after
-each round the better part goes on, so that all of them together cost no more than a stated share of
-the host's training. Those whose gain on validation data is certain are planted, the best of every
+The host trains alone at first. Then shadows of all candidates train beside it: all of them for one
+round, then the most promising ones for some more. Together they cost no more than a stated share of
+the host's training.
+
+A shadow learns beside a host that does not answer, and what speeds up its first epochs need not
+help in the end. So where a host can be trained again from where the audition began (`Casting`), it
+is: with the best of them planted there, in different slots, up to now. It goes on with them if it
+is ahead of the host alone; else the host does, as if nothing had been.
+
+Elsewhere (`Audition`) those whose gain on validation data is certain are planted, the best of every
 slot, with what they have learned. Where none is certain and the host still has much to learn, it
 lacks no mechanism but capacity: the largest seed that fits is planted. What was planted is judged
 by what it contributes, as every seed is.
@@ -30,25 +37,35 @@ from esper.tamiyo.controllers.proposals import (
     in_time,
     judged,
     open_plants,
+    tended,
 )
 from esper.tamiyo.controllers.protocol import restarted
 from esper.tamiyo.controllers.rules import relative_losses, require_first_in_time
-from esper.tamiyo.controllers.specs import spec_of
+from esper.tamiyo.controllers.schedules import plans_of
+from esper.tamiyo.controllers.specs import Arm, spec_of
 
 DOUBT = 2.0  # standard errors by which a gain is taken to be smaller than it seems
 LARGE = 0.5  # of the largest seed that fits
-ROUND_OF = 5  # epochs of the whole training for each epoch of the audition, at least
-LEAST_SHARE = 0.2  # of an epoch's batches: what could train on less does not take part
+AUDITION_OF = 0.4  # of the epochs of the whole training, at most
+LEAST_SHARE = 0.02  # of an epoch's samples: what could train on less does not take part
+FIRST_ROUND = 1 / 4  # of what may be spent: most are heard in it
+FORGET = 0.5  # of what a shadow gained in earlier rounds, with every later one
+LEAST_TRIED = 3  # epochs of the audition, for the best to be tried out
+Cast = tuple[int, ...]  # numbers of seeds: of a slot's first blueprint, and so on
+LISTENING: Cast = (-1,)
+ALONE: Cast = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditionConfig:
     # The audition
     first: Count = 1  # epochs that the host trains alone
-    rounds: Count = 3  # epochs of the audition
-    spend: Positive = 0.6  # FLOPs of shadows in all, over those of the host's training
-    survive: Share = 0.33  # of the candidates, after each round
-    finalists: Count = 4  # that are in the last round at least
+    rounds: Count = 7  # epochs of the audition, at most
+    spend: Positive = 0.3  # FLOPs of shadows in all, over those of the host's training
+    finalists: Count = 8  # that go on after the first round, of every kind as many
+    # Where the host can be trained again
+    tries: Whole = 4  # seeds that are tried out together; 0: none
+    ahead: NotNegative = 0.003  # share of the host's validation loss that they must be better by
     # What is planted
     certain: NotNegative = CERTAIN  # gain over its standard error
     least: NotNegative = 0.003  # gain, in units of guessing
@@ -72,6 +89,7 @@ class _Memory:
     """What the rule remembers of its rows."""
 
     going: Tensor  # [N, S, P] bool: shadows that are still in the race
+    gain: Tensor  # [N, S, P] float64: of each, over its rounds
     spent: Tensor  # [N] float64: cost of shadows so far, in epochs of the host
     rounds: Tensor  # [N] int64: that are over
     large: Tensor  # [N] bool: to be planted, the largest newborn
@@ -81,7 +99,8 @@ class _Memory:
     def fresh(cls, hosts: int, slots: int, blueprints: int) -> "_Memory":
         none = torch.zeros(hosts, slots, blueprints, dtype=torch.bool)
         count = torch.zeros(hosts, dtype=torch.int64)
-        return cls(none, count.double(), count, count.bool(), count.clone())
+        gain = torch.full(none.shape, -math.inf, dtype=torch.float64)
+        return cls(none, gain, count.double(), count, count.bool(), count.clone())
 
 
 class Audition:
@@ -107,20 +126,58 @@ class Audition:
         needed = 1 + epochs_to_permanence(Blend.IMMEDIATE)
         require_first_in_time("audition", self.config.first, needed, horizon, earliest=1)
 
-    def _rounds(self, signals: Signals) -> Tensor:
+    def rounds(self, horizon: Tensor) -> Tensor:
         """[N]: fewer where there is little time."""
-        return (signals.horizon // ROUND_OF).clamp(1, self.config.rounds)
+        return (AUDITION_OF * horizon).ceil().long().clamp(1, self.config.rounds)
 
-    def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
+    def remember(self, signals: Signals, starts: Tensor) -> _Memory:
+        """What is known of these rows, nothing of those that start; asked after every round."""
         shadows = self._readings(signals)
         fresh = vars(_Memory.fresh(*shadows.epochs.shape))
         last = {} if self._memory is None else vars(self._memory)
-        memory = self._memory = _Memory(
+        memory = _Memory(
             **{name: restarted(last.get(name), blank, starts) for name, blank in fresh.items()}
         )
+        now = memory.going & shadows.gain.isfinite()
+        mixed = FORGET * shadows.gain + (1.0 - FORGET) * memory.gain
+        mixed = torch.where(memory.gain.isfinite(), mixed, shadows.gain)
+        memory.gain = torch.where(now, mixed, memory.gain)
+        self._memory = memory
+        return memory
+
+    @property
+    def remembered(self) -> _Memory:
+        assert self._memory is not None  # it decides before it is asked
+        return self._memory
+
+    def heard(self, signals: Signals) -> Tensor:
+        """[N] bool: is the audition over?"""
+        return self.remembered.rounds >= self.rounds(signals.horizon)
+
+    def best(self, signals: Signals) -> Cast:
+        """Of one host: the best of every kind, each in a slot of its own, as far as they fit
+        together; then more of the same kinds. What is silent alone need not be beside others.
+        """
+        memory, sizes = self.remembered, signals.catalogue.total_costs()
+        heard = memory.going[0] & (self._readings(signals).gradient[0] != 0.0)  # by the loss
+        gains = memory.gain[0].masked_fill(~heard, -math.inf)  # [S, P]
+        order = gains.flatten().argsort(descending=True, stable=True)[: int(heard.sum())].tolist()
+        room, found = float(signals.budget[0]), dict[int, int]()  # by slot
+        for again in (False, True):
+            for number in order:
+                slot, kind = divmod(number, gains.shape[1])
+                size = int(sizes[slot, kind, Blend.IMMEDIATE])
+                known = any(each % gains.shape[1] == kind for each in found.values())
+                open_ = slot not in found and size <= room and known <= again
+                if open_ and len(found) < self.config.tries:
+                    found[slot], room = number, room - size
+        return tuple(found.values())
+
+    def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
+        shadows, memory = self._readings(signals), self.remember(signals, starts)
         certain = self._certain(signals) & memory.going
         clear = self._clear(shadows, certain, memory.going)
-        rounds = self._rounds(signals)
+        rounds = self.rounds(signals.horizon)
         memory.rounds = torch.where(clear, rounds, memory.rounds)
         heard = (memory.rounds >= rounds) & (memory.planted < self.config.seeds)
         first_time = heard & (memory.planted == 0)
@@ -142,32 +199,34 @@ class Audition:
         memory.planted += (actions["op"] == LifecycleOp.GERMINATE).long()
         return actions
 
-    def audition(self, signals: Signals, legality: Legality) -> AuditionPlan:
-        """The next round, for rows whose host has trained alone for long enough."""
-        config, shadows, memory = self.config, self._readings(signals), self._memory
-        assert memory is not None  # it decides before it is asked
-        life, open_ = signals.lifecycle, _fitting(signals)
+    def audition(
+        self, signals: Signals, legality: Legality, among: Tensor | None = None
+    ) -> AuditionPlan:
+        """The next round, for rows whose host has trained alone for long enough; of all that fits,
+        or of those `among` [N, S, P].
+        """
+        config, shadows, memory = self.config, self._readings(signals), self.remembered
+        life, open_ = signals.lifecycle, _fitting(signals) if among is None else among
         begins = (memory.rounds == 0) & (life.epoch >= config.first)
-        left = self._rounds(signals) - memory.rounds
+        left = self.rounds(signals.horizon) - memory.rounds
         going = torch.where(begins[:, None, None], open_, memory.going & open_)
-        count = going.flatten(1).sum(1)
-        kept = (count * config.survive).ceil().clamp(min=config.finalists).long()
         later = (memory.rounds > 0) & (left > 0)
-        going = torch.where(later[:, None, None], _best(going, shadows.bound(-DOUBT), kept), going)
+        best = _best_of_kinds(going, memory.gain, shadows.gradient, config.finalists)
+        going = torch.where(later[:, None, None], best, going)
         going &= (left > 0)[:, None, None] | self._certain(signals)
         done = (left <= 0) & (memory.large | (memory.planted >= config.seeds))
         done |= ~in_time(signals, 1 + epochs_to_permanence(Blend.IMMEDIATE))  # to plant after it
         going &= ~done[:, None, None]
-        # Half of what is left to spend, since most are heard in the first rounds; at last all.
         purse = (config.spend * signals.horizon.double() - memory.spent).clamp(min=0.0)
-        purse = torch.where(left > 1, purse / 2, purse)
-        costs, checks = shadows.cost.nan_to_num(1.0), shadows.check.nan_to_num(0.0)
-        going = _affordable(going, LEAST_SHARE * costs + checks, purse)
-        total, checked = ((each * going).flatten(1).sum(1) for each in (costs, checks))
-        share = ((purse - checked) / total.clamp(min=1e-9)).clamp(0.0, 1.0)
+        equal = purse / left.clamp(min=1)
+        purse = torch.where(begins, torch.maximum(equal, FIRST_ROUND * purse), equal)
+        costs = shadows.cost.nan_to_num(1.0)
+        going = _affordable(going, LEAST_SHARE * costs, purse)
+        total = (costs * going).flatten(1).sum(1)
+        share = (purse / total.clamp(min=1e-9)).clamp(0.0, 1.0)
         share = torch.where(total > 0, share, 0.0)
         memory.going = going
-        memory.spent = memory.spent + share * total + checked
+        memory.spent = memory.spent + share * total
         memory.rounds = memory.rounds + (begins | later).long()
         return AuditionPlan(going, share)
 
@@ -220,6 +279,77 @@ class Audition:
         return Proposal(where & open_.any(1), LifecycleOp.GERMINATE, slot, kind, int(blend))
 
 
+class Casting:
+    """The rule for one host that can be trained again from where its audition began.
+
+    It hears seeds that bring what a host may lack, and those of plain capacity only where no other
+    fits: on the tasks for development in benchmarks/growing_tasks.py none of them was the best.
+    Whoever trains it plants the `finalists` there with `take`, and goes on with them or with the
+    host alone.
+    """
+
+    def __init__(self, rule: Audition) -> None:
+        self.rule = rule
+        self.cast = LISTENING  # or what was planted, or nothing
+        self.finalists: Cast = ()  # once the audition is over
+        self._taken: Cast | None = None  # instead of what is remembered
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
+
+    @property
+    def first(self) -> int:
+        """Epochs before the audition."""
+        return self.rule.config.first
+
+    def take(self, cast: Cast) -> None:
+        """Go on with these, from an earlier decision or from this one."""
+        self.cast = self._taken = cast
+        self.finalists = ()
+
+    def memory(self) -> dict[str, Tensor]:
+        return self.rule.memory() | {"cast": torch.tensor(self.cast, dtype=torch.int64)}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        cast = tuple(memory["cast"].tolist())
+        self.cast = cast if self._taken is None else self._taken
+        self.rule.recall({name: each for name, each in memory.items() if name != "cast"})
+
+    def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
+        self.rule.require_possible(catalogue, horizon)
+
+    def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
+        self._taken = None
+        self.rule.remember(signals, starts)
+        if self.cast == LISTENING and bool(self.rule.heard(signals)):
+            self.finalists = self.rule.best(signals)
+            self.cast = self.cast if self.finalists else ALONE
+        if self.cast in (LISTENING, ALONE):
+            return Actions.of(legality.space, legality.hosts, op=LifecycleOp.WAIT)
+        plan = plans_of((self.arms(self.cast, signals.catalogue),), signals.catalogue)
+        due = signals.lifecycle.epoch[:, None] >= plan.epoch
+        # All are planted before the first is made permanent: every epoch of waiting costs.
+        return first_legal(legality, [*plan.plants(due), *tended(signals, legality, plan.train)])
+
+    def arms(self, cast: Cast, catalogue: BlueprintCatalogue) -> tuple[Arm, ...]:
+        """What is planted, one after the other from the first decision of the audition on."""
+        places = (divmod(number, len(catalogue.names)) for number in cast)
+        names = ((catalogue.slots.names[slot], catalogue.names[kind]) for slot, kind in places)
+        return tuple(
+            Arm(slot=slot, blueprint=blueprint, epoch=self.first + turn)
+            for turn, (slot, blueprint) in enumerate(names)
+        )
+
+    def audition(self, signals: Signals, legality: Legality) -> AuditionPlan:
+        fits, catalogue = _fitting(signals), signals.catalogue
+        if self.cast != LISTENING or self.finalists:
+            nobody = torch.zeros(len(signals), dtype=torch.float64)
+            return AuditionPlan(torch.zeros_like(fits), nobody)
+        bring = fits & torch.tensor([name not in catalogue.plain for name in catalogue.names])
+        return self.rule.audition(signals, legality, bring if bool(bring.any()) else fits)
+
+
 class Listening:
     """Hears what fits, or one of `every` so many, and plants nothing: for an audit of one host."""
 
@@ -255,10 +385,32 @@ def _fitting(signals: Signals) -> Tensor:
 
 def _best(going: Tensor, score: Tensor, count: Tensor) -> Tensor:
     """[N, S, P] bool: of those in `going` the `count` [N] with the highest scores."""
-    flat = score.flatten(1).masked_fill(~going.flatten(1), -math.inf)
-    order = flat.argsort(dim=1, descending=True, stable=True)
-    rank: Tensor = order.argsort(dim=1, stable=True)
-    return (rank < count[:, None]).view_as(going) & going
+    ranks = _ranks(score.masked_fill(~going, -math.inf))
+    return (ranks >= going[0].numel() - count[:, None, None]) & going
+
+
+def _best_of_kinds(going: Tensor, gain: Tensor, gradient: Tensor, count: int) -> Tensor:
+    """[N, S, P] bool: about `count` of those in `going`, as many of every blueprint: those with the
+    highest gain or with the strongest gradient, since what the loss asks for shows there first.
+    """
+    kinds = going.any(1).sum(1)  # [N]
+    each = (count / kinds.clamp(min=1)).ceil().clamp(min=2)[:, None, None]
+    columns = going.transpose(1, 2).flatten(0, 1)[:, :, None]  # [N * P, S, 1]
+    ranks = [
+        _ranks(score.transpose(1, 2).flatten(0, 1)[:, :, None].masked_fill(~columns, -math.inf))
+        for score in (gain, gradient)
+    ]
+    best = torch.maximum(*ranks) + ranks[0] / (1 + ranks[0].shape[1])  # of equal ones, by gain
+    order = _ranks(best.masked_fill(~columns, -math.inf))
+    shape = (going.shape[0], going.shape[2], going.shape[1])
+    return going & (order.view(shape).transpose(1, 2) >= going.shape[1] - each)
+
+
+def _ranks(score: Tensor) -> Tensor:
+    """[N, S, P]: from 0 for the lowest of a row; of equal ones the first is the highest."""
+    order = score.nan_to_num(-math.inf).flatten(1).argsort(dim=1, descending=True, stable=True)
+    ranks: Tensor = order.argsort(dim=1, stable=True)
+    return (order.shape[1] - 1 - ranks).view_as(score).double()
 
 
 def _affordable(going: Tensor, costs: Tensor, most: Tensor) -> Tensor:

@@ -1,0 +1,180 @@
+"""Trying out the finalists of an audition: they are planted where it began, and the host is
+trained from there up to now, as if they had been chosen then.
+
+    OUT/start/   the run as it was where the audition began, until the finalists were tried out
+
+Nothing of a tryout is kept but what it came to: a run that is stopped in one begins it again, and
+comes to the same.
+"""
+
+import math
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from esper.api.growing_model import GrowingModel
+from esper.api.host_state import pack, unpack
+from esper.api.observers import EpochNews
+from esper.api.scoring import Scores
+from esper.api.ticking import NotFiniteError
+from esper.archive import Archive, read_archive, write_archive
+from esper.nissa import Clock
+from esper.tamiyo.controllers.auditioning import ALONE, LEAST_TRIED, Audition, Cast, Casting
+from esper.tamiyo.controllers.protocol import Controller
+
+if TYPE_CHECKING:
+    from esper.api.grow_loop import Growth
+
+START, KIND, VERSION = "start", "grow-start", 1
+COMPARED = 2  # epochs, the last ones, over which validation losses are averaged
+
+
+@dataclass(frozen=True)
+class Trained:
+    """An epoch of training, before its decision."""
+
+    loss: float
+    scores: Scores
+    flops: float | None
+    clock: Clock
+
+
+def casting_of(controller: Controller, host: GrowingModel) -> Casting | None:
+    """Who decides where finalists can be tried out; None: the controller itself does."""
+    if not isinstance(controller, Audition) or controller.config.tries == 0:
+        return None
+    rounds = int(controller.rounds(torch.tensor(host.horizon or 0)))
+    return Casting(controller) if rounds >= LEAST_TRIED else None
+
+
+class Tryouts:
+    """Those of one run."""
+
+    def __init__(self, growth: "Growth", casting: Casting) -> None:
+        self.growth, self.casting = growth, casting
+        self.start: tuple[Archive, Trained] | None = None  # where the audition began
+        folder = growth.run.folder
+        self._place = None if folder is None else folder.path / START
+
+    @property
+    def first(self) -> int:
+        return self.casting.first
+
+    @property
+    def due(self) -> bool:
+        return bool(self.casting.finalists)
+
+    # --- where the audition began ------------------------------------------------------------
+
+    def begin(self, trained: Trained) -> None:
+        """The decision after which shadows are heard comes next."""
+        state = self._state()
+        self.start = state, trained
+        if self._place is not None:
+            figures = {"loss": trained.loss, "scores": asdict(trained.scores)}
+            notes = {"state": state.notes, **figures, "flops": trained.flops}
+            write_archive(
+                self._place, kind=KIND, version=VERSION, tensors=state.tensors, notes=notes
+            )
+
+    def go_on(self) -> None:
+        """With what a stopped run has kept."""
+        if self._place is not None and self._place.is_dir():
+            archive = read_archive(self._place, kind=KIND, version=VERSION)
+            notes = archive.notes
+            trained = Trained(notes["loss"], Scores(**notes["scores"]), notes["flops"], Clock())
+            self.start = Archive(archive.tensors, notes["state"]), trained
+
+    def kept(self) -> None:
+        """The run is, and needs no start any more once its finalists were tried out."""
+        if self.start is None and self._place is not None and self._place.is_dir():
+            shutil.rmtree(self._place)
+
+    def _state(self) -> Archive:
+        growth = self.growth
+        tensors, notes = pack(growth.host)
+        schedule = None if growth.schedule is None else growth.schedule.note()
+        copies = {name: each.detach().to("cpu", copy=True) for name, each in tensors.items()}
+        return Archive(copies, notes | {"scheduler": schedule})
+
+    def _return_to(self, state: Archive) -> None:
+        unpack(self.growth.host, state)
+        if self.growth.schedule is not None:
+            self.growth.schedule.restore(state.notes["scheduler"])
+
+    # --- trying out ----------------------------------------------------------------------------
+
+    def held(self, news: EpochNews) -> EpochNews:
+        """The finalists are tried out up to this epoch; the run goes on with them or without."""
+        run, casting = self.growth.run, self.casting
+        cast = casting.finalists
+        casting.take(ALONE)
+        run.host.shadows.end()
+        alone, before = self._state(), _validation_loss([*run.history, news.record])
+        told = self._tried(cast, news.record["epoch"])
+        whole = bool(told) and told[-1].record["epoch"] == news.record["epoch"]  # did not diverge
+        after = _validation_loss([each.record for each in told]) if whole else math.nan
+        record = news.record
+        if chosen := after < before - casting.rule.config.ahead * abs(before):
+            record = _record_of(told, news.record)
+        else:
+            self._return_to(alone)
+            casting.take(ALONE)
+        self.start = None
+        spent = Counter(news.seconds)
+        for each in told:
+            spent.update(each.seconds)
+        notes = {
+            "seeds": self._names(cast),
+            "val_loss": after if whole else None,
+            "alone": before,
+            "chosen": chosen,
+            "flops": sum(each.record["flops"] or 0.0 for each in told[1:]),
+        }
+        return EpochNews(record | {"tryout": notes}, spent)
+
+    def _names(self, cast: Cast) -> list[str]:
+        arms = self.casting.arms(cast, self.growth.host.catalogue)
+        return [f"{arm.blueprint} at {arm.slot}" for arm in arms]
+
+    def _tried(self, cast: Cast, last: int) -> list[EpochNews]:
+        """What becomes of these, from where the audition began; less if it diverges."""
+        assert self.start is not None  # the audition began before it ended
+        state, trained = self.start
+        self._return_to(state)
+        self.casting.take(cast)
+        told: list[EpochNews] = []
+        with suppress(NotFiniteError):
+            told.append(self.growth.decided(replace(trained, clock=Clock())))
+            for epoch in range(self.first, last):
+                told.append(self.growth.epoch(epoch))
+                self._tell(cast, told[-1].record, last)
+        return told
+
+    def _tell(self, cast: Cast, record: Mapping[str, Any], last: int) -> None:
+        words = f"trying out {' and '.join(self._names(cast))}: epoch {record['epoch']}/{last}"
+        for observer in self.growth.observers:
+            observer.trying(f"{words}, validation {record['val_loss']:.4f}")
+
+
+def _record_of(told: list[EpochNews], alone: Mapping[str, Any]) -> dict[str, Any]:
+    """An epoch's record as that of a finalist, with all that happened to it until then; what the
+    epoch cost and what shadows showed is that of the host alone.
+    """
+    records = [each.record for each in told]
+    costs = {name: alone[name] for name in ("flops", "shadow_cost", "shadows") if name in alone}
+    return records[-1] | costs | {
+        "decision": records[0]["decision"],
+        "events": [event for record in records for event in record["events"]],
+        "most_added": max(record["most_added"] for record in records),
+    }  # fmt: skip
+
+
+def _validation_loss(history: Sequence[Mapping[str, Any]]) -> float:
+    recent = [float(record["val_loss"]) for record in history[-COMPARED:]]
+    return sum(recent) / max(len(recent), 1)

@@ -1,0 +1,201 @@
+"""Trying out the finalists of an audition: the run goes on as if they had been chosen when the
+audition began, or as if nothing had been.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from esper.api import GrownRun, grow, resume
+from esper.api.batches import divisible, first_of
+from esper.api.grow_loop import Growth
+from esper.api.ticking import NotFiniteError
+from esper.api.tryouts import START
+from esper.archive import ArchiveError
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.auditioning import Audition
+
+EPOCHS = 9
+LAST = 1 + 4  # the epoch that the tryout ends with: two fifths of all, after the first
+HEARD = "audition:spend=50"
+
+
+def model() -> nn.Module:
+    """With all that a tryout could leave behind: batch statistics, dropout."""
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3)
+    )
+
+
+def data(samples: int = 96) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(samples)
+    inputs = torch.randn(samples, 12, generator=generator)
+    return inputs, inputs.unfold(1, 4, 4).square().sum(-1).argmax(1)
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    made = lambda optimizer: CosineAnnealingLR(optimizer, EPOCHS)  # noqa: E731
+    return {"batch_size": 24, "lr": 0.02, "scheduler": made, "quiet": True} | more
+
+
+def run(controller: Any, **choices: Any) -> GrownRun:
+    choices = settings(loss="cross_entropy", budget="+90%", epochs=EPOCHS, slots="every") | choices
+    return grow(model(), data(), data(48), controller=controller, **choices)
+
+
+def again(path: Path) -> GrownRun:
+    made = settings()["scheduler"]
+    return resume(path, model(), data(), data(48), scheduler=made, quiet=True)
+
+
+def ahead_by(share: float, spec: str = HEARD) -> Audition:
+    """The rule whose finalists must be better than the host alone by this share of its loss."""
+    rule = make_controller(spec)
+    assert isinstance(rule, Audition)
+    object.__setattr__(rule.config, "ahead", share)
+    return rule
+
+
+def plan_of(found: GrownRun) -> str:
+    """What was tried out, as a plan from the first epoch on."""
+    (tryout,) = (record["tryout"] for record in found.history if "tryout" in record)
+    (name,) = tryout["seeds"]
+    kind, place = name.split(" at ")
+    return f"fixed:slot={place},blueprint={kind},epoch=1"
+
+
+def weights(found: GrownRun) -> dict[str, Tensor]:
+    return {n: each for n, each in found.host.state_dict().items() if not n.startswith("memory.")}
+
+
+def same(one: GrownRun, other: GrownRun) -> bool:
+    mine, its = weights(one), weights(other)
+    moments = [each.host.optimizers[0].state_dict()["state"] for each in (one, other)]
+    steps = [{key: sorted(state) for key, state in each.items()} for each in moments]
+    return (
+        mine.keys() == its.keys()
+        and all(torch.equal(mine[name], its[name]) for name in mine)
+        and steps[0] == steps[1]
+        and one.after == other.after
+    )
+
+
+def test_what_is_ahead_goes_on_as_if_it_had_been_planted_when_the_audition_began() -> None:
+    tried = run(ahead_by(-9.0, f"{HEARD},tries=1"))
+    planned = run(plan_of(tried))
+    assert same(tried, planned)
+    for mine, its in zip(tried.history[LAST - 1 :], planned.history[LAST - 1 :], strict=True):
+        assert mine["val_loss"] == its["val_loss"]
+        assert mine["added"] == its["added"]
+    assert tried.history[LAST - 1]["decision"]["op"] == "GERMINATE"
+    assert {seed.name for seed in tried.report().seeds} == {s.name for s in planned.report().seeds}
+
+
+def test_several_are_planted_one_after_the_other_and_all_of_them_are_kept() -> None:
+    tried = run(ahead_by(-9.0))
+    note, last = tried.history[LAST - 1]["tryout"], tried.history[-1]
+    assert len(note["seeds"]) >= 2
+    assert {seed.name for seed in tried.report().grown} == set(note["seeds"])
+    assert last["added"] == sum(seed.params for seed in tried.report().grown)
+
+
+def test_a_host_that_is_ahead_of_its_finalists_goes_on_as_if_nothing_had_been() -> None:
+    tried, never = run(ahead_by(9.0)), run("never")
+    assert same(tried, never)
+    assert [each["val_loss"] for each in tried.history] == [e["val_loss"] for e in never.history]
+    note = tried.history[LAST - 1]["tryout"]
+    assert note["seeds"]
+    assert not note["chosen"]
+    assert note["flops"] > 0
+    assert "left out" in str(tried.report())
+
+
+@pytest.mark.parametrize("after", [1, 3, LAST, LAST + 1])
+def test_a_run_that_stops_goes_on_to_the_bit_whatever_it_was_doing(
+    after: int, tmp_path: Path
+) -> None:
+    def stop(record: dict[str, Any]) -> None:
+        if record["epoch"] == after:
+            raise KeyboardInterrupt
+
+    whole, place = run(HEARD), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run(HEARD, out=place, on_epoch=stop)
+    assert (place / START).is_dir() == (after < LAST)
+    other = again(place)
+    assert same(whole, other)
+    assert json.dumps(whole.history) == json.dumps(other.history)
+    assert not (place / START).exists()
+
+
+def test_a_run_that_stops_in_the_middle_of_a_tryout_begins_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, place, trained = run(HEARD), tmp_path / "run", Growth.epoch
+    seen: list[int] = []
+
+    def stopping(growth: Growth, number: int) -> Any:
+        seen.append(number)
+        if seen.count(3) == 2:  # the second time is that of the tryout
+            raise KeyboardInterrupt
+        return trained(growth, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Growth, "epoch", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            run(HEARD, out=place)
+    assert same(whole, again(place))
+
+
+def test_a_damaged_beginning_is_refused_when_the_run_goes_on(tmp_path: Path) -> None:
+    def stop(record: dict[str, Any]) -> None:
+        if record["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(HEARD, out=tmp_path, on_epoch=stop)
+    file = next((tmp_path / START).glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-8] + b"damaged!")
+    with pytest.raises(ArchiveError):
+        again(tmp_path)
+
+
+def test_finalists_that_diverge_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = Growth.epoch
+    seen: list[int] = []
+
+    def diverging(growth: Growth, number: int) -> Any:
+        seen.append(number)
+        if number == 3 and seen.count(3) == 2:
+            raise NotFiniteError("The loss is not finite")
+        return trained(growth, number)
+
+    monkeypatch.setattr(Growth, "epoch", diverging)
+    tried = run(ahead_by(-9.0))
+    assert same(tried, run("never"))
+    note = tried.history[LAST - 1]["tryout"]
+    assert note["val_loss"] is None
+    assert "it diverged" in str(tried.report())
+
+
+def test_too_few_epochs_for_a_tryout_leave_the_rule_alone() -> None:
+    assert not any("tryout" in record for record in run(HEARD, epochs=5).history)
+    assert not any("tryout" in record for record in run("audition:tries=0,spend=9").history)
+
+
+def test_a_share_of_a_batch_is_its_first_samples_and_one_at_least() -> None:
+    inputs = {"x": torch.arange(12.0).view(6, 2), "mask": torch.ones(6, dtype=torch.bool)}
+    pair = (inputs, torch.arange(6))
+    assert divisible(pair)
+    part = first_of(pair, 0.5)
+    assert torch.equal(part[0]["x"], inputs["x"][:3])
+    assert torch.equal(part[1], torch.arange(3))
+    assert len(first_of(pair, 0.01)[1]) == 1
+    assert not divisible((torch.zeros(6, 2), torch.zeros(5)))
+    assert not divisible((torch.zeros(6, 2), torch.tensor(1.0)))
