@@ -114,6 +114,9 @@ def test_a_host_that_is_ahead_of_its_finalists_goes_on_as_if_nothing_had_been() 
     assert not note["chosen"]
     assert note["flops"] > 0
     assert "left out" in str(tried.report())
+    shadows = sum(each.get("shadow_cost", 0.0) * each["flops"] for each in tried.history)
+    alone = sum(each["flops"] for each in never.history)
+    assert tried.report().flops == pytest.approx(alone + shadows + note["flops"])
 
 
 @pytest.mark.parametrize("after", [1, 3, LAST, LAST + 1])

@@ -3,7 +3,7 @@ of its model; and all of it as facts for pages, pictures and the display of its 
 """
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import groupby
@@ -158,10 +158,23 @@ def epoch_of(record: Record, seconds: Mapping[str, float]) -> ShownEpoch:
             for name, held in record["slots"].items()
         ],
         seconds=seconds,
-        flops=record["flops"],
+        flops=_flops(record),
         tried=_tried(record["tryout"]) if "tryout" in record else "",
         **{name: record[name] for name in FIGURES},
     )
+
+
+def _flops(record: Record) -> float | None:
+    """Of an epoch with its shadows and with what was tried out after it."""
+    if record["flops"] is None:
+        return None
+    tried = record["tryout"]["flops"] if "tryout" in record else 0.0
+    return float(record["flops"] * (1.0 + record.get("shadow_cost", 0.0)) + tried)
+
+
+def all_of(names: Sequence[str]) -> str:
+    """In words: "a, b and c"."""
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
 def _tried(tryout: Record) -> str:
@@ -169,7 +182,7 @@ def _tried(tryout: Record) -> str:
     seeds, after, alone = tryout["seeds"], tryout["val_loss"], tryout["alone"]
     came = "it diverged" if after is None else f"validation loss {after:.4g}"
     end = "kept" if tryout["chosen"] else "left out"
-    return f"{' and '.join(seeds)} tried out: {came}, {alone:.4g} without: {end}"
+    return f"{all_of(seeds)} tried out: {came}, {alone:.4g} without: {end}"
 
 
 def report_of(name: str, notes: Record) -> Report:
