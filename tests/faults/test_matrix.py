@@ -38,8 +38,13 @@ def hashes(*files: Path) -> dict[str, str]:
 def grown(folder: Path) -> Any:
     """Weights, optimiser and all that happened; the folder's name is in none of it."""
     report = esper.api.read_report(folder / "run")
-    tensors = sorted(file.name for file in (folder / "run" / "checkpoint").glob("tensors-*"))
-    return {"tensors": tensors, "after": report.after, "epochs": len(report.epochs)}
+    # What the run is; a file that it was in before may lie there until the next one is written.
+    manifest = json.loads((folder / "run" / "checkpoint" / "manifest.json").read_text())
+    return {
+        "tensors": manifest["body"]["file"],
+        "after": report.after,
+        "epochs": len(report.epochs),
+    }
 
 
 def audited(folder: Path) -> Any:
