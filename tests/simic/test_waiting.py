@@ -160,7 +160,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(("minibatches", "accumulation_steps"), [(1, 1), (2, 3)])
-def test_an_update_waits_once_for_where_episodes_begin_and_once_for_its_metrics(
+def test_an_update_waits_for_where_episodes_begin_for_its_metrics_and_for_whether_it_is_sound(
     waits: list[str],
     minibatches: int,
     accumulation_steps: int,
@@ -171,7 +171,7 @@ def test_an_update_waits_once_for_where_episodes_begin_and_once_for_its_metrics(
     roll_out(agent)
     with blocking() as found:
         agent.update(accumulation_steps=accumulation_steps)
-    assert waits == ["looked up", "fetched"]
+    assert waits == ["looked up", "fetched", "fetched"]
     assert found == []
 
     waits.clear()
@@ -179,7 +179,7 @@ def test_an_update_waits_once_for_where_episodes_begin_and_once_for_its_metrics(
     roll_out(agent)
     agent.update(accumulation_steps=accumulation_steps)
     steps = config.epochs * minibatches  # a limit adds one wait to every optimiser step
-    assert waits == ["looked up", "fetched", *["fetched"] * steps, "fetched"]
+    assert waits == ["looked up", "fetched", *["fetched"] * steps, "fetched", "fetched"]
 
 
 def test_on_a_gpu_a_head_without_a_choice_is_found_by_the_update() -> None:

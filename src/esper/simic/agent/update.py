@@ -14,7 +14,6 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from esper.archive.tensors import not_finite
 from esper.leyline import ActionSpace, EsperError, constants
 from esper.leyline.results import HeadGradientNorms, HeadUpdateMetrics, PerHead, PPOUpdateMetrics
 from esper.simic.agent.advantages import credited
@@ -280,9 +279,12 @@ class Update:
         moments = (each for state in self.optimizer.state.values() for each in state.values())
         found |= {f"moment {place}": each for place, each in enumerate(moments)}
         if len(batch.valid):
-            few = self.evaluate(batch.rows(torch.arange(min(PROBED, len(batch.valid)))))
+            probed = torch.arange(min(PROBED, len(batch.valid)), device=self.device)
+            few = self.evaluate(batch.rows(probed))
             found |= {"log-probs": few.log_probs, "values": few.values}
-        wrong = not_finite(found)
+        floating = {name: each for name, each in found.items() if each.is_floating_point()}
+        flags = fetched(torch.stack([~each.isfinite().all() for each in floating.values()]))
+        wrong = [name for name, flag in zip(floating, flags, strict=True) if flag]
         if self.processes.largest(len(wrong), self.device):
             field = ", ".join(wrong[:3]) or "something in another process"
             fix = "go on from the agent before this update, with a smaller learning rate"
