@@ -19,6 +19,7 @@ from growing_tasks import OWN_RATES, Candidate, Group, Task, tasks_for
 from numpy.typing import ArrayLike, NDArray
 
 from esper.garden.statistics import Estimate
+from esper.show.audit_facts import Verdict
 
 Array = NDArray[np.float64]
 
@@ -225,6 +226,13 @@ class TaskResults:
         ceiling = self.difference("ceiling")
         return self.difference("default").value / ceiling.value if ceiling.low > 0 else None
 
+    @property
+    def missed(self) -> list[bool]:
+        """Of every audited seed: did the audit say that something is missing?"""
+        audits = self.study.all_found(self.study.audits(self.task.name)) or []
+        known = [audit["verdicts"] for audit in audits if "verdicts" in audit]
+        return [str(Verdict.MISSING) in verdicts for verdicts in known]
+
     def ranking(self, scores: ArrayLike) -> Ranking:
         """Of numbers [C] by what candidates gain on test data."""
         return Ranking.of(scores, self.tests.mean(1) - self.scores["never"].mean())
@@ -318,6 +326,12 @@ def figures(results: Sequence[TaskResults]) -> dict[str, float]:
     found["tasks_reported"] = len(reported)
     found["harm_rate"] = float(np.mean([harmed for each in reported for harmed in each.harmed]))
     found["cost_factor"] = float(np.mean([each.cost_factor for each in reported]))
+    # Was the audit right where it said that something is missing, and where nothing is?
+    for name, said in (("missing", True), ("nothing_to_gain", False)):
+        told = [each.share is not None for each in reported for it in each.missed if it is said]
+        found[f"audits_{name}"] = len(told)
+        if told:
+            found[f"audits_{name}_right"] = float(np.mean(np.asarray(told) == said))
     for rival in RIVALS:
         if (lead := vs(reported, rival)) is not None:
             _add(found, f"vs_{rival}", lead)

@@ -13,6 +13,7 @@ import multiprocessing
 import platform
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from functools import cache, cached_property, lru_cache
@@ -351,12 +352,24 @@ class JobRun:
         if job.kind == "candidate":
             return self._candidate()
         if job.kind == "audit":  # at the rates that a whole training has in its first epochs
-            return self._grown(self.shared_rate, controller=AUDIT, epochs=AUDIT_EPOCHS)[1]
+            _, outcome = self._grown(self.shared_rate, controller=AUDIT, epochs=AUDIT_EPOCHS)
+            return outcome | {"verdicts": self._verdicts()}
         return self._grown(self.shared_rate, controller=self.study.controller(job))[1]
 
     def _grown(self, rate: float, **choices: Any) -> tuple[GrownRun | None, Outcome]:
         model = newborn(self.task, self.job.seed)
         return train(self.task, self.data, model, self.job.seed, rate, budget=BUDGET, **choices)
+
+    def _verdicts(self) -> dict[str, int]:
+        """What `esper.audit` says of how many seeds."""
+        task, data = self.task, self.data
+        settings = {"loss": task.loss, "lr": self.shared_rate, "batch_size": task.batch_size}
+        model = newborn(task, self.job.seed)
+        found = esper.audit(
+            model, data["train"], data["validation"], budget=BUDGET, seed=self.job.seed,
+            quiet=True, **settings,
+        )  # fmt: skip
+        return dict(Counter(str(each.verdict) for each in found.candidates))
 
     def _candidate(self) -> Outcome:
         chosen = self.study.candidates(self.job.task)[self.job.detail]

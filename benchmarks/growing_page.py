@@ -241,7 +241,23 @@ def rankings(results: Sequence[TaskResults]) -> str:
         found = each.rankings()
         cells = [_ranked(found[kind]) if kind in found else "" for kind in kinds]
         rows.append([f"`{each.task.name}`", *cells])
-    return f"## What is known early\n\n{RANKED}\n\n" + _table(("task", *kinds), rows)
+    table = _table(("task", *kinds), rows)
+    return f"## What is known early\n\n{RANKED}\n\n{table}{_audits(figures(results))}"
+
+
+def _audits(found: Mapping[str, float]) -> str:
+    """How often `esper.audit` was right before anything grew."""
+    words = {"missing": "something is missing", "nothing_to_gain": "nothing is to gain"}
+    told = [
+        f"that {what} in {found[f'audits_{name}']:.0f} of its audits, and was right in "
+        f"{found[f'audits_{name}_right']:.0%} of them"
+        for name, what in words.items()
+        if f"audits_{name}_right" in found
+    ]
+    if not told:
+        return ""
+    right = "right: one seed at the best of all places clearly gains something, or does not"
+    return f"\n`esper.audit` said {'; '.join(told)} ({right}).\n"
 
 
 def _ranked(rankings: Sequence[Ranking]) -> str:

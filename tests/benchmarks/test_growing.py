@@ -297,7 +297,8 @@ def write_study(jobs: ModuleType, tasks: ModuleType, folder: Path, name: str) ->
             more = {"scratch": scratch, "shadow_flops": [10.0, 0.0]}
             return 58.0, 0 if job.seed == 0 else 50, more  # harm on the first seed
         if job.kind == "audit":
-            return 50.0, 50, {"shadows": [[], *[heard] * 5, []]}
+            verdicts = {"nothing to gain": 7} | ({"missing here": 1} if job.seed == 0 else {})
+            return 50.0, 50, {"shadows": [[], *[heard] * 5, []], "verdicts": verdicts}
         return {"wider": 55.0, "race": 51.0, "tune": 10.0 + job.detail}.get(job.kind, 50.0), 50, {}
 
     for _ in range(3):  # every time with what waits for the last one
@@ -318,6 +319,9 @@ def test_figures_of_known_results(
     count = len(results[0].candidates)
     wanted = {
         "share_of_best_place": 0.8,
+        "audits_missing_right": 1.0,
+        "audits_nothing_to_gain": 1,
+        "audits_nothing_to_gain_right": 0.0,
         "harm_rate": 0.2,
         "cost_factor": 1.5,
         "default_minus_never_digits_mlp": 8.0,
