@@ -7,7 +7,7 @@ import pytest
 from tests.simic.training.tiny import BATCHES
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _short_epochs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("esper.garden.episodes.GARDEN_BATCHES", BATCHES)
