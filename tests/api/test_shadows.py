@@ -107,6 +107,18 @@ def test_shadows_learn_from_their_share_of_the_batches(share: float, learned: in
     assert host.shadows.learned == learned
 
 
+def test_what_is_less_than_a_batch_is_owed_to_them_in_the_next_epoch() -> None:
+    host, optimizer, key = shadowed(0.1)
+    where = torch.zeros(1, *torch.tensor(host.catalogue.costs).shape, dtype=torch.bool)
+    where[(0, *key)] = True
+    learned = []
+    for _ in range(3):
+        epoch(host, optimizer)
+        learned.append(host.shadows.learned)
+        host.shadows.adopt(host, AuditionPlan(where, torch.tensor([0.1])), batches=8)
+    assert learned == [0, 1, 1]  # 0.8, 1.6 and 2.4 batches
+
+
 @pytest.mark.parametrize(
     ("share", "norm", "shares"),
     [(0.25, False, [0.25] * 16), (0.0625, False, [0.125] * 8), (0.5, True, []), (1.0, False, [])],
