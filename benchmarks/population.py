@@ -1,9 +1,9 @@
-"""Host-steps per second: a fused population against the reference trainer, host by host.
+"""Host-steps per second: a population against the reference trainer, host by host.
 
     python benchmarks/population.py                # CPU, one thread
-    python benchmarks/population.py --device cuda  # one GPU
+    python benchmarks/population.py --device cuda  # one GPU: fused, and on chip
 
-Both sides do the same work in the same run: the same hosts with the same seeds, batches, losses and
+All sides do the same work in the same run: the same hosts with the same seeds, batches, losses and
 optimiser steps. `one by one` trains hosts taken out of the population with plain PyTorch, one after
 the other. Ratios are what counts; absolute times depend on the machine and its neighbours.
 """
@@ -11,7 +11,7 @@ the other. Ratios are what counts; absolute times depend on the machine and its 
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -44,11 +44,13 @@ class Case:
     cuda: tuple[int, ...]
     compute_dtype: torch.dtype | None = None  # on CUDA
     compiler: str | None = None  # on CUDA
+    chip: tuple[int, ...] = field(default=(), kw_only=True)  # sizes on chip, on CUDA
 
 
+SMALL = (16, 132, 1024, 4096, 16384)
 CASES = {
-    "mlp": Case("mlp", MlpHost, (40,), 50, (8, 64, 256), (8, 64, 256, 1024)),
-    "conv1d": Case("conv1d", Conv1dHost, (40,), 50, (8, 64, 256), (8, 64, 256, 1024)),
+    "mlp": Case("mlp", MlpHost, (40,), 50, (8, 64, 256), (8, 64, 256, 1024), chip=SMALL),
+    "conv1d": Case("conv1d", Conv1dHost, (40,), 50, (8, 64, 256), (8, 64, 256, 1024), chip=SMALL),
     "conv2d": Case(
         "conv2d",
         Conv2dHost,
@@ -61,19 +63,22 @@ CASES = {
     ),
 }
 FILLINGS = (0, 70)  # percent of slots with a seed
+EPISODES_OF = 4096  # environments, on CUDA
 HEADER = (
     "host",
     "N",
     "slots filled",
     "one by one, host-steps/s",
-    "fused, host-steps/s",
+    "together, host-steps/s",
     "ratio",
     "of the floor",
     "MB per host",
 )
 
 
-def make_population(case: Case, count: int, device: str, batches: int) -> Population:
+def make_population(
+    case: Case, count: int, device: str, batches: int, backend: str = "fused"
+) -> Population:
     draw = torch.Generator().manual_seed(0)
 
     def split(samples: int) -> Split:
@@ -87,6 +92,7 @@ def make_population(case: Case, count: int, device: str, batches: int) -> Popula
     feed = Feed([data], [0] * count, batch=case.batch, batches=batches, device=device)
     config = PopulationConfig(
         rules=GateRules.unmeasured(),
+        backend=backend,
         compute_dtype=case.compute_dtype if device == "cuda" else None,
         compiler=case.compiler if device == "cuda" else None,
     )
@@ -143,7 +149,7 @@ def one_by_one(population: Population, hosts: int, device: str, repeats: int) ->
     return (finish(device) - start) / (repeats * hosts)
 
 
-def fused(population: Population, device: str, repeats: int) -> float:
+def together(population: Population, device: str, repeats: int) -> float:
     """Seconds per host-step of the population."""
     population.train_epoch()
     times = []
@@ -154,9 +160,9 @@ def fused(population: Population, device: str, repeats: int) -> float:
     return sorted(times)[len(times) // 2] / (len(population) * population.feed.batches)
 
 
-def episodes_per_minute(case: Case, count: int, device: str) -> float:
-    """Whole episodes: training, validation, every seed's contribution, gates and time."""
-    population = make_population(case, count, device, batches=40)
+def episodes_per_minute(case: Case, count: int, device: str, backend: str = "fused") -> float:
+    """Whole episodes: training, validation, every seed's contribution, flow, gates and time."""
+    population = make_population(case, count, device, 40, backend)
     fill(population, 70)
     slots = len(population.specs)
     environment = torch.arange(count).repeat_interleave(slots)
@@ -167,6 +173,7 @@ def episodes_per_minute(case: Case, count: int, device: str) -> float:
         record = population.train_epoch()
         score = population.evaluate().accuracy
         without = population.counterfactual(environment, off).accuracy.view(count, slots)
+        population.flow()
         population.measure(contribution=score[:, None] - without, gradient=record.seed_gradient)
         population.pass_time()
         population.legal()
@@ -229,7 +236,7 @@ def measure(case: Case, count: int, percent: int, device: str) -> dict[str, floa
     slow = one_by_one(population, hosts, device, repeats=3)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    fast = fused(population, device, repeats=3)
+    fast = together(population, device, repeats=3)
     memory = torch.cuda.max_memory_allocated() if device == "cuda" else None
     least = floor(population, hosts, ceilings(device, population.config.compute_dtype))
     figures = {
@@ -241,6 +248,34 @@ def measure(case: Case, count: int, percent: int, device: str) -> dict[str, floa
     if memory is not None:
         figures["megabytes_per_host"] = memory / count / 2**20
     return figures
+
+
+def measure_chip(case: Case, count: int, percent: int) -> dict[str, float]:
+    """A whole epoch of 40 batches on chip, against one by one in the same run."""
+    population = make_population(case, count, "cuda", 40, "chip")
+    fill(population, percent)
+    slow = one_by_one(population, min(count, 8), "cuda", repeats=3)
+    fast = together(population, "cuda", repeats=3)
+    return {"chip_host_steps_per_second": 1 / fast, "chip_ratio": slow / fast}
+
+
+def chip_figures(case: Case, rows: list[list[str]]) -> dict[str, float]:
+    """Of every size, flat; their rows are added to those of the table."""
+    flat: dict[str, float] = {}
+    for count in case.chip:
+        for percent in FILLINGS:
+            figures = measure_chip(case, count, percent)
+            key = f"{case.name}_n{count}_filled{percent}"
+            flat |= {f"{key}_{label}": value for label, value in figures.items()}
+            rate, ratio = figures.values()
+            shown = (f"{rate / ratio:,.0f}", f"{rate:,.0f}", f"{ratio:,.0f}", "", "")
+            rows.append([f"{case.name}, chip", str(count), f"{percent} %", *shown])
+            print(key, {k: round(v, 3) for k, v in figures.items()}, flush=True)
+    for backend, label in (("chip", "episodes"), ("fused", "fused_episodes")) if case.chip else ():
+        key = f"{case.name}_n{EPISODES_OF}_{label}_per_minute"
+        flat[key] = episodes_per_minute(case, EPISODES_OF, "cuda", backend)
+        print(key, round(flat[key]), flush=True)
+    return flat
 
 
 def main() -> None:
@@ -271,10 +306,12 @@ def main() -> None:
             label = f"{name}_n{max(sizes)}_episodes_per_minute"
             flat[label] = episodes_per_minute(case, max(sizes), options.device)
             print(label, round(flat[label]), flush=True)
+        if options.device == "cuda":
+            flat |= chip_figures(case, rows)
         small, large = (f"{name}_n{n}_filled70_host_steps_per_second" for n in (64, 1024))
         if small in flat and large in flat:
             flat[f"{name}_n1024_vs_n64_cost"] = flat[small] / flat[large]
-    table = Table(*HEADER, title=f"fused against one by one, {options.device}")
+    table = Table(*HEADER, title=f"a population against one by one, {options.device}")
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -55,6 +55,7 @@ BY_HEART = 0.15  # validation minus training loss above which samples are learne
 TRAINING_PASSES = 3  # forward passes that a training step costs
 
 # --- the body ------------------------------------------------------------------------------
+BACKENDS = ("auto", "fused", "chip")  # that compute a population
 DEFAULT_SLOT_COUNT = 3
 DEFAULT_BLEND_TEMPO = 3  # epochs for alpha to go 0 -> 1
 DEFAULT_PRUNE_TEMPO = 2  # epochs for alpha to go 1 -> 0

@@ -157,6 +157,10 @@ class Feed:
         """Training inputs and labels as they are, for sample numbers of any shape."""
         return self._data["train"].take(index)
 
+    def stored(self, split: str) -> tuple[Split, Tensor]:
+        """Every sample of a split as it is kept, and where those of each environment begin, [N]."""
+        return self._data[split], self._first[split]
+
     def first_samples(self, split: str, count: int) -> Tensor:
         """Inputs [N, count, ...]: the first of every environment, or as many as there are."""
         count = min(count, int(self._samples[split].min()))

@@ -22,6 +22,7 @@ from esper.leyline.errors import AgreementError, GateRefusedError, UnknownNameEr
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.streams import derive_seed
+from esper.tolaria.chip.launch import Chip, Homes, choose_chip
 from esper.tolaria.cuda_graphs import GraphRunner
 from esper.tolaria.engine import Engine, TrainingStep, as_inputs, cast_weights, losses_of
 from esper.tolaria.feed import SPLITS, Feed
@@ -86,7 +87,10 @@ class Population:
         self._newborn(HOST, everyone, fold(self.seeds, "host"))
         self.live: Tensor | None = None  # [N, P] bool; see `silence_rows`
         self._step: TrainingStep | None = None  # of the present structure
-        graphs = self.config.graphs and self.device.type == "cuda"
+        widths = {key: template.width for key, template in self.engine.templates.items()}
+        chip = partial(Chip, host, self.catalogue, widths, feed, self.config)
+        self._chip = choose_chip(chip, feed, self.config)
+        graphs = self.config.graphs and self.device.type == "cuda" and self._chip is None
         self._graphs = GraphRunner(feed, self.pools, self._make_step) if graphs else None
 
     def __len__(self) -> int:
@@ -382,6 +386,15 @@ class Population:
 
     # --- training and measuring ----------------------------------------------------------
 
+    @property
+    def backend(self) -> str:
+        """The one that computes: `fused` or `chip`."""
+        return "fused" if self._chip is None else "chip"
+
+    @property
+    def _homes(self) -> Homes:
+        return Homes(self.lifecycle, self.pool_rows, self.gate_rows, self.shadows.rows)
+
     def _plan(self, rows: PassRows) -> Plan:
         """On the CPU, where it is made."""
         return build_plan(self.lifecycle, rows, self.pool_rows, self.gate_rows)
@@ -414,9 +427,28 @@ class Population:
         """
         shadows = None if plan is None else self._audition(plan)
         before = (lambda number, index: None) if shadows is None else shadows.step
-        for pool in self.pools.values():
-            pool.squares.zero_()
+        torch._foreach_zero_([pool.squares for pool in self.pools.values()])
         order = self.feed.epoch(self.seeds, self.lifecycle.epoch)  # [T, N, B]
+        found: Sequence[Tensor] = ()
+        if self._chip is None:
+            loss, host, seeds = self._fused_epoch(order, before)
+        else:
+            taught = None if shadows is None else (shadows.where, shadows.batches.flatten())
+            fixed = (self._all_pools(), self._homes)
+            loss, host, seeds, *found = self._chip.epoch(*fixed, self.live, order, taught)
+            if shadows is not None:
+                found += self._chip.gains(*fixed, shadows.where)
+        seeds = torch.where(self.lifecycle.occupied, seeds.sqrt(), torch.nan)
+        record = EpochRecord(loss, host.sqrt(), seeds)
+        if shadows is None:
+            return record
+        shadows.finish(record.host_gradient, found)
+        return replace(record, shadowed=shadows.share)
+
+    def _fused_epoch(
+        self, order: Tensor, before: Callable[[int, Tensor], None]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Means over batches of losses [N], and of squared gradients of hosts [N], seeds [N, S]."""
         with ExitStack() as around:
             if self.config.deterministic:
                 # Everything but cuDNN's choice of kernels gives the same bits every time anyway.
@@ -430,7 +462,6 @@ class Population:
                 for number, index in enumerate(order):
                     before(number, index)
                     total += step.run(*self.feed.fetch(index))
-        loss = (total / self.feed.batches).cpu()
         seeds = torch.zeros(self.lifecycle.shape, dtype=torch.float64)
         host = torch.zeros(len(self), dtype=torch.float64)
         for key, pool in self.pools.items():
@@ -441,12 +472,7 @@ class Population:
                 host[owners] = norms
             else:
                 seeds[owners, key[1]] += norms  # a seed's body and its gate
-        seeds = torch.where(self.lifecycle.occupied, seeds.sqrt(), torch.nan)
-        record = EpochRecord(loss, host.sqrt(), seeds)
-        if shadows is None:
-            return record
-        shadows.finish(record.host_gradient)
-        return replace(record, shadowed=shadows.share)
+        return (total / self.feed.batches).cpu(), host, seeds
 
     def _audition(self, plan: AuditionPlan) -> ShadowEpoch:
         """Let the shadows of the plan live, and no others, to train an epoch."""
@@ -508,6 +534,9 @@ class Population:
     def _score(self, split: str, rows: PassRows) -> SplitScores:
         if split not in SPLITS:
             raise UnknownNameError.of("split", split, SPLITS)
+        if self._chip is not None:
+            means = self._chip.score(self.pools, self._homes, rows, split)
+            return SplitScores(means[:, 0], 100.0 * means[:, 1])
         plan = self._plan(rows).to(self.device)
         weights = cast_weights(self.pools, self.config.compute_dtype)
         count = len(rows.environment)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from esper.kasmina import GateRules, Isolation
 from esper.leyline import Blend, EsperError, Lifecycle, UnknownNameError
+from esper.leyline.constants import BACKENDS
+from esper.leyline.errors import require_known
 from esper.leyline.settings import NotNegative, Whole, require_settings
 from esper.leyline.shadows import ShadowReadings
 from esper.tolaria.optimisers import AdamW, RowOptimiser
@@ -33,6 +35,9 @@ class PopulationConfig:
     rules: GateRules = field(default_factory=GateRules)
     budget: Whole | None = None  # parameters
     blueprints: tuple[str, ...] | None = None
+    # "fused": large operations over all hosts; "chip": one block of threads a host; "auto": on CUDA
+    # the chip where it can be. Only rounding differs, so results do not depend on it.
+    backend: str = field(default="auto", repr=False)
     dtype: torch.dtype = torch.float32
     compute_dtype: torch.dtype | None = None  # bfloat16: weights are cast once per pass
     graphs: bool = True  # on CUDA: replay the step as one graph
@@ -43,6 +48,7 @@ class PopulationConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "isolation", Isolation.named(self.isolation))
         require_settings(self, "A population's")
+        require_known("backend of a population", self.backend, BACKENDS)
         if self.compile_mode is not None:
             if self.compiler != "inductor":
                 raise EsperError(

@@ -8,7 +8,7 @@ Shapes: `N` environments, `S` slots, `P` blueprints, `B` batch, `U` shadows of a
 hosts.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -261,26 +261,34 @@ class ShadowEpoch:
             self._now = chosen
         return chosen
 
-    def finish(self, host_gradient: Tensor) -> None:
-        """Measure all that have learned; `host_gradient` [N] as `EpochRecord` has it."""
+    def finish(self, host_gradient: Tensor, found: Sequence[Tensor] = ()) -> None:
+        """Measure all that have learned; `host_gradient` [N] as `EpochRecord` has it.
+
+        `found`, if it was computed elsewhere, by places [U]: sums over their batches of squared
+        gradients and of gains; gain and error on validation data.
+        """
         if not bool(self.where.any()):
             return
-        everyone = self._pass(self.where)  # their rows are in hand, as in their pools
-        everyone.put_back()
+        places: tuple[Tensor, ...] = self.where.nonzero().unbind(1)
+        if not found:
+            everyone = self._pass(self.where)  # their rows are in hand, as in their pools
+            everyone.put_back()
+            held, places = everyone.held.values(), everyone.places
+            squares = torch.cat([own["squares"].double().sum(dim=1) for own in held])
+            found = (squares, self._gains[places], *everyone.gains(self.feed))
 
         def spread(values: Tensor) -> Tensor:
             wide = torch.full(self.where.shape, torch.nan, dtype=torch.float64)
-            wide[everyone.places] = values.cpu()
+            wide[places] = values.cpu()
             return wide
 
-        gain, error = everyone.gains(self.feed)
-        squares = torch.cat([own["squares"].double().sum(dim=1) for own in everyone.held.values()])
+        squares, train_gain, gain, error = map(spread, found)
         readings = self.shadows.readings
         self.shadows.readings = readings.updated(
             self.where,
             readings.epochs + self.share,
-            gain=spread(gain),
-            error=spread(error),
-            train_gain=self._gains.cpu() / self.batches,
-            gradient=(spread(squares) / self.batches).sqrt() / host_gradient[:, None, None],
+            gain=gain,
+            error=error,
+            train_gain=train_gain / self.batches,
+            gradient=(squares / self.batches).sqrt() / host_gradient[:, None, None],
         )

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
@@ -15,6 +16,7 @@ import torch
 from esper.archive import Archive, read_archive
 from esper.garden import episodes as episodes_module
 from esper.leyline.constants import SCORED_EPOCHS
+from esper.leyline.errors import EsperError
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import LIVING_STAGES
 from esper.nissa import Event, RunReader, RunStore
@@ -29,6 +31,7 @@ from esper.simic.training import (
     train_run,
 )
 from esper.simic.training.selection import Judge
+from esper.tolaria import Population
 from esper.tolaria.plan import HOST
 from tests.simic.training.tiny import (
     ENVS,
@@ -436,15 +439,38 @@ def test_a_run_whose_facts_are_damaged_is_refused_by_name(tmp_path: Path) -> Non
         train_run(run)
 
 
+def test_a_run_that_goes_on_with_another_backend_says_that_rounding_differs(
+    whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole.path, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    assert run.read_checkpoint(ROUNDS).notes["backend"] == "fused"
+    monkeypatch.setattr(Population, "backend", "chip")
+    trainer = Trainer(run)
+    trainer.begin()
+    trainer.close()
+    with RunReader(run.path) as reader:
+        (note,) = reader.each("notes")
+    assert note["text"] == "Hosts were computed fused, and are chip now; rounding differs."
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_determinism_reaches_every_population(tmp_path: Path, deterministic: bool) -> None:
-    run = tiny_run(tmp_path / "run", deterministic=deterministic)
+def test_determinism_and_backend_reach_every_population(
+    tmp_path: Path, deterministic: bool
+) -> None:
+    backend = "fused" if deterministic else "auto"
+    run = tiny_run(tmp_path / "run", deterministic=deterministic, backend=backend)
     assert run.config.deterministic is deterministic, "it is kept with the run"
     trainer = Trainer(run)
-    assert trainer.garden.population.config.deterministic is deterministic
-    for config in (trainer.controls.config, trainer.judge.controls.config):
+    for config in (
+        trainer.garden.population.config,
+        trainer.controls.config,
+        trainer.judge.controls.config,
+    ):
         assert config is not None
-        assert config.deterministic is deterministic
+        assert (config.deterministic, config.backend) == (deterministic, backend)
+    with pytest.raises(EsperError, match="did you mean 'fused'"):
+        tiny_run(tmp_path / "other", backend="fusd")
 
 
 def test_a_setting_that_an_older_checkpoint_lacks_had_its_default(

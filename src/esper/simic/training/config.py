@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from esper.archive.files import as_toml, read_toml
 from esper.garden.reward_settings import RewardConfig
-from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM
+from esper.leyline.constants import BACKENDS, DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.errors import DataError, EsperError, require_known
 from esper.leyline.settings import (
     Count,
@@ -65,6 +65,8 @@ class TrainConfig:
     """cpu or cuda"""
     deterministic: bool = False
     """on cuda, the same run twice is the same to the bit, but slower; on a cpu it always is"""
+    backend: str = "auto"
+    """how hosts are computed: fused, chip (small hosts on cuda), or auto, the faster one"""
     processes: Count = 1
     """processes that learn together, one for each core; only on the CPU"""
     lstm: Count = DEFAULT_LSTM_HIDDEN_DIM
@@ -100,6 +102,7 @@ class TrainConfig:
                 valid=f"a multiple of {self.processes}",
             )
         require_known("device", self.device, DEVICES)
+        require_known("backend of a population", self.backend, BACKENDS)
         if self.processes > 1 and self.device != "cpu":
             raise EsperError(
                 "Several processes are for several cores",

@@ -97,7 +97,7 @@ class Trainer:
         own = config.envs // processes.size
         self.first_env = processes.rank * own
         self._part = f"{AGENT}-{processes.rank}"  # of a checkpoint
-        population = PopulationConfig(deterministic=config.deterministic)
+        population = PopulationConfig(deterministic=config.deterministic, backend=config.backend)
         self.controls = Controls(horizon=config.horizon, device=config.device, config=population)
         self.draw = Draw(
             contexts=suite.training,
@@ -138,6 +138,7 @@ class Trainer:
         self.round = 0  # rounds that are over
         self.judged: list[list[Any]] = []  # controller, round, score, interval, episodes
         self.undone = False  # was the last round?
+        self._computed: str | None = None  # the backend of the checkpoint that it goes on from
         self.hub = Hub()
 
     # --- beginning and going on ----------------------------------------------------------
@@ -199,11 +200,16 @@ class Trainer:
         if (whole or 0) < self.round:
             gap = f"Telemetry of rounds {(whole or 0) + 1} to {self.round} is not whole."
             self.hub.emit(Noted(round=self.round, text=gap))
+        now = self.garden.population.backend
+        if self._computed not in (None, now):
+            told = f"Hosts were computed {self._computed}, and are {now} now; rounding differs."
+            self.hub.emit(Noted(round=self.round, text=told))
 
     def _restore(self, round_: int, state: Archive) -> Tensor:
         """Take everything over from a checkpoint; returns each row's episode, [N]."""
         place = self.run.checkpoint(round_)
         self.run.require_settings(state)
+        self._computed = state.notes.get("backend", "fused")
         self.agent = PPOAgent.load(
             place / self._part,
             device=self.agent.device,
@@ -393,6 +399,7 @@ class Trainer:
             anomalies = self.detector.state_dict()
             notes: dict[str, Any] = {"settings": asdict(self.config), "anomalies": anomalies}
             notes |= {"judged": self.judged, "undone": self.undone}
+            notes["backend"] = self.garden.population.backend
             self.run.finish_checkpoint(self.round, tensors, notes)
         self._meet()
 

@@ -46,7 +46,8 @@ CONFIG, FACTS, BEST, CHECKPOINTS = RunKind.TRAINING, "run.json", "best", "checkp
 STATE = "state"
 KIND, VERSION = "checkpoint", 2
 KEPT = 3  # checkpoints, beside the best agent
-CHANGEABLE = ("rounds", "checkpoint_every", "watched", "sinks")  # settings, while a run goes on
+# Settings that may change while a run goes on; of another backend only the rounding differs.
+CHANGEABLE = ("rounds", "checkpoint_every", "watched", "sinks", "backend")
 
 Kept = tuple[int, Archive]  # a round and its state
 _ROUND = re.compile(r"round-(\d{6,})")

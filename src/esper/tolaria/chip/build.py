@@ -1,0 +1,149 @@
+"""Compiled programs: device source made into something that can be launched, kept by its hash.
+
+On a GPU NVRTC makes it, which comes with torch. On a CPU the system's C++ compiler makes a library
+of it, in which a block of threads is a loop.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from esper.leyline import EsperError
+from esper.tolaria.chip.source import BLOCKS, SHARED_BYTES, THREADS, whole_text
+
+REALS = {torch.float32: "float", torch.float64: "double"}
+COMPILERS = ("c++", "g++", "clang++")
+ENTRY = "train_rows"
+Launch = Callable[[Tensor, int, int], None]  # of the arguments' table, rows, and bytes of a block
+
+
+def find_compiler() -> str | None:
+    """The path of the first C++ compiler there is."""
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+
+
+def _kept(ending: str, *parts: str) -> Path:
+    """Where what is made of these is kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    name = hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
+    return Path(base) / "esper" / "chip" / f"{name}.{ending}"
+
+
+@contextmanager
+def _being_made(target: Path) -> Iterator[Path]:
+    """A place to make it, from which it moves at once: no other process finds half of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        yield Path(folder) / target.name
+        (Path(folder) / target.name).replace(target)
+
+
+def _definitions(dtype: torch.dtype) -> list[str]:
+    return [f"-DREAL={REALS[dtype]}", f"-DTHREADS={THREADS}", f"-DBLOCKS={BLOCKS}", "-std=c++17"]
+
+
+def launcher(text: str, dtype: torch.dtype, device: torch.device) -> Launch:
+    """The program for a device."""
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        return _device_launcher(text, dtype, capability, shared_bytes(device))
+    library = build_library(text, dtype)
+    return lambda table, rows, room: library.train_rows(ctypes.c_void_p(table.data_ptr()))
+
+
+def shared_bytes(device: torch.device) -> int:
+    """That one block may have there; in C++ as many as on the largest GPU that is known."""
+    if device.type != "cuda":
+        return SHARED_BYTES
+    found = torch.cuda.get_device_properties(device)
+    return int(getattr(found, "shared_memory_per_block_optin", SHARED_BYTES))
+
+
+@lru_cache(maxsize=32)
+def _device_launcher(
+    text: str, dtype: torch.dtype, capability: tuple[int, int], room: int
+) -> Launch:
+    from torch.cuda._utils import _cuda_load_module
+
+    flags = [f"-arch=sm_{capability[0]}{capability[1]}", *_definitions(dtype)]
+    text = whole_text(text)
+    target = _kept("cubin", text, *flags, str(torch.version.cuda))
+    if not target.exists():
+        with _being_made(target) as made:
+            made.write_bytes(_compile_for_device(text, flags))
+    kernels = _cuda_load_module(target.read_bytes(), [ENTRY])
+    assert isinstance(kernels, dict)
+    kernel = kernels[ENTRY]
+    kernel.set_shared_memory_config(room)
+
+    def launch(table: Tensor, rows: int, needed: int) -> None:
+        kernel(grid=(rows, 1, 1), block=(THREADS, 1, 1), args=[table], shared_mem=needed)
+
+    return launch
+
+
+def _compile_for_device(text: str, flags: list[str]) -> bytes:
+    """The machine code that NVRTC makes of it."""
+    from torch.cuda._utils import _get_gpu_rtc_library
+
+    nvrtc, program, size = _get_gpu_rtc_library(), ctypes.c_void_p(), ctypes.c_size_t()
+    options = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
+
+    def take(kind: str) -> bytes:
+        getattr(nvrtc, f"nvrtcGet{kind}Size")(program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        getattr(nvrtc, f"nvrtcGet{kind}")(program, buffer)
+        return buffer.raw
+
+    made = ctypes.byref(program)
+    failed = nvrtc.nvrtcCreateProgram(made, text.encode(), b"chip.cu", 0, None, None)
+    failed = failed or nvrtc.nvrtcCompileProgram(program, len(flags), options)
+    try:
+        if failed:
+            raise _not_compiled("NVRTC " + " ".join(flags), take("ProgramLog").decode())
+        return take("CUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _not_compiled(command: str, said: str) -> EsperError:
+    return EsperError(
+        "The chip backend's source was not compiled",
+        given=command,
+        fix=f"see what the compiler said: {said[:600]}",
+    )
+
+
+@lru_cache(maxsize=32)
+def build_library(text: str, dtype: torch.dtype) -> ctypes.CDLL:
+    """The program for the CPU, compiled unless it has been before."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise EsperError(
+            "There is no C++ compiler to build the chip backend for the CPU with",
+            given="none of " + ", ".join(COMPILERS),
+            fix='install one, or choose backend="fused"',
+        )
+    command = [compiler, *_definitions(dtype), "-O1", "-shared", "-fPIC", "-w"]
+    text = whole_text(text)
+    target = _kept("so", text, *command, sys.platform)
+    if not target.exists():
+        with _being_made(target) as made:
+            source = made.with_suffix(".cpp")
+            source.write_text(text)
+            command += [str(source), "-o", str(made)]
+            run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+            if run.returncode:
+                raise _not_compiled(" ".join(command), run.stderr)
+    return ctypes.CDLL(str(target))

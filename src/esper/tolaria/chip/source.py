@@ -1,0 +1,221 @@
+"""The device source of one host shape: its segments and every seed that fits its slots.
+
+The text names sizes and places as constants and calls the layers of `layers.cuh`. Nothing in it
+depends on which seeds are planted: that is what descriptors say, when it runs.
+
+Shapes are of one sample: `C` channels, `L` positions.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+
+from esper.kasmina.blueprints import find_blueprint
+from esper.kasmina.hosts import SegmentedHost
+from esper.leyline import BlueprintCatalogue, EsperError
+from esper.tolaria.chip.tape import INPUT, Buffer, Op, Places, Tape, lay_out, record
+
+THREADS = 512
+BLOCKS = 1  # of that many threads that share a multiprocessor, for which registers suffice
+SCRATCH = 512  # numbers: sums of warps, and the optimiser's corrections of each module
+SHARED_BYTES = 227 * 1024  # that one block may have on the largest GPUs
+INCLUDES = ("shim.cuh", "layers.cuh", "attention.cuh", "row.cuh")
+_SIGNATURES = {  # a seed's y is where all its values are, and so its gy
+    "forward": "Cells theta, Cells x, Cells y",
+    "backward": "Cells theta, Cells grads, Cells x, Cells y, Cells gy, Cells gx, Cells scratch",
+}
+_WITH_SCRATCH = ("scalar",)  # layers whose threads all add to one sum
+
+
+@dataclass(frozen=True)
+class ChipProgram:
+    """A host shape and its catalogue as source, and what it takes of a block's memory."""
+
+    text: str
+    which: Mapping[tuple[int, int], int]  # (slot, blueprint) -> number of its program
+    rooms: Sequence[int]  # numbers that each program's seed takes
+    gate_rooms: Sequence[int]  # numbers that a seed with a gate takes, by slot
+    per_sample: int  # numbers of a sample: values, gradients, a seed's own, label and scores
+    chunk: int
+
+    def numbers(self, arena: int) -> int:
+        """That a block holds, for rows whose parameters take `arena` numbers."""
+        return 2 * arena + SCRATCH + self.chunk * self.per_sample
+
+
+def write_program(
+    host: SegmentedHost, catalogue: BlueprintCatalogue, input_size: int, chunk: int
+) -> ChipProgram:
+    """The source for a host, with every seed of the catalogue that fits one of its slots."""
+    specs = host.slot_specs()
+    writer = ProgramWriter()
+    shapes = [(spec.channels, *(size or 0 for size in spec.extent)) for spec in specs]
+    given: tuple[int, ...] = (input_size,)
+    offset = 0
+    for number, segment in enumerate(host.segments):
+        tape = record(segment, given, overwritten=False)
+        if len(tape.sizes) != 2:
+            raise EsperError(
+                "A host's segment keeps more than its output, which is not done on chip",
+                given=f"segment {number} of {type(host).__name__}",
+                fix='choose backend="fused"',
+            )
+        writer.segment(tape, offset)
+        offset += tape.width
+        given = shapes[number] if number < len(shapes) else (tape.sizes[tape.output],)
+    seeds: dict[tuple[int, int], int] = {}
+    for slot, spec in enumerate(specs):
+        for index, name in enumerate(catalogue.names):
+            if catalogue.costs[slot][index] >= 0:
+                tape = record(find_blueprint(name, spec.family).build(spec), shapes[slot])
+                seeds[slot, index] = writer.seed(slot, tape)
+    text, per_sample, gate_rooms = writer.finished(shapes, input_size, given[0], chunk)
+    rooms = [places.size for _, places in writer.seeds]
+    return ChipProgram(text, seeds, rooms, gate_rooms, 4 + per_sample, chunk)
+
+
+def whole_text(text: str) -> str:
+    """Source with the device library that it includes in its place, each file once."""
+    for name in reversed(INCLUDES):
+        line, library = f'#include "{name}"', (files(__package__) / name).read_text()
+        text = text.replace(line, library.replace("#pragma once\n", ""), 1).replace(line, "")
+    return text
+
+
+def require_fitting(program: ChipProgram, arena: int, bytes_each: int, most: int) -> int:
+    """The bytes that a block needs; refused where there are not so many."""
+    needed = program.numbers(arena) * bytes_each
+    if needed > most:
+        raise EsperError(
+            "A host does not fit on chip",
+            given=f"{needed} bytes: {arena} parameters twice, {program.chunk} samples at once with "
+            f"{program.per_sample} numbers each",
+            valid=f"at most {most} bytes",
+            fix='choose backend="fused", a smaller host or fewer shadows',
+        )
+    return needed
+
+
+@dataclass
+class ProgramWriter:
+    """Collects the functions of segments and seeds, and writes the program that has them all."""
+
+    functions: list[str] = field(default_factory=list)
+    segments: int = 0
+    seeds: list[tuple[Tape, Places]] = field(default_factory=list)
+    rooms: dict[int, int] = field(default_factory=dict)  # slot -> numbers of its largest seed
+
+    def segment(self, tape: Tape, offset: int) -> None:
+        """The next segment of the host, whose parameters start at `offset`."""
+        names = {("value", tape.output): "y", ("gradient", tape.output): "gy"}
+        self._add(f"segment_{self.segments}", tape, names.__getitem__, offset, {tape.output})
+        self.segments += 1
+
+    def seed(self, slot: int, tape: Tape) -> int:
+        """The number of a seed, the same where another does the same; it adds to the gradient of
+        its input."""
+        places, number = lay_out(tape), len(self.seeds)
+        self.rooms[slot] = max(self.rooms.get(slot, 0), places.size)
+        for other, (known, _) in enumerate(self.seeds):
+            if known == tape:
+                return other
+
+        def name(buffer: Buffer) -> str:
+            return f"y + CHUNK * {places[buffer]}"
+
+        self._add(f"seed_{number}", tape, name, 0, {tape.output, INPUT})
+        self.seeds.append((tape, places))
+        return number
+
+    def _add(
+        self, title: str, tape: Tape, name: Callable[[Buffer], str], offset: int, begun: set[int]
+    ) -> None:
+        """Both functions of a tape. `begun`: values whose gradients hold something already."""
+        outside = {("value", INPUT): "x", ("gradient", INPUT): "gx"}
+
+        def everywhere(buffer: Buffer) -> str:
+            return outside.get(buffer) or name(buffer)
+
+        ways = {"forward": [_forward(op, everywhere, offset) for op in tape.ops], "backward": []}
+        for op in reversed(tape.ops):
+            ways["backward"].append(_backward(op, everywhere, offset, begun))
+            begun = begun | set(op.inputs)
+        for way, lines in ways.items():
+            self.functions.append(f"APART void {title}_{way}({_SIGNATURES[way]}) " + _body(lines))
+
+    def finished(
+        self, shapes: Sequence[tuple[int, ...]], input_size: int, classes: int, chunk: int
+    ) -> tuple[str, int, list[int]]:
+        """The whole text, the numbers that a sample takes, and those of a slot with a gate."""
+        slots = len(shapes)
+        sizes = [*(math.prod(shape) for shape in shapes), classes]
+        values = [input_size + sum(sizes[:k]) for k in range(slots + 1)]
+        # The gradient of one value is computed from the next one's: two places take turns.
+        first, second = (max(sizes[turn::2], default=0) for turn in (0, 1))
+        start = input_size + sum(sizes)
+        gradients = [start + (first if k % 2 else 0) for k in range(slots + 1)]
+        work = start + first + second
+        lengths = [(*shape, 1)[1] for shape in shapes]
+        gates = [self.rooms.get(k, 0) for k in range(slots)]
+        room = [gates[k] + 2 * lengths[k] + sizes[k] for k in range(slots)]
+        per_sample = work + max(room, default=0)
+        names = ("SLOTS", "CHUNK", "SCRATCH", "CLASSES", "INPUT_SIZE", "PER_SAMPLE", "WORK_AT")
+        numbers = (slots, chunk, SCRATCH, classes, input_size, per_sample, work)
+        ends = [(tape.sizes, places, tape.output) for tape, places in self.seeds]
+        tables = {
+            "value_at": values,
+            "gradient_at": gradients,
+            "slot_channels": [shape[0] for shape in shapes],
+            "slot_length": lengths,
+            "gate_at": gates,
+            "seed_size": [sizes[output] for sizes, _, output in ends],
+            "seed_output": [places["value", output] for _, places, output in ends],
+            "seed_output_gradient": [places["gradient", output] for _, places, output in ends],
+        }
+        parts = [
+            *(f"#define {name} {number}" for name, number in zip(names, numbers, strict=True)),
+            '#include "attention.cuh"',
+            *(f"TABLE({', '.join([name, *map(str, tables[name]), '0'])})" for name in tables),
+            *self.functions,
+            *(_dispatch("segment", way, self.segments) for way in _SIGNATURES),
+            *(_dispatch("seed", way, len(self.seeds)) for way in _SIGNATURES),
+            '#include "row.cuh"',
+        ]
+        return "\n\n".join(parts) + "\n", per_sample, room
+
+
+def _body(lines: Sequence[str]) -> str:
+    return "{\n" + "".join(f"  {line}\n" for line in lines) + "}"
+
+
+def _dispatch(kind: str, way: str, count: int) -> str:
+    signature = _SIGNATURES[way]
+    names = ", ".join(part.split()[-1] for part in signature.split(","))
+    cases = [f"case {index}: return {kind}_{index}_{way}({names});" for index in range(count)]
+    body = _body(["switch (which) {", *cases, "}"])
+    return f"APART void {kind}_{way}(int which, {signature}) {body}"
+
+
+def _place(base: str, place: int | None, offset: int) -> str:
+    return "NOWHERE" if place is None else f"{base} + {place + offset}"
+
+
+def _forward(op: Op, name: Callable[[Buffer], str], offset: int) -> str:
+    values = [*op.inputs, op.output, *([] if op.saved is None else [op.saved])]
+    pointers = [_place("theta", place, offset) for place in op.params]
+    pointers += [name(("value", value)) for value in values]
+    return f"{op.kind}_forward<{op.sizes}>({', '.join([*op.constants, *pointers])});"
+
+
+def _backward(op: Op, name: Callable[[Buffer], str], offset: int, begun: set[int]) -> str:
+    pointers = [_place("theta", place, offset) for place in op.params[:1]]
+    grads = [_place("grads", place, offset) for place in op.params]
+    pointers += [place if place == "NOWHERE" else f"grads ? {place} : NOWHERE" for place in grads]
+    pointers += [name(("value", v)) for v in (*op.reads, *([] if op.saved is None else [op.saved]))]
+    pointers.append(name(("gradient", op.output)))
+    for value in op.inputs:
+        pointers += [name(("gradient", value)), "true" if value in begun else "false"]
+    if op.kind in _WITH_SCRATCH:
+        pointers.append("scratch")
+    return f"{op.kind}_backward<{op.sizes}>({', '.join([*op.constants, *pointers])});"

@@ -1,0 +1,375 @@
+"""The chip backend's arithmetic, compiled as C++, against torch."""
+
+import ctypes
+import logging
+import random
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import GateRules, Isolation, blueprint_names, build_catalogue
+from esper.kasmina.blueprints import Attend, Replace, Rescale, Transposed, find_blueprint
+from esper.kasmina.hosts import MlpHost, SegmentedHost, build_host
+from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention, TokenLinear
+from esper.leyline import Actions, Blend, BlueprintError, EsperError, LifecycleOp, SeedStage
+from esper.leyline.shadows import AuditionPlan
+from esper.tolaria.chip.build import build_library, find_compiler
+from esper.tolaria.chip.launch import Chip, choose_chip
+from esper.tolaria.chip.source import ChipProgram, ProgramWriter, require_fitting, write_program
+from esper.tolaria.chip.tape import record
+from esper.tolaria.data.splits import Split, Splits
+from esper.tolaria.feed import SPLITS, Feed
+from esper.tolaria.optimisers import AdamW, RowOptimiser, Sgd
+from esper.tolaria.plan import HOST
+from esper.tolaria.population import Population
+from esper.tolaria.population_config import PopulationConfig
+from esper.tolaria.random_streams import uniform
+from tests.tolaria.twins import HOSTS, SHAPES, Twins, draw_actions, make_population
+
+pytestmark = pytest.mark.skipif(
+    find_compiler() is None, reason="there is no C++ compiler to build the chip backend with"
+)
+CHUNK = 5
+FAMILY = {"mlp": "dense", "conv1d": "conv1d"}
+each_host = pytest.mark.parametrize("name", ["mlp", "conv1d"])
+
+
+def program_of(name: str) -> tuple[SegmentedHost, ChipProgram]:
+    host = HOSTS[name]()
+    params = sum(parameter.numel() for parameter in host.parameters())
+    catalogue = build_catalogue(host.slot_specs(), params)
+    return host, write_program(host, catalogue, SHAPES[name][0], CHUNK)
+
+
+def address(tensor: Tensor) -> ctypes.c_void_p:
+    assert tensor.is_contiguous()
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def assert_equal_to_module(
+    library: ctypes.CDLL,
+    which: int,
+    module: nn.Module,
+    shape: tuple[int, ...],
+    draw: torch.Generator,
+) -> None:
+    """Output and gradients, with weights that act and gradients that are added to."""
+    module = module.double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.5 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
+    x = torch.randn(CHUNK, *shape, generator=draw).double().requires_grad_()
+    expected = module(x)
+    gy = torch.randn(expected.shape, generator=draw).double()
+    grads = torch.autograd.grad(expected, [x, *module.parameters()], gy)
+    none = torch.zeros(0, dtype=torch.float64)
+    theta = torch.cat([none, *(each.detach().flatten() for each in module.parameters())])
+    before = torch.randn(x.shape, generator=draw).double()
+    y, gx, gtheta = torch.zeros(expected.shape).double(), before.clone(), torch.ones_like(theta)
+    sample_last = [each.detach().flatten(1).T.contiguous() for each in (x, y, gy, gx)]
+    pointers = [address(each) for each in (theta, *sample_last, gtheta)]
+    library.run_seed(which, *pointers)
+    y, gx = (
+        each.T.reshape(x.shape[:1] + like.shape[1:])
+        for each, like in zip(sample_last[1::2], (y, gx), strict=True)
+    )
+    torch.testing.assert_close(y, expected.detach(), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(gx - before, grads[0], rtol=1e-10, atol=1e-11)
+    ours = torch.cat([none, *(grad.flatten() for grad in grads[1:])])
+    torch.testing.assert_close(gtheta - 1.0, ours, rtol=1e-10, atol=1e-11)
+
+
+@each_host
+def test_every_seed_and_its_gradients_equal_its_module(name: str) -> None:
+    host, program = program_of(name)
+    library = build_library(program.text, torch.float64)
+    catalogue = build_catalogue(host.slot_specs(), 1)
+    draw = torch.Generator().manual_seed(3)
+    for (slot, index), which in program.which.items():
+        spec = host.slot_specs()[slot]
+        seed = find_blueprint(catalogue.names[index], spec.family).build(spec)
+        assert_equal_to_module(library, which, seed, spec.canonical_shape(batch=1)[1:], draw)
+    assert {catalogue.names[index] for _, index in program.which} == set(catalogue.names)
+
+
+def drawn_layers(draw: random.Random) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
+    """Every layer and way to compose, in sizes of their own."""
+    C, L, T = draw.randint(1, 6), draw.randint(1, 9), draw.randint(2, 7)
+    groups = draw.choice([each for each in (1, 2, 3, C) if C % each == 0])
+    kernel, stride, pad = draw.randint(1, 5), draw.randint(1, 3), draw.randint(0, 2)
+    long = (C, L + kernel)
+    yield nn.Linear(C, T, bias=draw.random() < 0.5), (C,)
+    yield TokenLinear(L, T), (C, L)
+    yield nn.Conv1d(C, 2 * C, kernel, stride, pad, groups=groups), long
+    yield nn.Conv1d(C, T, kernel, stride, pad, bias=False), long
+    yield nn.Sequential(nn.ReLU(), nn.Conv1d(C, C, 1), nn.LeakyReLU(0.2), nn.Conv1d(C, 2, 1)), long
+    yield ChannelNorm(C), (C,)
+    yield Transposed(ChannelNorm(C)), (C, L)
+    yield GroupNorm(C, position_axes=1, groups=groups), (C, L)
+    yield nn.Sequential(nn.AdaptiveMaxPool1d(1), nn.Flatten(1), nn.Linear(C, T)), (C, L)
+    yield nn.Sequential(nn.AdaptiveAvgPool1d(1), nn.Flatten(1), nn.ReLU()), (C, L)
+    yield Replace(nn.Sequential(nn.Conv1d(C, C, 3, padding=1), nn.LeakyReLU(0.1))), (C, L)
+    # What a rescaled value is made of must outlive the layer in place that looks at it.
+    yield nn.Sequential(nn.Linear(T, T), Rescale(nn.Sequential(nn.ReLU(), nn.Linear(T, T)))), (T,)
+    heads = draw.choice([1, 2])
+    for causal in (False, True):
+        yield SelfAttention(C, inner=2 * heads, heads=heads, causal=causal), (T, C)
+        yield Transposed(Attend(C, causal=causal)), (C, T)
+
+
+def test_every_layer_and_its_gradients_equal_torchs_in_many_sizes() -> None:
+    draw, writer = random.Random(5), ProgramWriter()
+    layers = [each for _ in range(4) for each in drawn_layers(draw)]
+    numbers = [writer.seed(0, record(module, shape)) for module, shape in layers]
+    text, *_ = writer.finished([(1,)], input_size=1, classes=1, chunk=CHUNK)
+    library = build_library(text, torch.float64)
+    draws = torch.Generator().manual_seed(7)
+    for which, (module, shape) in zip(numbers, layers, strict=True):
+        assert_equal_to_module(library, which, module, shape, draws)
+
+
+MIXED = [
+    ("mlp", Isolation.DUAL_PASS, Sgd(), 0),
+    ("mlp", Isolation.STRAIGHT_THROUGH, AdamW(), 1),
+    ("conv1d", Isolation.DUAL_PASS, AdamW(), 0),
+    ("conv1d", Isolation.STRAIGHT_THROUGH, Sgd(), 1),
+]
+
+
+@pytest.mark.parametrize(("name", "isolation", "optimiser", "draw"), MIXED)
+def test_a_mixed_population_on_chip_equals_its_reference_trainers_over_many_epochs(
+    name: str, isolation: Isolation, optimiser: RowOptimiser, draw: int
+) -> None:
+    rate = 0.01 if isinstance(optimiser, AdamW) else 0.05
+    population = make_population(
+        name, 7, batches=2, isolation=isolation, optimiser=optimiser, rate=rate, decay=0.02,
+        backend="chip",
+    )  # fmt: skip
+    twins = Twins(population)
+    stages: set[int] = set()
+    for epoch in range(9):
+        draws = partial(own_draws, population, 100 * draw + epoch)
+        twins.apply(draw_actions(population.legal(), draws))
+        losses, gradients, scores = twins.epoch()
+        record = population.train_epoch()
+        torch.testing.assert_close(record.loss, losses, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            record.seed_gradient, gradients, rtol=1e-8, atol=1e-12, equal_nan=True
+        )
+        torch.testing.assert_close(population.evaluate().accuracy, scores.double())
+        stages |= set(population.lifecycle.stage.flatten().tolist())
+        population.pass_time()
+        for each in twins.hosts:
+            each.pass_time()
+    assert twins.difference() < 1e-9
+    assert len(stages) >= 6, "the draw should visit most stages"
+
+
+def own_draws(population: Population, step: int, purpose: str) -> Tensor:
+    return uniform(population.seeds, f"test {purpose}", step, 16)
+
+
+GROWN = [
+    (name, list(Isolation)[(number + int(blend)) % 2], blend)
+    for number, name in enumerate(FAMILY)
+    for blend in Blend
+]
+
+
+@pytest.mark.parametrize(("name", "isolation", "blend"), GROWN)
+def test_every_blueprint_on_chip_equals_the_fused_one_in_every_stage(
+    name: str, isolation: Isolation, blend: Blend
+) -> None:
+    count = len(blueprint_names(FAMILY[name]))
+    chip, fused = (
+        make_population(name, count, batches=1, isolation=isolation, backend=backend)
+        for backend in ("chip", "fused")
+    )
+
+    def live(script: dict[int, LifecycleOp], epochs: int) -> None:
+        for epoch in range(epochs):
+            if epoch in script:
+                actions = Actions.of(
+                    chip.space,
+                    count,
+                    op=int(script[epoch]),
+                    slot=torch.arange(count) % 3,
+                    blueprint=torch.arange(count),
+                    blend=int(blend),
+                )
+                chip.apply(actions)
+                fused.apply(actions)
+            ours, theirs = chip.train_epoch(), fused.train_epoch()
+            torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-9, atol=1e-12)
+            assert_alike(chip, fused)
+            chip.pass_time()
+            fused.pass_time()
+
+    advance = {} if blend is Blend.IMMEDIATE else {2: LifecycleOp.ADVANCE}
+    live({0: LifecycleOp.GERMINATE} | advance, 6)
+    chip.load_state_dict(fused.state_dict())  # one format: a run may change its backend
+    before = fused.snapshot()
+    live({0: LifecycleOp.FOSSILIZE}, 2)
+    assert int(chip.lifecycle.at(SeedStage.FOSSILIZED).sum()) == count
+    for population in (chip, fused):
+        population.put_rows(torch.arange(count), before)
+    live({0: LifecycleOp.PRUNE}, 3)
+
+
+def assert_alike(one: Population, other: Population) -> None:
+    """All that the rows in use of two populations keep."""
+    pools, others = (each.pools | each.shadows.pools for each in (one, other))
+    assert set(pools) == set(others)
+    for key, pool in pools.items():
+        rows, theirs = pool.rows_in_use, others[key].tensors()
+        for name, tensor in pool.tensors().items():
+            torch.testing.assert_close(tensor[rows], theirs[name][rows], rtol=1e-8, atol=1e-10)
+
+
+def grown(name: str, epochs: int = 5, **settings: object) -> Population:
+    """A population whose rows hold different seeds in different stages."""
+    population = make_population(name, 6, **settings)  # type: ignore[arg-type]
+    for epoch in range(epochs):
+        draws = partial(own_draws, population, epoch)
+        population.apply(draw_actions(population.legal(), draws))
+        population.train_epoch()
+        population.pass_time()
+    return population
+
+
+@each_host
+def test_scores_without_some_seeds_equal_the_fused_ones(name: str) -> None:
+    fused, chip = (grown(name, epochs=9, backend=backend) for backend in ("fused", "chip"))
+    chip.load_state_dict(fused.state_dict())
+    subsets = torch.cartesian_prod(*[torch.tensor([False, True])] * 3)
+    environment = torch.arange(6).repeat_interleave(len(subsets))
+    off = subsets.repeat(6, 1)
+    ours, theirs = (each.counterfactual(environment, off) for each in (chip, fused))
+    assert len(ours.loss.unique()) > 12, "seeds should matter"
+    torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(ours.accuracy, theirs.accuracy)
+    ours, theirs = (each.evaluate("test", committed=True) for each in (chip, fused))
+    torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-10, atol=1e-12)
+
+
+@each_host
+def test_shadows_on_chip_equal_the_fused_ones_and_leave_hosts_alone(name: str) -> None:
+    fused, chip = (grown(name, epochs=4, backend=backend) for backend in ("fused", "chip"))
+    chip.load_state_dict(fused.state_dict())
+    alone = grown(name, epochs=0, backend="chip")
+    alone.load_state_dict(fused.state_dict())
+    chance = torch.rand(chip.shadows.rows.shape, generator=torch.Generator().manual_seed(2))
+    where = (chance < 0.5) & chip.shadows.fits
+    share = torch.tensor([1.0, 0.67, 0.34, 0.0, 1.0, 0.67])
+    for _ in range(2):
+        plan = AuditionPlan(where, share)
+        ours, theirs = chip.train_epoch(plan), fused.train_epoch(plan)
+        alone.train_epoch()
+        assert torch.equal(ours.shadowed, theirs.shadowed)
+        for population in (chip, fused, alone):
+            population.pass_time()
+    assert int(chip.shadows.living.sum()) > 10
+    for key, pool in chip.pools.items():  # to the bit
+        for kind, tensor in pool.tensors().items():
+            assert torch.equal(tensor, alone.pools[key].tensors()[kind])
+    assert_alike(chip, fused)
+    readings = zip(*(each.shadows.readings.arrays().items() for each in (chip, fused)), strict=True)
+    for (kind, mine), (_, other) in readings:
+        torch.testing.assert_close(
+            mine, other, rtol=1e-7, atol=1e-9, equal_nan=True, msg=lambda m, kind=kind: kind + m
+        )
+
+
+@each_host
+def test_frozen_rows_silenced_weights_and_own_rates_are_kept_on_chip(name: str) -> None:
+    chip, fused = (grown(name, epochs=3, backend=backend) for backend in ("chip", "fused"))
+    chip.load_state_dict(fused.state_dict())
+    for population in (chip, fused):
+        width = population.pools[HOST].template.width
+        live = torch.rand(2, width, generator=torch.Generator().manual_seed(1)) < 0.7
+        population.silence_rows(torch.tensor([1, 4]), live)
+        population.set_rates(torch.tensor([0, 2]), rate=torch.tensor([0.02, 0.0]), decay=0.1)
+        population.freeze_rows(torch.tensor([3]))
+        still = population.pools[HOST].state.theta[3].clone()
+        population.train_epoch()
+        assert torch.equal(population.pools[HOST].state.theta[3], still)
+        assert not bool(population.pools[HOST].state.theta[[1, 4]][~live].any())
+    assert_alike(chip, fused)
+
+
+@each_host
+def test_a_host_of_the_garden_trains_an_epoch_in_single_precision_as_the_reference_does(
+    name: str,
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    label = torch.randint(10, (600,), generator=draw)
+    inputs = torch.randn(600, 40, generator=draw) + torch.eye(10, 40)[label]
+    parts = {
+        split: Split(inputs[first : first + 200], label[first : first + 200])
+        for first, split in zip((0, 200, 400), SPLITS, strict=True)
+    }
+    data = Splits(**parts, classes=10, origin="")
+    found = []
+    for backend, dtype in (
+        ("chip", torch.float32),
+        ("chip", torch.float32),
+        ("fused", torch.float64),
+    ):
+        population = Population(
+            partial(build_host, name),
+            Feed([data], [0, 0, 0, 0], batch=50, batches=10, dtype=dtype),
+            identities=range(4),
+            config=PopulationConfig(backend=backend, dtype=dtype, rules=GateRules.unmeasured()),
+        )
+        actions = Actions.of(
+            population.space,
+            4,
+            op=int(LifecycleOp.GERMINATE),
+            slot=1,
+            blueprint=torch.arange(4) + 1,
+            blend=torch.tensor([Blend.IMMEDIATE] * 2 + [Blend.GATE] * 2),
+        )
+        population.apply(actions)
+        population.train_epoch()
+        found.append(torch.cat([pool.state.theta.flatten() for pool in population.pools.values()]))
+    assert torch.equal(found[0], found[1]), "the same run twice is the same to the bit"
+    torch.testing.assert_close(found[0].double(), found[2], rtol=1e-4, atol=1e-4)
+
+
+def test_a_host_that_does_not_fit_is_refused_with_its_bytes() -> None:
+    host = MlpHost(features=40, width=400)
+    program = write_program(host, build_catalogue(host.slot_specs(), 1, ("norm",)), 40, 1)
+    with pytest.raises(EsperError, match=r"given: \d+ bytes: 200000 parameters twice"):
+        require_fitting(program, 200_000, 4, 232_448)
+    with pytest.raises(BlueprintError, match=r'A GELU cannot be computed on chip.*backend="fused"'):
+        record(nn.Sequential(nn.Linear(4, 4), nn.GELU()), (4,))
+    with pytest.raises(EsperError, match="did you mean 'chip'"):
+        make_population("mlp", 2, backend="chips")
+
+
+def test_nothing_asked_for_means_fused_where_the_chip_cannot_be_or_does_not_pay(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fused = make_population("mlp", 2)
+    assert (fused.backend, make_population("mlp", 2, backend="chip").backend) == ("fused", "chip")
+    cuda = torch.device("cuda")
+    config = PopulationConfig(compute_dtype=torch.bfloat16)
+    assert "backend" not in repr(config), "results are kept under a name that does not have it"
+
+    def chosen(environments: int) -> Chip | None:
+        feed = SimpleNamespace(device=cuda, environments=environments, augmentation=None)
+        chip = partial(Chip, HOSTS["mlp"](), fused.catalogue, {}, cast(Feed, feed), config)
+        return choose_chip(chip, cast(Feed, feed), config)
+
+    with caplog.at_level(logging.INFO, logger="esper"):
+        assert chosen(63) is None
+        assert not caplog.messages
+        assert chosen(64) is None
+    (told,) = caplog.messages
+    assert told.startswith("The population is computed by the fused backend. The chip backend")
+    assert "compute_dtype torch.bfloat16" in told
