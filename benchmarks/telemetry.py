@@ -52,18 +52,19 @@ LAYOUT = RunLayout(
     slots=SLOTS,
     blueprints=BLUEPRINTS,
 )
+WATCHED = 16  # environments whose observations are kept
 READER = """
 import sys, time
 from esper.nissa import RunReader
 with RunReader(sys.argv[1]) as reader:
     print("ready", flush=True)
-    for event in reader.follow(poll=0.01):
-        now = time.time()
-        for row in event.rows if event.kind == "sample" else ():
-            if row["name"] == "sent":
-                print(now - row["value"], flush=True)
-            if row["name"] == "last":
-                sys.exit()
+    last, name = 0, ""
+    while name != "last":
+        time.sleep(0.01)
+        asked = "SELECT event, name, value FROM samples WHERE event > ? ORDER BY event, n"
+        for last, name, value in reader.query(asked, (last,)).rows:
+            if name == "sent":
+                print(time.time() - value, flush=True)
 """
 
 
@@ -94,8 +95,8 @@ class Source:
                 actions=self.actions,
                 values=self.values,
                 log_probs=self.log_probs,
-                observations=self.states,
-                masks=self.masks,
+                observations=self.states[:WATCHED],
+                masks=self.masks[:WATCHED],
                 active=self.active,
             ),
             Stepped(

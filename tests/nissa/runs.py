@@ -42,7 +42,9 @@ LAYOUT = RunLayout(
 STEPS, ENVS = 5, 6
 
 
-def decisions(round: int, step: int, envs: int = ENVS, **more: object) -> Decisions:
+def decisions(
+    round: int, step: int, envs: int = ENVS, watched: int = ENVS, **more: object
+) -> Decisions:
     draw = np.random.default_rng((round, step))
     return Decisions(
         round=round,
@@ -50,8 +52,8 @@ def decisions(round: int, step: int, envs: int = ENVS, **more: object) -> Decisi
         actions=draw.integers(0, (5, 3, 2, 2), (envs, 4)),
         values=draw.normal(size=envs),
         log_probs=-draw.random((envs, 4)),
-        observations=draw.random((envs, len(FEATURES))),
-        masks=draw.random((envs, 4, 5)) < 0.5,
+        observations=draw.random((envs, len(FEATURES)))[:watched],
+        masks=(draw.random((envs, 4, 5)) < 0.5)[:watched],
         **more,
     )
 

@@ -9,7 +9,7 @@ import torch
 
 from esper.leyline import HEADS, AgreementError, Blend, BlueprintCatalogue, SlotConfig
 from esper.leyline.results import HeadGradientNorms, PerHead
-from esper.nissa import Decisions, Evaluated, Event, RunLayout, Stepped, events, flatten
+from esper.nissa import Decisions, Evaluated, Event, RunLayout, Stepped, flatten
 from esper.nissa.events import KINDS
 from esper.nissa.store import rows_of, schema, tables
 from tests.nissa.runs import LAYOUT, decisions
@@ -169,4 +169,3 @@ def test_events_are_frozen_records_with_a_round() -> None:
         assert issubclass(kind, Event)
         assert "round" in {field.name for field in fields(kind)}
         assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    assert events.DEFAULT_WATCHED == 16

@@ -93,7 +93,7 @@ def test_rewinding_forgets_later_rounds_and_nothing_else(tmp_path: Path) -> None
     with RunReader(tmp_path / "short.sqlite") as short, RunReader(path) as long:
         assert short.digest() == long.digest()
         assert counted(short) == counted(long)
-        assert {row.round for row in long.rounds()} == {1, 2, 3}
+        assert {row["round"] for row in long.rounds()} == {1, 2, 3}
 
 
 def test_a_resumed_run_has_the_same_digest_as_an_uninterrupted_one(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_numbers_of_events_are_not_used_again_after_a_rewind(tmp_path: Path) -> 
         store.rewind(1)
         store.write([Noted(round=2, text="new")])
     with RunReader(tmp_path) as reader:
-        assert [event.id for event in reader.events()] == [1, 3]
+        assert [row["id"] for row in reader.each("events")] == [1, 3]
 
 
 def test_rewinding_tells_which_round_is_known_to_be_whole(tmp_path: Path) -> None:
@@ -155,10 +155,10 @@ def test_a_new_event_is_a_class_and_nothing_else(tmp_path: Path, new_event: type
     with RunStore(tmp_path, LAYOUT) as store:
         store.write([given])
     with RunReader(tmp_path) as reader:
-        (event,) = reader.events()
-        assert (event.kind, event.round, event.step) == ("weighing", 1, 2)
+        (event,) = reader.each("events")
+        assert (event["kind"], event["round"], event["step"]) == ("weighing", 1, 2)
         shared = {"round": 1, "event": 1, "step": 2, "scale": "kg", "remark": None}
-        assert event.rows == [
+        assert list(reader.each("weighings")) == [
             {**shared, "n": 0, "env": 4, "stage": "DORMANT", "weight": 1.5},
             {**shared, "n": 1, "env": 5, "stage": "TRAINING", "weight": None},
         ]

@@ -19,7 +19,7 @@ from esper.show import theme as themes
 from esper.show import write_report
 from esper.show.context_charts import habits
 from esper.show.palette import OP_COLOURS, STAGE_COLOURS
-from esper.show.run_facts import Facts, Score, Series, choose, read_facts, signed
+from esper.show.run_facts import Facts, Score, choose, read_facts, signed
 from esper.show.sections import contents
 from esper.show.theme import DARK, LIGHT, render
 from esper.show.timelines import lives, shown_slots
@@ -345,9 +345,8 @@ def test_of_many_slots_only_the_used_ones_are_drawn(tmp_path: Path) -> None:
 
 
 def test_no_second_is_counted_twice() -> None:
-    seconds = {name: Series([1], [value]) for name, value in
-               {"play": 10.0, "step": 7.0, "decide": 1.0, "learn": 2.0}.items()}  # fmt: skip
-    facts = Facts(path=Path("run"), seconds=seconds)
+    seconds = {"play": 10.0, "step": 7.0, "decide": 1.0, "learn": 2.0}
+    facts = Facts(path=Path("run"), seconds={name: {1: value} for name, value in seconds.items()})
     found = seconds_by_phase(facts)
     assert found["play"] == {1: 2.0}
     assert sum(sum(each.values()) for each in found.values()) == 12.0 == facts.training_seconds

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from .anomalies import AnomalyDetector, Thresholds
     from .clock import Clock
     from .events import (
-        DEFAULT_WATCHED,
         AnomalyFound,
         Attributed,
         Auditioned,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
         flatten,
     )
     from .hub import DurableSink, Hub, Sink
-    from .reader import Cell, DecisionRecord, RoundSummary, RunReader, StoredEvent, Table
+    from .reader import Cell, DecisionRecord, RunReader, Table
     from .schema import RunLayout
     from .store import RunStore, StoreError
     from .trackers import MlflowSink, TensorBoardSink, WandbSink, open_sinks, require_sinks

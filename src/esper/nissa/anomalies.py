@@ -6,8 +6,10 @@ values where all returns are equal) count as neither.
 """
 
 import math
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from esper.leyline import RATIO_COLLAPSE, RATIO_EXPLOSION, AgreementError
@@ -49,12 +51,12 @@ class Course:
 
 @dataclass(frozen=True)
 class Rule:
-    """One kind of anomaly; its threshold is the one of its name."""
+    """One kind of anomaly, as `anomalies.toml` has it; its threshold is the one of its name."""
 
-    high: bool  # is too much bad, or too little?
-    patience: str  # which of the thresholds; "" is one update
-    what: str  # the number, for people; {} are the metrics that are not finite
+    high: bool
+    what: str
     advice: str
+    patience: str = ""
 
 
 class AnomalyDetector:
@@ -70,7 +72,9 @@ class AnomalyDetector:
         if numbers.get("valid_steps", 1.0) == 0.0:
             return []
         found = []
-        for (name, head), value in sorted(readings(numbers, self.thresholds), key=_in_order):
+        read = dict(readings(numbers, self.thresholds))
+        for name, head in sorted(read, key=lambda reading: [*RULES].index(reading[0])):
+            value = read[name, head]
             rule, threshold = RULES[name], float(getattr(self.thresholds, name, 0.0))
             if name == "log_prob_mismatch":
                 threshold = numbers["stored_log_prob_tolerance"]
@@ -149,10 +153,6 @@ def _not_finite(numbers: Numbers) -> list[str]:
     return [name for name, value in numbers.items() if not math.isfinite(value)]
 
 
-def _in_order(reading: tuple[tuple[str, str], float]) -> int:
-    return list(RULES).index(reading[0][0])
-
-
 def readings(numbers: Numbers, limits: Thresholds) -> Readings:
     """What can be judged of an update."""
 
@@ -200,61 +200,5 @@ def readings(numbers: Numbers, limits: Thresholds) -> Readings:
 
 
 OF_HEADS = ("relevant_fraction", "entropy", "ratio_max", "ratio_min", "clip_fraction")
-RULES = {
-    "not_a_number": Rule(
-        True,
-        "",
-        "the number of metrics that are NaN or infinite ({})",
-        "Resume from the last good checkpoint with a lower learning rate; if it comes back, look "
-        "for infinite observations or rewards in the round before.",
-    ),
-    "log_prob_mismatch": Rule(
-        True,
-        "",
-        "|ratio - 1| before the first step",
-        "Rollout and update do not compute the same thing: look for wrong hidden states, masks or "
-        "a lower precision in one of them. Results until it is found are not to be trusted.",
-    ),
-    "ratio_explosion": Rule(
-        True,
-        "ratio_patience",
-        "the largest probability ratio",
-        "The policy moves too far in one update: lower the learning rate or the number of epochs, "
-        "or set a target for the KL.",
-    ),
-    "ratio_collapse": Rule(
-        False,
-        "ratio_patience",
-        "the smallest probability ratio",
-        "The policy abandons actions within one update: lower the learning rate or the number of "
-        "epochs, or set a target for the KL.",
-    ),
-    "entropy_collapse": Rule(
-        False,
-        "entropy_patience",
-        "its share of the highest entropy",
-        "The head always takes the same action: if it is not the right one, raise the entropy "
-        "coefficient or start anew from an earlier checkpoint.",
-    ),
-    "value_collapse": Rule(
-        False,
-        "value_patience",
-        "the larger of (spread of values / spread of returns) and variance explained",
-        "Values are the same everywhere while returns are not: raise the value coefficient or the "
-        "value clip, and check that observations tell the cases apart.",
-    ),
-    "gradient_vanishing": Rule(
-        False,
-        "gradient_patience",
-        "its gradient's norm",
-        "The head does not learn: check that its advantages are not all zero and that its "
-        "probabilities are not saturated.",
-    ),
-    "gradient_explosion": Rule(
-        True,
-        "gradient_patience",
-        "its gradient's norm before clipping",
-        "Gradients are clipped to noise: check the scale of rewards and observations, and lower "
-        "the learning rate.",
-    ),
-}
+_FILE = Path(__file__).with_name("anomalies.toml")
+RULES = {name: Rule(**said) for name, said in tomllib.loads(_FILE.read_text("utf-8")).items()}

@@ -11,29 +11,22 @@ largest head, `F` features, `M` rows of an event.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from numbers import Real
 from typing import Annotated, Any, ClassVar, dataclass_transform
 
 from esper.nissa import schema
 from esper.nissa.schema import Array, Field, Measures, PerEnvironment, RunLayout
 
-DEFAULT_WATCHED = 16  # environments whose observations, probabilities and masks are kept
 SUMMARY = "all"  # the context of an evaluation's figure over all contexts
 KINDS: "dict[str, type[Event]]" = {}
 """Every kind of event, by its name."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-class Record:
-    """Whatever is derived from it is a frozen dataclass."""
-
-    def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, kw_only=True)(cls)
-
-
-class Event(Record):
-    """Something that happened in a round of training."""
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened in a round of training. Whatever is derived is a frozen dataclass."""
 
     kind: ClassVar[str]
     table: ClassVar[str]  # of a run's file
@@ -55,7 +48,7 @@ class Event(Record):
         cls._kept = sorted(
             copied, key=lambda item: hasattr(cls, item[0]) or isinstance(item[1], schema.Text)
         )
-        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=True)(cls)
         if kind:
             KINDS[kind] = cls
 
@@ -108,13 +101,6 @@ class Decisions(StepEvent, kind="decision", table="decisions"):
     observations: schema.Observations | None = None  # [N or W, F]
     masks: schema.Masks | None = None  # [N or W, H, A] bool: what was legal
     probabilities: schema.Probabilities | None = None  # [N or W, H, A]
-    watched: InitVar[int] = DEFAULT_WATCHED
-
-    def __post_init__(self, watched: int) -> None:
-        for name in ("observations", "masks", "probabilities"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, getattr(self, name)[:watched])
-        super().__post_init__()
 
 
 class Refused(Event, kind="refusal", table="refusals"):

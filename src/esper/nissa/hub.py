@@ -125,7 +125,7 @@ class _Channel:
             ending = self._closing or not self.alive
             batch = self._taken()
             try:
-                self._write([*(self.take_dropped() if self.durable else ()), *batch])
+                self._write(batch)
             except Exception as error:
                 self._fail(f"{type(error).__name__}: {error}", batch)
                 ending = True
@@ -221,11 +221,9 @@ class Hub(AbstractContextManager["Hub"]):
         self.close()
 
     def _tell_dropped(self) -> None:
-        """Durable sinks tell their own; what others lost is told to all."""
-        for channel in self._channels:
-            if not channel.durable:
-                for event in channel.take_dropped():
-                    self.emit(event)
+        """To all sinks, what any of them lost."""
+        for event in [each for channel in self._channels for each in channel.take_dropped()]:
+            self.emit(event)
 
     def _failed(self, text: str) -> None:
         with suppress(Exception):

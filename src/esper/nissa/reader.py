@@ -10,9 +10,8 @@ import os
 import shutil
 import sqlite3
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from esper.archive.files import replace_whole, unfinished
 from esper.leyline import SeedStage
-from esper.nissa.events import KINDS, Event, StepEvent
+from esper.nissa.events import KINDS, Event
 from esper.nissa.schema import RunLayout
 from esper.nissa.store import (
     BLOBS,
@@ -64,17 +63,6 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundSummary:
-    """What the episodes of one round came to."""
-
-    round: int
-    episodes: int
-    mean_return: float | None
-    net_gain: float | None  # mean, points
-    rolled_back: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class DecisionRecord:
     """One decision, by name. Observation, legal actions and probabilities: watched rows only."""
 
@@ -106,18 +94,6 @@ class Cell:
     stage: str
     blueprint: str | None
     alpha: float | None  # None: not measured
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredEvent:
-    """An event as the file has it."""
-
-    id: int
-    kind: str
-    round: int
-    step: int | None
-    time: float
-    rows: list[dict[str, Any]]
 
 
 class RunReader(AbstractContextManager["RunReader"]):
@@ -172,14 +148,14 @@ class RunReader(AbstractContextManager["RunReader"]):
             for row in self.query("SELECT * FROM runs ORDER BY event")
         ]
 
-    def rounds(self) -> list[RoundSummary]:
-        """Every round with episodes, in order."""
+    def rounds(self) -> list[Row]:
+        """What the episodes of every round came to, in order; gains are points."""
         played = self.query(
             "SELECT round, count(*) AS episodes, avg(returns) AS mean_return, "
             "avg(net_gain) AS net_gain, sum(rolled_back) AS rolled_back "
             "FROM episodes GROUP BY round ORDER BY round"
         )
-        return [RoundSummary(**row) for row in played]
+        return list(played)
 
     def decisions(self, round: int, env: int = 0) -> list[DecisionRecord]:
         """The decisions of one episode, with observations by name where they were kept."""
@@ -287,38 +263,6 @@ class RunReader(AbstractContextManager["RunReader"]):
             ):
                 found.update(repr((table, row)).encode())
         return found.hexdigest()
-
-    # --- going along -------------------------------------------------------------------------
-
-    def events(self, since: int = 0, limit: int = 1000) -> list[StoredEvent]:
-        """Events after number `since`, in order, with their rows."""
-        found = self.query(
-            "SELECT id, kind, round, step, time FROM events WHERE id > ? ORDER BY id LIMIT ?",
-            (since, limit),
-        )
-        events = []
-        for event in found:
-            kind = KINDS[event["kind"]]
-            of = "step" if issubclass(kind, StepEvent) else "id"
-            sql = f"SELECT * FROM {kind.table} WHERE round = ? AND {kind.key[1]} = ?"  # noqa: S608
-            rows = list(self.query(sql, (event["round"], event[of])))
-            events.append(StoredEvent(**event, rows=rows))
-        return events
-
-    def follow(
-        self, since: int = 0, *, poll: float = 0.05, stop: Callable[[], bool] = lambda: False
-    ) -> Iterator[StoredEvent]:
-        """Events after `since` as they come, until `stop()`; what was there before that is read."""
-        while True:
-            stopping = stop()
-            fresh = self.events(since)
-            for event in fresh:
-                since = event.id
-                yield event
-            if not fresh:
-                if stopping:
-                    return
-                time.sleep(poll)
 
     def each(self, table: str) -> Iterator[dict[str, Any]]:
         """The rows of a table one by one, in order of their keys: `each("anomalies")`."""

@@ -341,8 +341,10 @@ class RunStore(AbstractContextManager["RunStore"]):
         for table, columns in rows_of(event, self.layout, self.rows).items():
             if table == "steps" and not self._measures.issuperset(columns):
                 # Measurements become columns when they first come, or another process did it.
-                self._add_columns(table, dict.fromkeys(columns, "REAL"))
                 self._measures = self._columns(table)
+                for name in (name for name in columns if name not in self._measures):
+                    self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {quoted(name)} REAL")
+                self._measures |= columns.keys()
             count = len(next(iter(columns.values())))
             shared = {"round": event.round, "step": step}
             if not isinstance(event, StepEvent):
@@ -357,13 +359,6 @@ class RunStore(AbstractContextManager["RunStore"]):
     def _columns(self, table: str) -> set[str]:
         found = self._connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
         return {name for (name,) in found}
-
-    def _add_columns(self, table: str, columns: Mapping[str, str]) -> None:
-        """Those that are not there yet."""
-        there = self._columns(table)
-        for name, sql in columns.items():
-            if name not in there:
-                self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {quoted(name)} {sql}")
 
 
 @contextmanager

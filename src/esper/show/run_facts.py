@@ -7,6 +7,7 @@ Shapes: `T` steps of an episode.
 """
 
 import json
+import math
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from esper.leyline import LifecycleOp, SeedStage
 from esper.leyline.constants import SCORED_EPOCHS
-from esper.nissa import Cell, RoundSummary, RunLayout, RunReader, StoreError
+from esper.nissa import Cell, RunLayout, RunReader, StoreError
 from esper.nissa.store import file_of
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ CONFIG, ABOUT = "config.toml", "run.json"
 PHASES = ("play", "learn", "judge")  # of a round, one after the other
 
 Row = Mapping[str, Any]
+Curve = Mapping[int, float]  # numbers over rounds; NaN where one is not a number
 Shares = list[tuple[int, dict[str, float]]]  # (round, share of each action)
 Array = NDArray[np.float64]
 Controls = Mapping[int, Sequence[Array]]  # curves [T] by the seed of a case
@@ -63,13 +65,6 @@ class Score(NamedTuple):
         return "" if self.interval is None else f"[{', '.join(map(signed, self.interval))}]"
 
 
-class Series(NamedTuple):
-    """Numbers over rounds; NaN where one is not a number."""
-
-    rounds: list[int]
-    values: list[float]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Story:
     """One episode, step by step."""
@@ -97,11 +92,11 @@ class Facts:
     config: Row = field(default_factory=dict)
     about: Row = field(default_factory=dict)  # versions, machine, suite
     layout: RunLayout | None = None
-    rounds: Sequence[RoundSummary] = ()
+    rounds: Sequence[Row] = ()  # what their episodes came to
     learned: Sequence[Score] = ()  # of the controller in training, over rounds
     baselines: Mapping[str, Score] = field(default_factory=dict)
-    updates: Mapping[str, Series] = field(default_factory=dict)
-    seconds: Mapping[str, Series] = field(default_factory=dict)  # by phase
+    updates: Mapping[str, Curve] = field(default_factory=dict)
+    seconds: Mapping[str, Curve] = field(default_factory=dict)  # by phase
     shares: Mapping[str, Shares] = field(default_factory=dict)  # by head; slots: of plantings
     attribution: Sequence[Row] = ()  # of the best episode of all evaluations, seed by seed
     anomalies: Sequence[Row] = ()
@@ -121,21 +116,21 @@ class Facts:
     @property
     def played(self) -> int:
         """Episodes of training."""
-        return sum(each.episodes for each in self.rounds)
+        return sum(each["episodes"] for each in self.rounds)
 
     @property
     def last_round(self) -> int:
-        return max((each.round for each in self.rounds if each.episodes), default=self.done)
+        return self.rounds[-1]["round"] if self.rounds else self.done
 
     @property
     def training_seconds(self) -> float | None:
         """Without the controls and baselines that are measured first."""
-        spent = [self.seconds[phase].values for phase in PHASES if phase in self.seconds]
-        return sum(map(sum, spent)) if spent else None
+        spent = [sum(self.seconds[phase].values()) for phase in PHASES if phase in self.seconds]
+        return sum(spent) if spent else None
 
     @property
     def rolled_back(self) -> int:
-        return sum(each.rolled_back for each in self.rounds)
+        return sum(each["rolled_back"] for each in self.rounds)
 
     @property
     def late_words(self) -> str:
@@ -193,22 +188,30 @@ def _told(run: Path, known: Facts) -> Facts:
     with RunReader(run) as reader:
         rounds = reader.rounds()
         late = _late_rounds(rounds)
-        episodes = _of_rounds(reader, "episodes", "1", late)
-        plantings = _of_rounds(reader, "lifecycle", f"after = '{SeedStage.GERMINATED.name}'", late)
+        asked = "SELECT * FROM {} WHERE round >= ? ORDER BY round, event, n"
+        since = late[:1] or (None,)  # no round is later than nothing
+        episodes = list(reader.query(asked.format("episodes"), since))
+        changes = reader.query(asked.format("lifecycle"), since)
+        plantings = [row for row in changes if row["after"] == SeedStage.GERMINATED.name]
         controls = read_controls(known.path)
         stories = (_story(reader, *each, controls) for each in choose(episodes, plantings).items())
         return replace(
             known,
             layout=reader.layout,
             rounds=rounds,
-            updates=_series(reader, "SELECT name, round, value FROM updates ORDER BY round"),
-            seconds=_series(
+            updates=_curves(reader, "SELECT name, round, value FROM updates ORDER BY round"),
+            seconds=_curves(
                 reader,
                 "SELECT substr(name, 9), round, sum(value) FROM samples "
                 "WHERE name LIKE 'seconds\\_%' ESCAPE '\\' GROUP BY round, name ORDER BY round",
             ),
             shares=_shares(reader, rounds),
-            attribution=_best_attribution(reader),
+            attribution=list(
+                reader.query(
+                    "SELECT * FROM attributions WHERE event = (SELECT event FROM attributions "
+                    "ORDER BY score DESC, round, event LIMIT 1) ORDER BY n"
+                )
+            ),
             anomalies=[row for row in reader.each("anomalies") if row["raised"]],
             notes=[(row["round"], row["text"]) for row in reader.each("notes")],
             dropped=reader.dropped(),
@@ -229,30 +232,15 @@ def _read(file: Path, parse: Callable[[str], Any]) -> Row:
     return found if isinstance(found, dict) else {}
 
 
-def _late_rounds(rounds: Sequence[RoundSummary]) -> list[int]:
+def _late_rounds(rounds: Sequence[Row]) -> list[int]:
     """From the end, until there are episodes enough."""
-    played = [each for each in rounds if each.episodes]
-    most = max(1, round(LATE_SHARE * len(played)))
     late: list[int] = []
     episodes = 0
-    for each in reversed(played):
-        if episodes >= LATE_EPISODES or len(late) >= most:
-            break
-        late.insert(0, each.round)
-        episodes += each.episodes
+    for each in rounds[: -1 - max(1, round(LATE_SHARE * len(rounds))) : -1]:
+        if episodes < LATE_EPISODES:
+            late.insert(0, each["round"])
+            episodes += each["episodes"]
     return late
-
-
-def _of_rounds(reader: RunReader, table: str, condition: str, rounds: Sequence[int]) -> list[Row]:
-    sql = f"SELECT * FROM {table} WHERE round BETWEEN ? AND ? AND {condition} "  # noqa: S608
-    ends = (rounds[0], rounds[-1]) if rounds else (None, None)  # no row is between nothing
-    return list(reader.query(f"{sql} ORDER BY round, event, n", ends))
-
-
-def _best_attribution(reader: RunReader) -> list[Row]:
-    rows = list(reader.each("attributions"))
-    best = max(rows, key=lambda row: float(row["score"]), default={})
-    return [row for row in rows if all(row[key] == best[key] for key in ("round", "event"))]
 
 
 def scores(kept: "Kept | None") -> dict[str, list[Score]]:
@@ -265,20 +253,19 @@ def scores(kept: "Kept | None") -> dict[str, list[Score]]:
     return found
 
 
-def _series(reader: RunReader, sql: str) -> dict[str, Series]:
-    found: dict[str, Series] = defaultdict(lambda: Series([], []))
+def _curves(reader: RunReader, sql: str) -> dict[str, Curve]:
+    found: dict[str, dict[int, float]] = defaultdict(dict)
     for name, number, value in reader.query(sql).rows:
-        found[name].rounds.append(number)
-        found[name].values.append(float("nan") if value is None else value)
+        found[name][number] = math.nan if value is None else value
     return dict(found)
 
 
-def _shares(reader: RunReader, rounds: Sequence[RoundSummary]) -> dict[str, Shares]:
+def _shares(reader: RunReader, rounds: Sequence[Row]) -> dict[str, Shares]:
     """By head, without the round that is being played: its first steps are not like the others.
 
     Slots are those of plantings; the head's own shares are over every op that names a slot.
     """
-    played = {each.round for each in rounds}
+    played = {each["round"] for each in rounds}
     planting = {"slot": LifecycleOp.GERMINATE.name}
     return {
         head: [each for each in reader.action_shares(head, planting.get(head)) if each[0] in played]

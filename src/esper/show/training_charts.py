@@ -1,7 +1,7 @@
 """Pictures of training over rounds: the learning curve, decisions, health, and where time goes."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFor
 
 from esper.leyline.constants import KL_STOP_FACTOR
 from esper.show import palette
-from esper.show.run_facts import Facts, Series, Shares
+from esper.show.run_facts import Curve, Facts, Shares
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure, over_rounds
 
 CURVE = 4.8  # inches
@@ -24,6 +24,14 @@ MOST_BINS = 80  # of rounds; more is noise
 
 _OF_PLANTINGS = ("slot", "blueprint", "blend")
 HEALTH_PANEL = 2.3  # inches
+PANELS = {  # titles, and the metric in each; a place in its name is for every head
+    "kl": ("KL of an update, nats", "kl"),
+    "variance": ("variance of returns explained by the value (1 is all)", "explained_variance"),
+    "entropy": ("entropy by head (1: uniform over what is legal)", "heads.{}.entropy"),
+    "clip": ("steps whose ratio was clipped, by head", "heads.{}.clip_fraction"),
+    "gradient": ("gradient norm by head, before clipping", "gradient_norms.heads.{}"),
+    "rollback": ("episodes that were rolled back", ""),
+}
 INSIDE_PLAY = ("step", "decide", "tell")
 PHASE_LOOKS = {  # words and colour, in order
     "step": ("train hosts", palette.BLUE),
@@ -50,7 +58,7 @@ PANEL_OF_ANOMALY = {
 
 def learning_curve(facts: Facts, theme: Theme) -> Figure:
     """Score over rounds; training returns are in the same unit, and faint."""
-    played = {r.round: r.mean_return for r in facts.rounds if r.mean_return is not None}
+    played = _returns(facts)
     if not played and not facts.learned:
         raise AbsentError("No episode has ended yet, so there is no learning curve")
     figure = new_figure(CURVE)
@@ -58,9 +66,8 @@ def learning_curve(facts: Facts, theme: Theme) -> Figure:
     rounds = [*played, *(score.round for score in facts.learned)]
     over_rounds(axes, min(rounds), max(rounds))
     if played:
-        returns = Series(list(played), list(played.values()))
         faint: Look = {"color": theme.faint, "alpha": 0.6, "lw": 1.1}
-        _line(axes, returns, label="mean return of training episodes", **faint)
+        _line(axes, played, label="mean return of training episodes", **faint)
     axes.set_ylim(*_limits(facts))
     _learned(axes, facts, theme)
     _baselines(axes, facts, theme)
@@ -70,6 +77,11 @@ def learning_curve(facts: Facts, theme: Theme) -> Figure:
         axes.set_xlabel(f"round ({envs} training episodes each)")
     legend_beside(axes)
     return figure
+
+
+def _returns(facts: Facts) -> Curve:
+    known = ((each["round"], each["mean_return"]) for each in facts.rounds)
+    return {number: mean for number, mean in known if mean is not None}
 
 
 def _learned(axes: Axes, facts: Facts, theme: Theme) -> None:
@@ -105,8 +117,7 @@ def _limits(facts: Facts) -> tuple[float, float]:
     scores = (*facts.learned, *facts.baselines.values())
     found = [0.0, *(end for score in scores for end in (score.value, *(score.interval or ())))]
     low, high = min(found), max(found)
-    returns = [each.mean_return for each in facts.rounds if each.mean_return is not None]
-    if returns:
+    if returns := [*_returns(facts).values()]:
         lowest, highest = np.quantile(returns, (0.05, 0.95)).tolist()
         reach = RETURNS_REACH * (high - low) or math.inf
         low, high = max(min(low, lowest), low - reach), min(max(high, highest), high + reach)
@@ -130,7 +141,7 @@ def action_shares(facts: Facts, theme: Theme) -> Figure:
     rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     first, last = (next(iter(panels.values()))[place][0] for place in (0, -1))
     for axes, (head, shares) in zip(rows, panels.items(), strict=True):
-        _stack(axes, shares, _colours(head, shares), theme)
+        _stack(axes, shares, _colours(head, list(shares[0][1])), theme)
         of_what = "plantings" if head in _OF_PLANTINGS else "where it mattered"
         axes.set_title(f"{head}: share of {'all decisions' if axes is rows[0] else of_what}")
         over_rounds(axes, first, last, label=axes is rows[-1])
@@ -173,16 +184,14 @@ def binned(shares: Shares) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([starts - 0.5, ends - 0.5], 1), heights / np.maximum(counts, 1)
 
 
-def _colours(head: str, shares: Shares) -> dict[str, str]:
-    names = list(shares[0][1])
-    if all(name in palette.OP_COLOURS for name in names):
-        return {name: palette.OP_COLOURS[name] for name in names}
+def _colours(head: str, names: Sequence[str]) -> Mapping[str, str]:
+    if palette.OP_COLOURS.keys() >= set(names):
+        return palette.OP_COLOURS
     if head == "slot":  # slots have an order, from early to late
         places = np.linspace(0.15, 0.9, len(names)) if len(names) > 1 else np.array([0.5])
         return dict(zip(names, map(to_hex, colormaps["cividis"](places)), strict=True))
-    if head == "blend":
-        return {name: palette.MANY[-2 - place % 6] for place, name in enumerate(names)}
-    return {name: palette.MANY[place % len(palette.MANY)] for place, name in enumerate(names)}
+    many = palette.MANY[-2:-8:-1] if head == "blend" else palette.MANY
+    return dict(zip(names, cycle(many), strict=False))
 
 
 # --- health: metrics of updates, findings marked --------------------------------------------------
@@ -192,20 +201,15 @@ def health(facts: Facts, theme: Theme) -> Figure:
     """Six small panels over the same rounds."""
     if not facts.updates:
         raise AbsentError("No update of the learner has been recorded yet")
-    panels: Mapping[str, tuple[str, Callable[[Axes, Facts, Theme], None]]] = {
-        "kl": ("KL of an update, nats", _kl),
-        "variance": ("variance of returns explained by the value (1 is all)", _variance),
-        "entropy": ("entropy by head (1: uniform over what is legal)", _entropy),
-        "clip": ("steps whose ratio was clipped, by head", _clip),
-        "gradient": ("gradient norm by head, before clipping", _gradient),
-        "rollback": ("episodes that were rolled back", _rollbacks),
-    }
-    rounds = [number for series in facts.updates.values() for number in series.rounds]
+    rounds = [number for curve in facts.updates.values() for number in curve]
     figure = new_figure(3 * HEALTH_PANEL + 0.4)
     places = figure.subplots(3, 2)
-    for axes, (name, (title, draw)) in zip(places.flat, panels.items(), strict=True):
+    for axes, (name, (title, metric)) in zip(places.flat, PANELS.items(), strict=True):
         axes.set_title(title)
-        draw(axes, facts, theme)
+        heads = facts.layout.heads if facts.layout and "{}" in metric else ("",)
+        for head, colour in zip(heads, cycle(palette.HEAD_COLOURS), strict=False):
+            _line(axes, facts.updates.get(metric.format(head)), color=colour, label=head or None)
+        _scale(name, axes, facts, theme)
         if axes.get_legend_handles_labels()[0]:
             legend_beside(axes, labelspacing=0.3, fontsize=8.5)
         over_rounds(axes, min(rounds), max(rounds), label=axes in places[-1])
@@ -218,71 +222,47 @@ def health(facts: Facts, theme: Theme) -> Figure:
     return figure
 
 
-def _line(axes: Axes, series: Series | None, **look: Any) -> None:
+def _line(axes: Axes, curve: Curve | None, **look: Any) -> None:
     """A line over rounds; a point or two are dots."""
-    if series is not None:
-        marker = "." if len(series.rounds) < 3 else ""
-        axes.plot(series.rounds, series.values, marker=marker, **{"lw": 1.5, **look})
+    if curve is not None:
+        marker = "." if len(curve) < 3 else ""
+        axes.plot([*curve], [*curve.values()], marker=marker, **{"lw": 1.5, **look})
 
 
-def _kl(axes: Axes, facts: Facts, theme: Theme) -> None:
-    _line(axes, facts.updates.get("kl"), color=palette.BLUE)
-    axes.set_ylim(bottom=0)
+def _scale(name: str, axes: Axes, facts: Facts, theme: Theme) -> None:
+    """What a panel has beside its curves."""
+    if name in ("clip", "rollback"):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    if name in ("clip", "kl"):
+        axes.set_ylim(bottom=0)
     target = facts.setting("ppo", "target_kl")
-    if isinstance(target, int | float):
+    if name == "kl" and isinstance(target, int | float):
         stop = KL_STOP_FACTOR * target
         axes.axhline(stop, color=theme.faint, lw=1.0, ls=(0, (4, 2)))
         axes.set_ylim(top=max(1.15 * stop, axes.get_ylim()[1]))
         axes.set_title(f"KL of an update, nats (it stops above {stop:g})")
-
-
-def _variance(axes: Axes, facts: Facts, theme: Theme) -> None:
-    series = facts.updates.get("explained_variance")
-    _line(axes, series, color=palette.BLUE)
-    axes.axhline(0.0, color=theme.faint, lw=1.0)
-    lowest = min((value for value in series.values if value == value), default=0) if series else 0
-    axes.set_ylim(min(-0.1, max(lowest - 0.1, -1.0)), 1.05)
-
-
-def _entropy(axes: Axes, facts: Facts, theme: Theme) -> None:
-    _heads(axes, facts, "heads.{}.entropy")
-    axes.set_ylim(0, 1.05)
-
-
-def _clip(axes: Axes, facts: Facts, theme: Theme) -> None:
-    _heads(axes, facts, "heads.{}.clip_fraction")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylim(bottom=0)
-
-
-def _gradient(axes: Axes, facts: Facts, theme: Theme) -> None:
-    _heads(axes, facts, "gradient_norms.heads.{}")
-    value = facts.updates.get("gradient_norms.value")
-    _line(axes, value, color=palette.VALUE_COLOUR, label="value")
-    shown = [value for line in axes.get_lines() for value in np.ravel(line.get_ydata())]
-    if any(value > 0 for value in shown):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _rollbacks(axes: Axes, facts: Facts, theme: Theme) -> None:
-    played = [each for each in facts.rounds if each.episodes]
-    shares = [each.rolled_back / each.episodes for each in played]
-    axes.bar([each.round for each in played], shares, width=0.9, color=palette.VERMILION)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylim(0, max(0.05, 1.1 * max(shares, default=0.0)))
-    if not facts.rolled_back:
-        axes.set_yticks([])
-        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=theme.faint)
-
-
-def _heads(axes: Axes, facts: Facts, pattern: str) -> None:
-    heads = facts.layout.heads if facts.layout else ()
-    for place, head in enumerate(heads):
-        colour = palette.HEAD_COLOURS[place % len(palette.HEAD_COLOURS)]
-        _line(axes, facts.updates.get(pattern.format(head)), color=colour, label=head)
+    elif name == "variance":
+        axes.axhline(0.0, color=theme.faint, lw=1.0)
+        known = facts.updates.get("explained_variance", {}).values()
+        lowest = min((value for value in known if value == value), default=0)
+        axes.set_ylim(min(-0.1, max(lowest - 0.1, -1.0)), 1.05)
+    elif name == "entropy":
+        axes.set_ylim(0, 1.05)
+    elif name == "gradient":
+        value = facts.updates.get("gradient_norms.value")
+        _line(axes, value, color=palette.VALUE_COLOUR, label="value")
+        if any(np.any(np.asarray(line.get_ydata()) > 0) for line in axes.get_lines()):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+    elif name == "rollback":
+        shares = {each["round"]: each["rolled_back"] / each["episodes"] for each in facts.rounds}
+        axes.bar([*shares], [*shares.values()], width=0.9, color=palette.VERMILION)
+        axes.set_ylim(0, max(0.05, 1.1 * max(shares.values(), default=0.0)))
+        if not facts.rolled_back:
+            axes.set_yticks([])
+            axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=theme.faint)
 
 
 # --- time -----------------------------------------------------------------------------------------
@@ -310,12 +290,9 @@ def phase_times(facts: Facts, theme: Theme) -> Figure:
     return figure
 
 
-def seconds_by_phase(facts: Facts) -> dict[str, dict[int, float]]:
+def seconds_by_phase(facts: Facts) -> dict[str, Curve]:
     """By phase and round, none counted twice: playing is split into its parts and the rest."""
-    times = {
-        name: dict(zip(series.rounds, series.values, strict=True))
-        for name, series in facts.seconds.items()
-    }
+    times = dict(facts.seconds)
     parts = [times[name] for name in INSIDE_PLAY if name in times]
     if "play" in times:
         times["play"] = {

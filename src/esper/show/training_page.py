@@ -129,7 +129,7 @@ def cautions(facts: Facts) -> list[str]:
     if facts.played and not facts.updates:
         found.append("Episodes were recorded but no update, so part of the telemetry is missing.")
     envs = facts.setting("envs")
-    short = [each.round for each in facts.rounds if 0 < each.episodes < (envs or 0)]
+    short = [each for each in facts.rounds if each["episodes"] < (envs or 0)]
     if isinstance(envs, int) and short:
         found.append(
             f"In {len(short)} of {facts.last_round} rounds there are fewer episodes than the "

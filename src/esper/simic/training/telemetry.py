@@ -57,7 +57,6 @@ class Reporter:
                 probabilities=self._probabilities(decision, count) if count else None,
                 active=transition.active,
                 first_env=self.first_env,
-                watched=count,
             )
         )
         self._refusals(round_, step, transition, count)
