@@ -1,5 +1,7 @@
 """Every registered blueprint, over many shapes: cost, zero point, learning, fusing, tracing."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,14 +11,18 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from esper.kasmina.blueprints import (
     ScalarGate,
+    blueprint,
     blueprint_names,
+    build_catalogue,
     cost,
     find_blueprint,
     learning_rate_scales,
+    unregister_blueprint,
     zeroed,
 )
+from esper.leyline.catalogue import Trait
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
-from esper.leyline.slots import Family, Layout, SlotSpec
+from esper.leyline.slots import Family, Layout, Reach, SlotSpec
 
 LAYOUTS = {
     Family.CONV1D: (Layout.SEQUENCE, 1),
@@ -28,6 +34,7 @@ POPULATIONS = [(family, name) for family in Family for name in blueprint_names(f
 # Along sequences a block is built as in images.
 BLOCKS = [(f, "block") for f in Family if f is not Family.CONV1D]
 BLUEPRINTS = POPULATIONS + BLOCKS
+FAR = 12  # places: further than two kernels reach
 each_blueprint = pytest.mark.parametrize(
     ("family", "name"), BLUEPRINTS, ids=[f"{family}-{name}" for family, name in BLUEPRINTS]
 )
@@ -300,3 +307,45 @@ def test_a_scalar_gate_learns_ten_times_faster_than_the_rest() -> None:
     assert scales.pop("gate.weight") == GATE_LEARNING_RATE_SCALE
     assert set(scales.values()) == {1.0}
     assert ScalarGate()(torch.ones(3)).equal(torch.zeros(3))
+
+
+@each_blueprint
+def test_a_blueprint_has_the_traits_that_it_is_said_to_have(family: Family, name: str) -> None:
+    spec = spec_of(family, channels=6, extent=1 + 2 * FAR)
+    if name == "block":  # whose norm would else see all places
+        spec = dataclasses.replace(spec, reach=Reach.PAST)
+    traits = Trait(find_blueprint(name, family).traits)
+    seed, h = grown(family, name, spec), activations(spec)
+    changed = h.clone()
+    changed.select(spec.channel_axis, 0).neg_()
+    moved = (seed(changed) - seed(h)).abs() > 1e-9
+    if Trait.NORMALISES in traits:
+        whole = h + seed(h) / seed.gate.weight
+        larger = 9.0 * h + seed(9.0 * h) / seed.gate.weight
+        torch.testing.assert_close(whole, larger, rtol=1e-3, atol=1e-3)
+        return
+    others = moved.narrow(spec.channel_axis, 1, 5)
+    assert bool(others.any()) == (Trait.CHANNELS in traits)
+    apart = seed(h) + seed(-h) - 2.0 * seed(torch.zeros_like(h))
+    assert bool((apart.abs() > 1e-9).any()) == (Trait.BENDS in traits)
+    if family is not Family.DENSE:
+        axis = 1 if family is Family.TRANSFORMER else 2
+        changed = h.clone()
+        changed.select(axis, 0).neg_()
+        reached = (seed(changed) - seed(h)).abs() > 1e-9
+        assert bool(reached.select(axis, FAR).any()) == (Trait.GLOBAL in traits)
+        near = bool(reached.select(axis, 1).any()) and Trait.GLOBAL not in traits
+        assert near == (Trait.LOCAL in traits)
+
+
+def test_of_a_blueprint_of_ones_own_nothing_is_known_but_what_is_said() -> None:
+    spec = spec_of(Family.DENSE, 4)
+    said = {"quiet": {}, "told": {"traits": Trait.CHANNELS}, "more": {"plain": True}}
+    try:
+        for name, given in said.items():
+            blueprint(name, "dense", **given)(lambda spec: zeroed(nn.Linear(4, 4)))
+        catalogue = build_catalogue([spec], 100, allowed=[*said, "conv"])
+    finally:
+        for name in said:
+            unregister_blueprint(name, "dense")
+    assert catalogue.traits == ((0, Trait.KNOWN | Trait.CHANNELS, Trait.PLAIN, 0),)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import Blend
+from esper.leyline import Blend, Trait
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.auditioning import ALONE, LISTENING, Audition, Casting, _best_of_kinds
 from tests.tamiyo.gardens import HORIZON, Tape, TapeGarden, ops_of, play
@@ -113,7 +113,7 @@ def test_finalists_fit_together_in_slots_of_their_own_and_are_of_many_kinds(
     kinds = [kind for _, kind in places]
     fresh = [kind not in kinds[:turn] for turn, kind in enumerate(kinds)]
     assert fresh == sorted(fresh, reverse=True)  # another of the same kind comes later
-    plain = [catalogue.names[number % count] in catalogue.plain for number in heard]
+    plain = [bool(catalogue.has(Trait.PLAIN)[divmod(number, count)]) for number in heard]
     assert not any(plain) or all(plain)
 
 

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from esper.kasmina.hosts import Block
 from esper.kasmina.isolation import randomness_kept
 from esper.kasmina.layers import ChannelNorm, GroupNorm, PastLinear, SelfAttention, TokenLinear
-from esper.leyline.catalogue import LOOKS_BEYOND, NOT_APPLICABLE, BlueprintCatalogue, blend_costs
+from esper.leyline.catalogue import (
+    LOOKS_BEYOND,
+    NOT_APPLICABLE,
+    BlueprintCatalogue,
+    Trait,
+    blend_costs,
+)
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
 from esper.leyline.errors import BlueprintError, DuplicateNameError, UnknownNameError, first_line
 from esper.leyline.slots import Family, Reach, SlotConfig, SlotSpec
@@ -48,7 +54,7 @@ class Blueprint:
     summary: str
     neighbour: bool = False  # made of a copy of the module that the slot follows
     wrapped: bool = False  # for wrapped models alone: a population's actions are fixed
-    plain: bool = False  # capacity of a kind that hosts have anyway
+    traits: int = 0  # `Trait`s: what it is like
 
     def fits(self, spec: SlotSpec) -> bool:
         known = all(size is not None for size in spec.extent)
@@ -66,6 +72,7 @@ def blueprint(
     neighbour: bool = False,
     wrapped: bool = False,
     plain: bool = False,
+    traits: Trait | None = None,
 ) -> Callable[[Builder], Builder]:
     """Register a seed builder for families of slots; its docstring's first line is its summary.
 
@@ -75,6 +82,7 @@ def blueprint(
     `wrapped`: populations plant it only if it is named. `neighbour`: they never do; the function
     also gets a copy of the module that the slot follows, and what fails then does not fit there.
     `plain`: it adds capacity of a kind that hosts have anyway, so others are tried before it.
+    `traits`: what it is like, for a policy that was trained with others.
     """
     for each in (family, *others):
         if each not in list(Family):
@@ -95,9 +103,10 @@ def blueprint(
                     fix="choose another name, or unregister_blueprint() the old one first",
                 )
         summary = (inspect.getdoc(build) or name).splitlines()[0]
+        said = (0 if traits is None else Trait.KNOWN | traits) | (Trait.PLAIN if plain else 0)
         for kind in kinds:
             _REGISTRY[kind, name] = Blueprint(
-                name, kind, build, fixed_extent, summary, neighbour, wrapped or neighbour, plain
+                name, kind, build, fixed_extent, summary, neighbour, wrapped or neighbour, int(said)
             )
         return build
 
@@ -210,8 +219,8 @@ def build_catalogue(
         for row, spec, beside in zip(plans, specs, wrapped or [None] * len(specs), strict=True)
     )
     slots = SlotConfig(tuple(spec.name for spec in specs))
-    plain = frozenset(plan.name for plan in _REGISTRY.values() if plan.plain)
-    return BlueprintCatalogue(slots, tuple(names), costs, blend_costs(specs), host_params, plain)
+    traits = tuple(tuple(plan.traits if plan else 0 for plan in row) for row in plans)
+    return BlueprintCatalogue(slots, tuple(names), costs, blend_costs(specs), host_params, traits)
 
 
 # --- what blueprints are made of --------------------------------------------------------------
@@ -338,6 +347,11 @@ def reduced(channels: int, factor: int) -> int:
     return max(1, channels // factor)
 
 
+_LAYERS = Trait.CHANNELS | Trait.BENDS
+_RESCALES = _LAYERS | Trait.CONTENT
+_ATTENDS = _RESCALES | Trait.GLOBAL
+
+
 # --- for sequences [B, C, L] and images [B, C, H, W] ------------------------------------------
 
 
@@ -363,13 +377,13 @@ def _two(first: nn.Module, last: nn.Module) -> nn.Module:
     return nn.Sequential(first, activation(), zeroed(last))
 
 
-@blueprint("norm", Family.CONV1D, Family.CONV2D)
+@blueprint("norm", Family.CONV1D, Family.CONV2D, traits=Trait.NORMALISES)
 def position_norm(spec: SlotSpec) -> nn.Module:
     """Normalises each sample over channels and positions, where causal over channels alone."""
     return Replace(_normalised(spec))
 
 
-@blueprint("squeeze", Family.CONV1D, Family.CONV2D, plain=True)
+@blueprint("squeeze", Family.CONV1D, Family.CONV2D, plain=True, traits=_RESCALES | Trait.GLOBAL)
 def squeeze(spec: SlotSpec) -> nn.Module:
     """Rescales each channel by what all positions hold (squeeze-and-excite)."""
     inner = reduced(spec.channels, 4)
@@ -385,14 +399,14 @@ def squeeze(spec: SlotSpec) -> nn.Module:
     )
 
 
-@blueprint("pointwise", Family.CONV1D, plain=True)
+@blueprint("pointwise", Family.CONV1D, plain=True, traits=_LAYERS)
 def pointwise(spec: SlotSpec) -> nn.Module:
     """Mixes channels at each position on its own."""
     width = spec.channels
     return _two(_convolution(spec, width, width), _convolution(spec, width, width))
 
 
-@blueprint("bottleneck", Family.CONV2D, plain=True)
+@blueprint("bottleneck", Family.CONV2D, plain=True, traits=_LAYERS | Trait.LOCAL)
 def bottleneck(spec: SlotSpec) -> nn.Module:
     """A convolution in a quarter of the channels, between two that mix them."""
     inner = reduced(spec.channels, 4)
@@ -405,7 +419,7 @@ def bottleneck(spec: SlotSpec) -> nn.Module:
     )
 
 
-@blueprint("depthwise", Family.CONV1D, Family.CONV2D)
+@blueprint("depthwise", Family.CONV1D, Family.CONV2D, traits=_LAYERS | Trait.LOCAL)
 def depthwise(spec: SlotSpec) -> nn.Module:
     """Filters each channel over its positions, then mixes channels."""
     width = spec.channels
@@ -413,7 +427,7 @@ def depthwise(spec: SlotSpec) -> nn.Module:
     return _two(filters, _convolution(spec, width, width))
 
 
-@blueprint("conv", Family.CONV1D, Family.CONV2D, plain=True)
+@blueprint("conv", Family.CONV1D, Family.CONV2D, plain=True, traits=_LAYERS | Trait.LOCAL)
 def conv(spec: SlotSpec) -> nn.Module:
     """A full convolution block: two layers that see neighbours and mix channels."""
     width, kernel = spec.channels, KERNELS[spec.family]
@@ -421,7 +435,7 @@ def conv(spec: SlotSpec) -> nn.Module:
     return _two(_convolution(spec, width, inner, kernel), _convolution(spec, inner, width, kernel))
 
 
-@blueprint("token_mix", Family.CONV1D, fixed_extent=True)
+@blueprint("token_mix", Family.CONV1D, fixed_extent=True, traits=Trait.GLOBAL | Trait.BENDS)
 def token_mix(spec: SlotSpec) -> nn.Module:
     """Mixes positions however far apart, the same way in every channel."""
     (length,) = spec.extent
@@ -436,7 +450,7 @@ def token_mix(spec: SlotSpec) -> nn.Module:
     return _two(TokenLinear(length, inner), TokenLinear(inner, length))
 
 
-@blueprint("attention", Family.CONV1D)
+@blueprint("attention", Family.CONV1D, traits=_ATTENDS)
 def position_attention(spec: SlotSpec) -> nn.Module:
     """Lets every position look at every other, where causal at those before it."""
     return Transposed(Attend(spec.channels, causal=spec.causal))
@@ -460,25 +474,25 @@ def _two_layers(spec: SlotSpec, inner: int) -> list[nn.Module]:
     ]
 
 
-@blueprint("norm", Family.DENSE, Family.TRANSFORMER)
+@blueprint("norm", Family.DENSE, Family.TRANSFORMER, traits=Trait.NORMALISES)
 def norm(spec: SlotSpec) -> nn.Module:
     """Normalises each vector of features, or token, over its channels."""
     return Replace(ChannelNorm(spec.channels))
 
 
-@blueprint("lora", Family.TRANSFORMER, plain=True)
+@blueprint("lora", Family.TRANSFORMER, plain=True, traits=Trait.CHANNELS)
 def lora(spec: SlotSpec) -> nn.Module:
     """A linear map of low rank on each token."""
     return lowrank(spec)
 
 
-@blueprint("gate", Family.DENSE, Family.TRANSFORMER, plain=True)
+@blueprint("gate", Family.DENSE, Family.TRANSFORMER, plain=True, traits=_RESCALES)
 def gate(spec: SlotSpec) -> nn.Module:
     """Rescales each channel by what the others are."""
     return Rescale(nn.Sequential(*_two_layers(spec, reduced(spec.channels, 8))))
 
 
-@blueprint("lowrank", Family.DENSE, plain=True)
+@blueprint("lowrank", Family.DENSE, plain=True, traits=Trait.CHANNELS)
 def lowrank(spec: SlotSpec) -> nn.Module:
     """A linear map of low rank."""
     inner = reduced(spec.channels, 8)
@@ -487,13 +501,13 @@ def lowrank(spec: SlotSpec) -> nn.Module:
     )
 
 
-@blueprint("attention", Family.TRANSFORMER)
+@blueprint("attention", Family.TRANSFORMER, traits=_ATTENDS)
 def attention(spec: SlotSpec) -> nn.Module:
     """Lets every token look at those before it."""
     return Attend(spec.channels, causal=True)
 
 
-@blueprint("mlp", Family.DENSE, Family.TRANSFORMER, plain=True)
+@blueprint("mlp", Family.DENSE, Family.TRANSFORMER, plain=True, traits=_LAYERS)
 def mlp(spec: SlotSpec) -> nn.Module:
     """Two layers: with a narrow middle for features, with one twice as wide for tokens."""
     dense = spec.family is Family.DENSE
@@ -501,13 +515,13 @@ def mlp(spec: SlotSpec) -> nn.Module:
     return nn.Sequential(*_two_layers(spec, inner))
 
 
-@blueprint("wide", Family.DENSE, plain=True)
+@blueprint("wide", Family.DENSE, plain=True, traits=_LAYERS)
 def wide(spec: SlotSpec) -> nn.Module:
     """Two layers with a middle as wide as the slot."""
     return nn.Sequential(*_two_layers(spec, spec.channels))
 
 
-@blueprint("convpool", Family.DENSE)
+@blueprint("convpool", Family.DENSE, traits=_LAYERS | Trait.LOCAL | Trait.GLOBAL)
 def convpool(spec: SlotSpec) -> nn.Module:
     """Finds local patterns wherever they are among the features, taken as a line."""
     width = min(FILTER_WIDTH, spec.channels)
@@ -524,13 +538,13 @@ def convpool(spec: SlotSpec) -> nn.Module:
 # --- for wrapped models: more of what the host itself is made of ------------------------------
 
 
-@blueprint("block", Family.DENSE, wrapped=True, plain=True)
+@blueprint("block", Family.DENSE, wrapped=True, plain=True, traits=_LAYERS)
 def dense_block(spec: SlotSpec) -> nn.Module:
     """A residual block: a norm, and two layers with a middle twice as wide as the slot."""
     return nn.Sequential(ChannelNorm(spec.channels), *_two_layers(spec, 2 * spec.channels))
 
 
-@blueprint("block", Family.TRANSFORMER, wrapped=True, plain=True)
+@blueprint("block", Family.TRANSFORMER, wrapped=True, plain=True, traits=_ATTENDS)
 def transformer_block(spec: SlotSpec) -> nn.Module:
     """A whole block: causal attention at full width, and two layers with a middle 4 x as wide."""
     block = Block(spec.channels, heads=4 if spec.channels % 4 == 0 else 1)
@@ -539,7 +553,9 @@ def transformer_block(spec: SlotSpec) -> nn.Module:
     return Replace(block, gated=False)
 
 
-@blueprint("block", Family.CONV1D, Family.CONV2D, wrapped=True, plain=True)
+@blueprint(
+    "block", Family.CONV1D, Family.CONV2D, wrapped=True, plain=True, traits=_LAYERS | Trait.LOCAL
+)
 def conv_block(spec: SlotSpec) -> nn.Module:
     """A residual block at full width: twice a norm, an activation and a convolution."""
     kernel = 1 if spec.reach is Reach.OWN else KERNELS[spec.family]

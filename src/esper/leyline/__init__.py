@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from esper.lazy import attach
 
 if TYPE_CHECKING:
-    from .catalogue import BlueprintCatalogue
+    from .catalogue import BlueprintCatalogue, Trait
     from .constants import (
         DEFAULT_ADAM_EPS,
         DEFAULT_EMBARGO,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntFlag, auto
 
 import torch
 from torch import Tensor
@@ -20,16 +21,29 @@ _BEYOND = (
 )
 
 
+class Trait(IntFlag):
+    """What a blueprint is like, whatever its name: how a policy knows one it never met."""
+
+    KNOWN = auto()  # somebody said what it is like; else only PLAIN says something
+    LOCAL = auto()  # combines places beside each other
+    GLOBAL = auto()  # combines places however far apart
+    CHANNELS = auto()  # combines channels
+    CONTENT = auto()  # how it combines depends on what passes
+    NORMALISES = auto()  # brings what passes to a common size
+    BENDS = auto()  # is not linear
+    PLAIN = auto()  # capacity of a kind that hosts have anyway
+
+
 @dataclass(frozen=True)
 class BlueprintCatalogue:
-    """Names and costs, known before anything is planted."""
+    """Names, costs and traits, known before anything is planted."""
 
     slots: SlotConfig
     names: tuple[str, ...]
     costs: tuple[tuple[int, ...], ...]  # [S][P] parameters; negative where it does not fit
     blend_costs: tuple[tuple[int, ...], ...]  # [S][K] parameters the blend itself adds
     host_params: int
-    plain: frozenset[str] = frozenset()  # names of those that add capacity and nothing else
+    traits: tuple[tuple[int, ...], ...] = ()  # [S][P] a `Trait` each; nothing said: none known
 
     def __post_init__(self) -> None:
         require_agreement(
@@ -64,6 +78,11 @@ class BlueprintCatalogue:
         for index in indices[indices >= 0].unique().tolist():
             translated[indices == index] = self.index(saved[index])
         return translated
+
+    def has(self, trait: Trait) -> Tensor:
+        """[S, P] bool: which seeds are like that?"""
+        traits = self.traits or ((0,) * len(self.names),) * len(self.slots)
+        return (torch.tensor(traits, dtype=torch.int64) & int(trait)) != 0
 
     def total_costs(self) -> Tensor:
         """Parameters of each seed, [S, P, K]; NOT_APPLICABLE where it does not fit."""

@@ -32,5 +32,6 @@ if TYPE_CHECKING:
         run_sequences,
         unwrapped,
     )
+    from .token_layout import TokenLayout
 
 __getattr__, __dir__, __all__ = attach(__name__)

@@ -29,11 +29,11 @@ GRADIENT_DECADES = 4.0  # powers of ten, each way, that a gradient or a ratio of
 CONTRIBUTION_SCALE = 10.0  # points
 COST_STEPS = 1000.0  # a cost of one such part of the host is just visible
 
-_GUESSING = "loss / log(classes)"
+GUESSING = "loss / log(classes)"
 _ABOVE_CHANCE = "(accuracy - chance) / (100 - chance)"
-_OF_HOST = "parameters / host parameters"
+OF_HOST = "parameters / host parameters"
 _OF_HORIZON = "epochs / horizon"
-_COST = "log10(1 + 1000 × share of host) / 4"
+COST_SCALE = "log10(1 + 1000 × share of host) / 4"
 _NOW = ("measured",)
 
 
@@ -54,7 +54,7 @@ class Feature:
         return tuple(f"{self.name}.{option}" for option in self.options) or (self.name,)
 
 
-def _given(flag: str, what: str, *features: Feature) -> tuple[Feature, ...]:
+def given(flag: str, what: str, *features: Feature) -> tuple[Feature, ...]:
     """A presence flag, and the features that are 0 unless it is 1."""
     flagged = (replace(feature, flags=(*feature.flags, flag)) for feature in features)
     return (Feature(flag, 0.0, 1.0, "0 or 1", what), *flagged)
@@ -63,10 +63,10 @@ def _given(flag: str, what: str, *features: Feature) -> tuple[Feature, ...]:
 def _changes(lag: int) -> tuple[Feature, ...]:
     before = f"{lag} epoch{'s' if lag > 1 else ''} before"
     what = f"Change since {before}."
-    return _given(
+    return given(
         f"measured_{lag}", f"Losses and accuracy are known for the last epoch and {before}.",
-        Feature(f"train_loss_change_{lag}", -2.0, 2.0, _GUESSING, what),
-        Feature(f"validation_loss_change_{lag}", -2.0, 2.0, _GUESSING, what),
+        Feature(f"train_loss_change_{lag}", -2.0, 2.0, GUESSING, what),
+        Feature(f"validation_loss_change_{lag}", -2.0, 2.0, GUESSING, what),
         Feature(f"validation_accuracy_change_{lag}", -1.0, 1.0, _ABOVE_CHANCE, what),
     )  # fmt: skip
 
@@ -74,33 +74,33 @@ def _changes(lag: int) -> tuple[Feature, ...]:
 GLOBAL_FEATURES: tuple[Feature, ...] = (
     Feature("epoch", 0.0, 1.0, _OF_HORIZON, "Epochs lived."),
     Feature("remaining", 0.0, 1.0, _OF_HORIZON, "Epochs left."),
-    *_given(
+    *given(
         "measured", "Losses and accuracy of the last epoch are known.",
-        Feature("train_loss", 0.0, MOST_LOSS, _GUESSING, "Of the last epoch."),
-        Feature("validation_loss", 0.0, MOST_LOSS, _GUESSING, "Of the network as it is."),
-        Feature("generalisation_gap", -2.0, 2.0, _GUESSING, "Validation minus training loss."),
+        Feature("train_loss", 0.0, MOST_LOSS, GUESSING, "Of the last epoch."),
+        Feature("validation_loss", 0.0, MOST_LOSS, GUESSING, "Of the network as it is."),
+        Feature("generalisation_gap", -2.0, 2.0, GUESSING, "Validation minus training loss."),
         Feature("validation_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "Of the network as it is."),
         Feature("best_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "Best in the window."),
         Feature("since_best", 0.0, 1.0, "epochs / window", "Epochs since that."),
     ),
-    *_given(
+    *given(
         "committed_known", "The committed accuracy is known.",
         Feature("committed_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "With only fossilized seeds on."),
         Feature("uncommitted_gain", -1.0, 1.0, _ABOVE_CHANCE, "As it is minus committed.", _NOW),
     ),
     *(feature for lag in LAGS for feature in _changes(lag)),
-    *_given(
+    *given(
         "loss_rise_known", "The change of the training loss over the last epoch is known.",
         Feature("loss_rise", -1.0, 2.0, "relative change", "Of the training loss; a gate looks at "
                 "it."),
     ),
-    *_given(
+    *given(
         "gradient_known", "The host's gradient is known.",
         Feature("gradient", -1.0, 1.0, "log10 / 4", "Norm of the host's gradient, over the last "
                 "epoch."),
     ),
-    Feature("added_params", 0.0, MOST_PARAMS, _OF_HOST, "In seeds that exist; they pay rent."),
-    Feature("budget_room", 0.0, MOST_PARAMS, _OF_HOST, "That may still be added."),
+    Feature("added_params", 0.0, MOST_PARAMS, OF_HOST, "In seeds that exist; they pay rent."),
+    Feature("budget_room", 0.0, MOST_PARAMS, OF_HOST, "That may still be added."),
     Feature("interventions", 0.0, 1.0, "count / 8", "Decisions other than WAIT so far."),
     Feature("living", 0.0, 1.0, "count / slots", "Seeds that can still be pruned."),
     Feature("fossilized", 0.0, 1.0, "count / slots", "Seeds that are permanent."),
@@ -119,38 +119,38 @@ def slot_features(blueprints: tuple[str, ...]) -> tuple[Feature, ...]:
         Feature("age", 0.0, 1.0, _OF_HORIZON, "Since planting."),
         Feature("epochs_in_stage", 0.0, 1.0, _OF_HORIZON, "In its present stage."),
         Feature("embargo", 0.0, 1.0, _OF_HORIZON, "Of rest left."),
-        Feature("params", 0.0, MOST_PARAMS, _OF_HOST, "Of the seed that exists here."),
-        *_given(
+        Feature("params", 0.0, MOST_PARAMS, OF_HOST, "Of the seed that exists here."),
+        *given(
             "contribution_known", "The contribution is known.",
             Feature("contribution", -1.0, 1.0, "tanh(points / 10)", "Score with the seed minus "
                     "without."),
         ),
-        *_given(
+        *given(
             "gradient_known", "The gradients of the seed and of the host are known.",
             Feature("gradient_ratio", -1.0, 1.0, "log10 / 4", "Gradient norm, seed to host."),
         ),
-        *_given(
+        *given(
             "flow_known", "What passes the slot is known.",
             Feature("spread", 0.0, 2.0, "standard deviation of log", "Of samples, in the size of "
                     "what passes."),
             Feature("silence", 0.0, 1.0, "share", "Of values that are 0."),
             Feature("peaks", 0.0, 1.0, "log10(kurtosis) / 2", "How peaked it is."),
         ),
-        *_given(
+        *given(
             "roughness_known", "It has places beside each other.",
             Feature("roughness", 0.0, 2.0, "variance of steps / 2 variances",
                     "From place to place."),
         ),
         Feature("position", 0.0, 1.0, "index / (slots - 1)", "From the input to the output."),
-        *_given(
+        *given(
             "fits", "Some blueprint fits this slot.",
-            Feature("cheapest", 0.0, 1.0, _COST, "Seed that fits."),
-            Feature("dearest", 0.0, 1.0, _COST, "Seed that fits."),
+            Feature("cheapest", 0.0, 1.0, COST_SCALE, "Seed that fits."),
+            Feature("dearest", 0.0, 1.0, COST_SCALE, "Seed that fits."),
         ),
     )  # fmt: skip
 
 
-class _Block:
+class FeatureBlock:
     """Features that stand side by side, and what their columns are held to."""
 
     def __init__(self, features: tuple[Feature, ...]) -> None:
@@ -175,7 +175,7 @@ class _Block:
         return inside.masked_fill_((1.0 - inside) @ self._needs > 0.0, 0.0)
 
 
-_GLOBAL = _Block(GLOBAL_FEATURES)
+_GLOBAL = FeatureBlock(GLOBAL_FEATURES)
 
 
 class FeatureTable:
@@ -184,7 +184,7 @@ class FeatureTable:
     def __init__(self, catalogue: BlueprintCatalogue) -> None:
         self.catalogue = catalogue
         self.slot_features = slot_features(catalogue.names)
-        self.slot_block = block = _Block(self.slot_features)
+        self.slot_block = block = FeatureBlock(self.slot_features)
         self.globals = len(_GLOBAL.names)  # G: how many global features there are
         self.per_slot = len(block.names)  # P: how many features a slot has
         # F names in order; those of a slot begin with the slot's name and a colon.
@@ -236,15 +236,11 @@ class FeatureTable:
         dear = costs.clamp(min=0).amax(1)
         cheap = costs.masked_fill(~fitting, math.inf).amin(1)
         host = max(self.catalogue.host_params, 1)
-
-        def visible(cost: Tensor) -> Tensor:
-            return (1.0 + COST_STEPS * cost / host).log10() / 4.0
-
         return {
             "position": torch.arange(slots).double() / max(slots - 1, 1),
             "fits": fitting.any(1),
-            "cheapest": visible(cheap),
-            "dearest": visible(dear),
+            "cheapest": visible_cost(cheap, host),
+            "dearest": visible_cost(dear, host),
         }
 
 
@@ -290,7 +286,7 @@ def global_columns(signals: Signals) -> dict[str, Tensor]:
         "loss_rise_known": life.loss_rise_known & ~life.loss_rise.isnan(),
         "loss_rise": life.loss_rise,
         "gradient_known": ~signals.host_gradient.isnan(),
-        "gradient": _decades(signals.host_gradient) / GRADIENT_DECADES,
+        "gradient": decades(signals.host_gradient) / GRADIENT_DECADES,
         "added_params": added / host,
         "budget_room": (signals.budget - added).double() / host,
         "interventions": life.interventions / MOST_INTERVENTIONS,
@@ -337,11 +333,16 @@ def slot_columns(signals: Signals, constants: Mapping[str, Tensor]) -> dict[str,
         "peaks": peaks / 2.0,
         "roughness_known": ~roughness.isnan(),
         "roughness": roughness,
-        "gradient_ratio": (_decades(life.gradient) - _decades(host_gradient)) / GRADIENT_DECADES,
+        "gradient_ratio": (decades(life.gradient) - decades(host_gradient)) / GRADIENT_DECADES,
     }
 
 
-def _decades(size: Tensor) -> Tensor:
+def visible_cost(cost: Tensor, host: float) -> Tensor:
+    """A share of the host's parameters or FLOPs, so that small ones can be told apart."""
+    return (1.0 + COST_STEPS * cost / host).log10() / 4.0
+
+
+def decades(size: Tensor) -> Tensor:
     """log10 of a size, within twice the span of features: a ratio of 0s or Infs is finite."""
     most = 10.0 ** (2.0 * GRADIENT_DECADES)
     return size.double().clamp(1.0 / most, most).log10()

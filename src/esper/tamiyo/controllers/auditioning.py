@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.leyline import Actions, Blend, BlueprintCatalogue, Legality, LifecycleOp
+from esper.leyline import Actions, Blend, BlueprintCatalogue, Legality, LifecycleOp, Trait
 from esper.leyline.constants import BY_HEART, CERTAIN, UNLEARNED
 from esper.leyline.errors import EsperError
 from esper.leyline.settings import Count, NotNegative, Positive, Share, Whole, require_settings
@@ -342,11 +342,11 @@ class Casting:
         )
 
     def audition(self, signals: Signals, legality: Legality) -> AuditionPlan:
-        fits, catalogue = _fitting(signals), signals.catalogue
+        fits = _fitting(signals)
         if self.cast != LISTENING or self.finalists:
             nobody = torch.zeros(len(signals), dtype=torch.float64)
             return AuditionPlan(torch.zeros_like(fits), nobody)
-        bring = fits & torch.tensor([name not in catalogue.plain for name in catalogue.names])
+        bring = fits & ~signals.catalogue.has(Trait.PLAIN)
         return self.rule.audition(signals, legality, bring if bool(bring.any()) else fits)
 
 

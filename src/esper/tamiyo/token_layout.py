@@ -1,0 +1,317 @@
+"""Observations for a policy that serves any host: a token for all, for each slot, for each seed.
+
+A candidate is a seed that may be planted, a slot and a blueprint together. A row is the global
+token, then the slots' tokens, then the candidates', slot by slot, padded with zeros to the layout's
+sizes: rows of different hosts stand in one buffer. No number depends on a task's scale, on names,
+or on what other runs have seen; a blueprint is known by its traits. Part of what is seen is what
+the rule `audition` would do now.
+
+Shapes: `N` environments, `S` slots, `P` blueprints, `K` blends, `F` features in all, `G` of the
+global token, `D` of a slot's, `C` of a candidate's.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from esper.leyline import (
+    HEADS,
+    Actions,
+    ActionSpace,
+    Blend,
+    BlueprintCatalogue,
+    Legality,
+    LifecycleOp,
+    Trait,
+)
+from esper.leyline.errors import AgreementError
+from esper.leyline.settings import Count, require_settings
+from esper.leyline.signals import Signals
+from esper.tamiyo.features import (
+    COST_SCALE,
+    GLOBAL_FEATURES,
+    GRADIENT_DECADES,
+    Feature,
+    FeatureBlock,
+    FeatureTable,
+    decades,
+    given,
+    global_columns,
+    slot_columns,
+    slot_features,
+    visible_cost,
+)
+
+SEEN_GAIN = 0.003  # in units of guessing: gains above it differ by their logarithm
+SEEN_ERRORS, MOST_ERRORS = 1.0, 30.0  # as for gains, of gains over their errors
+
+_SYMLOG = "symmetric log, / log(classes)"
+_STANDING = "share"
+_HERE = Feature("present", 0.0, 1.0, "0 or 1", "It is none of the padding.")
+_BLENDS = tuple(blend.name for blend in Blend)
+
+_WHOLE = FeatureBlock(
+    (
+        *GLOBAL_FEATURES,
+        Feature("horizon", 0.0, 1.0, "log10 / 3", "Epochs of the whole training."),
+        Feature("classes", 0.0, 1.0, "log10 / 3", "Between which the host tells."),
+        Feature("slots", 0.0, 1.0, "log10(1 + count) / 2", "Of the host."),
+        Feature("budget", 0.0, 1.0, COST_SCALE, "Parameters that may exist in seeds."),
+        Feature("advised", 0.0, 1.0, "one of", "What the rule would do.",
+                options=tuple(op.name for op in LifecycleOp)),
+    )
+)  # fmt: skip
+
+_SLOT = FeatureBlock(
+    (
+        _HERE,
+        *(feature for feature in slot_features(()) if feature.name != "blueprint"),
+        Feature("advised", 0.0, 1.0, "0 or 1", "The rule would do it here."),
+    )
+)
+
+_CANDIDATE = FeatureBlock(
+    (
+        _HERE,
+        Feature("planted", 0.0, 1.0, "0 or 1", "It is the seed that the slot has."),
+        Feature("free", 0.0, 1.0, "0 or 1", "The slot has none."),
+        *given(
+            "fits", "It could be planted in this slot.",
+            Feature("affordable", 0.0, 1.0, "0 or 1", "The budget has room for it."),
+            Feature("params", 0.0, 1.0, COST_SCALE, "That it adds."),
+            Feature("params_rank", 0.0, 1.0, _STANDING, "Of those that fit, smaller ones."),
+        ),
+        *given(
+            "flops_known", "What its shadow costs is known.",
+            Feature("flops", 0.0, 1.0, COST_SCALE, "To train and measure its shadow."),
+        ),
+        *given(
+            "heard", "A shadow of it was measured.",
+            Feature("gain", -1.0, 1.0, _SYMLOG, "Validation loss without it minus with it."),
+            Feature("gain_of_rest", -1.0, 1.0, "symmetric log, / validation loss", "The same."),
+            Feature("certainty", -1.0, 1.0, "symmetric log", "The gain over its standard error."),
+            Feature("slope", -1.0, 1.0, _SYMLOG, "By which the gain rose, by epoch."),
+            Feature("train_gain", -1.0, 1.0, _SYMLOG, "As the gain, on training batches."),
+            Feature("by_heart", -1.0, 1.0, _SYMLOG, "That minus the gain."),
+            Feature("learned", 0.0, 1.0, "epochs / horizon", "That its shadow has trained."),
+            Feature("gain_rank", 0.0, 1.0, _STANDING, "Of those heard, with a smaller gain."),
+            Feature("certainty_rank", 0.0, 1.0, _STANDING, "Of those heard, less certain ones."),
+        ),
+        *given(
+            "gradient_known", "The shadow's gradient is known.",
+            Feature("gradient", -1.0, 1.0, "log10 / 4", "Its norm over the host's."),
+            Feature("gradient_rank", 0.0, 1.0, _STANDING, "Of those known, with a smaller one."),
+        ),
+        Feature("trait", 0.0, 1.0, "0 or 1", "What the blueprint is like.",
+                options=tuple(str(trait.name) for trait in Trait)),
+        Feature("advised", 0.0, 1.0, "one of", "The rule would plant it, with this blend.",
+                options=_BLENDS),
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """How many slots and blueprints a row has room for."""
+
+    slots: Count = 8
+    blueprints: Count = 12
+
+    def __post_init__(self) -> None:
+        require_settings(self, "In a layout of tokens")
+
+    @classmethod
+    def of(cls, catalogue: BlueprintCatalogue) -> "TokenLayout":
+        """The one without padding."""
+        return cls(len(catalogue.slots), len(catalogue.names))
+
+    @cached_property
+    def space(self) -> ActionSpace:
+        """The heads, padded as the rows are."""
+        return ActionSpace(
+            names=HEADS.names,
+            sizes=(len(LifecycleOp), self.slots, self.blueprints, len(Blend)),
+            relevance=HEADS.relevance,
+            given=tuple(head.given for head in HEADS.heads),
+        )
+
+    @property
+    def tokens(self) -> int:
+        return 1 + self.slots * (1 + self.blueprints)
+
+    @property
+    def state_dim(self) -> int:
+        """F"""
+        return WIDTHS[0] + self.slots * (WIDTHS[1] + self.blueprints * WIDTHS[2])
+
+    def split(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[..., F] as the tokens [..., G], [..., S, D] and [..., S, P, C]."""
+        inner = self.slots * WIDTHS[1]
+        parts = states.split((WIDTHS[0], inner, self.state_dim - WIDTHS[0] - inner), -1)
+        return (
+            parts[0],
+            parts[1].unflatten(-1, (self.slots, -1)),
+            parts[2].unflatten(-1, (self.slots, self.blueprints, -1)),
+        )
+
+    def names(self, catalogue: BlueprintCatalogue) -> tuple[str, ...]:
+        """F names, those of padding with its number."""
+        slots = _padded(catalogue.slots.names, self.slots)
+        kinds = _padded(catalogue.names, self.blueprints)
+        places = [f"{slot}/{kind}" for slot in slots for kind in kinds]
+        return (
+            *_WHOLE.names,
+            *(f"{slot}:{name}" for slot in slots for name in _SLOT.names),
+            *(f"{place}:{name}" for place in places for name in _CANDIDATE.names),
+        )
+
+    def observe(self, signals: Signals, advice: Actions) -> Tensor:
+        """[N, F] float32, finite whatever was measured; `advice` is what the rule would do."""
+        S, P = len(signals.catalogue.slots), len(signals.catalogue.names)
+        self._require_room(S, P)
+        matters, slots = advice.relevant(), torch.arange(S)
+        told = torch.where(matters, advice.values, -1)  # [N, H], below 0 what does not matter
+        op, slot, kind, blend = (column[:, None] for column in told.unbind(1))
+        here = slot == slots  # [N, S]
+        plant = here[:, :, None] & (kind == torch.arange(P))[:, None, :]  # [N, S, P]
+        whole = global_columns(signals) | _more_of_all(signals)
+        whole["advised"] = op == torch.arange(len(LifecycleOp))
+        own = slot_columns(signals, FeatureTable.of(signals.catalogue).slot_constants)
+        own |= {"present": torch.ones_like(here), "advised": here}
+        seeds = candidate_columns(signals)
+        seeds["advised"] = plant[..., None] & (blend == torch.arange(len(Blend)))[:, None, None]
+        held = _CANDIDATE.held(seeds)
+        wider, more = self.slots - S, self.blueprints - P
+        return torch.cat(
+            (
+                _WHOLE.held(whole),
+                pad(_SLOT.held(own), (0, 0, 0, wider)).flatten(1),
+                pad(held, (0, 0, 0, more, 0, wider)).flatten(1),
+            ),
+            1,
+        )
+
+    def widen(self, legality: Legality) -> Legality:
+        """The same with the layout's heads; padding is closed."""
+        space = legality.space
+        self._require_room(space.size("slot"), space.size("blueprint"))
+        masks = {}
+        for head, name in enumerate(space.names):
+            inner = (*(space.size(earlier) for earlier in space.given[head]), space.sizes[head])
+            outer = (*(self.space.size(e) for e in space.given[head]), self.space.sizes[head])
+            mask = legality.masks.get(name)
+            if mask is None:
+                mask = torch.ones(legality.hosts, *inner, dtype=torch.bool)
+            room = [w for have, want in zip(inner, outer, strict=True) for w in (want - have, 0)]
+            masks[name] = pad(mask, room[::-1])
+        return Legality(self.space, legality.hosts, masks)
+
+    def narrow(self, actions: Actions | Tensor, space: ActionSpace) -> Actions:
+        """Decisions [N, H] with the heads of a host."""
+        return Actions(space, actions.values if isinstance(actions, Actions) else actions.cpu())
+
+    def _require_room(self, slots: int, blueprints: int) -> None:
+        if slots > self.slots or blueprints > self.blueprints:
+            raise AgreementError(
+                "The host has more slots or blueprints than the layout of tokens has room for",
+                given=f"{slots} slots, {blueprints} blueprints",
+                valid=f"at most {self.slots} slots, {self.blueprints} blueprints",
+                fix="make a larger one: weights do not depend on it",
+            )
+
+
+WIDTHS = tuple(len(block.names) for block in (_WHOLE, _SLOT, _CANDIDATE))  # G, D, C
+# Where the advice stands in each kind of token, and last in all of them.
+ADVISED = (len(LifecycleOp), 1, len(Blend))
+
+
+def _padded(names: tuple[str, ...], size: int) -> tuple[str, ...]:
+    return names + tuple(f"padding {place}" for place in range(len(names), size))
+
+
+def _more_of_all(signals: Signals) -> dict[str, Tensor]:
+    """What the global token has beside the global features, [N] each."""
+    catalogue, one = signals.catalogue, torch.ones(len(signals))
+    return {
+        "horizon": signals.horizon.double().log10() / 3.0,
+        "classes": one * math.log10(max(signals.classes, 1)) / 3.0,
+        "slots": one * math.log10(1 + len(catalogue.slots)) / 2.0,
+        "budget": visible_cost(signals.budget.double(), max(catalogue.host_params, 1)),
+    }
+
+
+def candidate_columns(signals: Signals) -> dict[str, Tensor]:
+    """[N, S, P] each, or [N, S, P, options]; all but the advice."""
+    life, shadows = signals.lifecycle, signals.shadows
+    fixed = _constants(signals.catalogue)
+    costs, kinds = fixed["costs"], torch.arange(fixed["costs"].shape[1])
+    shape = (len(signals), *costs.shape)
+    nothing = torch.full(shape, torch.nan)
+    found = dict.fromkeys(("gain", "error", "slope", "train_gain", "gradient", "cost"), nothing)
+    if shadows is not None:
+        found = {name: array.float() for name, array in shadows.arrays().items()}
+    guessing = math.log(max(signals.classes, 2))
+    gain, gradient, train = (found[name] for name in ("gain", "gradient", "train_gain"))
+    heard, measured = ~gain.isnan(), ~gradient.isnan()
+    sure = gain / found["error"].clamp(min=1e-12)
+    left = signals.latest("validation_loss").float()[:, None, None].clamp(min=1e-6)
+    room = (signals.budget - life.params.sum(1))[:, None, None]
+    horizon = signals.horizon.clamp(min=1).float()[:, None, None]
+
+    def of_loss(part: Tensor, unit: Tensor | float = guessing) -> Tensor:
+        return symlog(part / unit, SEEN_GAIN, 1.0)
+
+    return {
+        "present": torch.ones(shape),
+        "planted": (life.blueprint[:, :, None] == kinds) & life.occupied[:, :, None],
+        "free": ~life.occupied[:, :, None].expand(shape),
+        "fits": (costs >= 0).expand(shape),
+        "affordable": (costs <= room).expand(shape),
+        "params": fixed["params"].expand(shape),
+        "params_rank": fixed["rank"].expand(shape),
+        "trait": fixed["trait"].expand(*shape, len(Trait)),
+        "flops_known": ~found["cost"].isnan(),
+        "flops": visible_cost(found["cost"], 1.0),
+        "heard": heard,
+        "gain": of_loss(gain),
+        "gain_of_rest": of_loss(gain, left),
+        "certainty": symlog(sure, SEEN_ERRORS, MOST_ERRORS),
+        "slope": of_loss(found["slope"]),
+        "train_gain": of_loss(train),
+        "by_heart": of_loss(train - gain),
+        "learned": (nothing if shadows is None else found["epochs"]) / horizon,
+        "gain_rank": standing(gain, heard),
+        "certainty_rank": standing(sure, heard),
+        "gradient_known": measured,
+        "gradient": decades(gradient) / GRADIENT_DECADES,
+        "gradient_rank": standing(gradient, measured),
+    }
+
+
+@lru_cache(maxsize=64)
+def _constants(catalogue: BlueprintCatalogue) -> dict[str, Tensor]:
+    """What candidates' features say of a host: [S, P] each, traits [S, P, traits]."""
+    costs = catalogue.total_costs()[:, :, Blend.RAMP]
+    fits = costs >= 0
+    return {
+        "costs": costs,
+        "params": visible_cost(costs.clamp(min=0).float(), max(catalogue.host_params, 1)),
+        "rank": standing(costs.float()[None], fits[None])[0],
+        "trait": torch.stack([catalogue.has(trait) for trait in Trait], -1),
+    }
+
+
+def symlog(value: Tensor, unit: float, most: float) -> Tensor:
+    """About linear up to a unit, logarithmic beyond, 1 at the most."""
+    return value.sign() * (value.abs() / unit).log1p() / math.log1p(most / unit)
+
+
+def standing(score: Tensor, among: Tensor) -> Tensor:
+    """[N, S, P] float32: the share of those `among` them that have a smaller score."""
+    flat = score.masked_fill(~among, math.inf).flatten(1).contiguous()
+    lower = torch.searchsorted(flat.sort(1).values, flat)
+    return (lower / (among.flatten(1).sum(1, keepdim=True) - 1).clamp(min=1)).view_as(score)
