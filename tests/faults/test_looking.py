@@ -75,7 +75,7 @@ def test_code_that_a_folder_names_is_run_if_it_is_known_named_here_or_agreed_to(
     home: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = grown(home)
-    export = ("export", run, "--format", "module", "--out", home / "written")
+    export = ("export", run, "--out", home / "written")
     told, ran = asked(home, "", monkeypatch, *export)
     assert ran, "the run was started with it"
     assert told.returncode == 0

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 import esper
 from esper.kasmina import GateRules, SlottedModel, blueprint, blueprint_names, export_module
-from esper.kasmina.additions_export import export_additions
 from esper.kasmina.blueprints import cost, find_blueprint, unregister_blueprint
-from esper.kasmina.plain_module import drop_taps
 from esper.kasmina.probe import Place, probe
 from esper.kasmina.python_export import export_python
+from esper.kasmina.slot import untap
 from esper.leyline import (
     Blend,
     Family,
@@ -90,7 +89,8 @@ def probed(case: Case) -> tuple[nn.Module, list[Place]]:
 def wrapped(case: Case, reach: Reach | None = None) -> SlottedModel:
     """Its slots as they are found, or with another reach."""
     model, places = probed(case)
-    drop_taps(model)  # of the last host that it had
+    for module in model.modules():
+        untap(module)  # of the last host that it had
     if reach is not None:
         places = [replace(each, spec=replace(each.spec, reach=reach)) for each in places]
     return SlottedModel(model, places, case.sample, rules=RULES).eval()
@@ -138,9 +138,6 @@ def test_what_grew_on_a_causal_model_is_exported_as_it_is(tmp_path: Path) -> Non
         assert respected(plain, case) == set(range(1, LENGTH))
         if blueprint_name in ("conv", "token_mix"):
             assert export_python(host, case.sample, tmp_path / blueprint_name).difference == 0
-            assert (
-                export_additions(host, case.sample, tmp_path / f"{blueprint_name}+").difference == 0
-            )
 
 
 @pytest.mark.parametrize("name", ["norm", "squeeze", "depthwise", "conv", "token_mix", "attention"])

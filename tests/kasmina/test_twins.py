@@ -12,7 +12,6 @@ import esper
 from esper.kasmina import (
     SlottedModel,
     build_host,
-    export_additions,
     export_module,
     export_onnx,
     export_program,
@@ -158,8 +157,6 @@ def test_a_grown_twin_exports_in_every_format(tmp_path: Path) -> None:
     export_program(host, IMAGES, tmp_path / "program.pt2")
     export_python(host, IMAGES, tmp_path / "python")
     export_onnx(host, IMAGES, tmp_path / "network.onnx")
-    with pytest.raises(EsperError, match="a seed holds a Residual"):
-        export_additions(host, IMAGES, tmp_path / "additions")
 
 
 def test_own_hosts_offer_what_they_always_did_and_more_only_if_named() -> None:

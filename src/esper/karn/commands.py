@@ -224,7 +224,7 @@ class Grow(OfOwn):
     """Train a network of your own and let it grow where that pays.
 
     FILE.py:NAME is your model: a class or a function without arguments, or the model itself.
-    Afterwards: esper export RUN --format module|pt2|onnx|python."""
+    Afterwards: esper export RUN --format pt2|onnx|python."""
 
     does = "grow_commands.start_growing"
     budget: BudgetOptions = field(default_factory=BudgetOptions)
@@ -270,11 +270,11 @@ class Export(OfRun):
     """Write the network of a finished run so that it runs without Esper, and check that it gives
     the same outputs. Its model's code is run as by esper resume.
 
-    module: what was grown, to be added to your own class; pt2: a torch.export archive; onnx: for
-    any runtime; python: one readable file that needs torch alone."""
+    pt2: a torch.export archive; onnx: for any runtime; python: one readable file that needs torch
+    alone."""
 
     does = "grow_commands.export_run"
-    format: Annotated[str, option(metavar="module|pt2|onnx|python")] = "python"
+    format: Annotated[str, option(metavar="pt2|onnx|python")] = "python"
     """what to write"""
     out: Path | None = None
     """where to; by default in the run's directory"""

@@ -18,7 +18,7 @@ from esper.garden.own_code import allow_code, remember, spoken
 from esper.karn.commands import RUNS, AuditModel, Export, Grow, Inspect, Resume, Show, WriteReport
 from esper.karn.named_sources import NamedData, absolute, build_model, code_of, load_data
 from esper.karn.watch_commands import start_watching
-from esper.kasmina import export_additions, export_onnx, export_program, export_python
+from esper.kasmina import export_onnx, export_program, export_python
 from esper.kasmina.export_files import Written
 from esper.leyline.errors import EsperError, UnknownNameError, printable
 from esper.nissa import RunReader, StoreError, require_sinks
@@ -32,7 +32,6 @@ SAMPLE_ROWS = 8
 UNLIMITED = "none"  # the word for a budget without limit
 SAME = "optimizer lr weight_decay batch_size precision seed quiet"  # in api.grow and api.audit
 FORMATS: Mapping[str, tuple[Callable[..., Written], str, str]] = {  # writer, file, how to use it
-    "module": (export_additions, "module", "from module import load; model = load({name}())"),
     "pt2": (export_program, "model.pt2", "torch.export.load({path!r}).module()"),
     "onnx": (export_onnx, "model.onnx", "onnxruntime.InferenceSession({path!r})"),
     "python": (export_python, "python", "from model import Model; Model()(x)"),
@@ -312,8 +311,8 @@ def export_run(command: Export) -> None:
         sample = origin.sample_of(origin.load_data(), torch.device("cpu"))
     run = api.load_run(path, origin.build_model(), sample=sample)
     write, place, use = FORMATS[command.format]
-    batch = {} if command.format == "module" else {"dynamic_batch": not command.fixed_batch}
-    written = write(run.host, run.sample, command.out or path / place, **batch)
+    target = command.out or path / place
+    written = write(run.host, run.sample, target, dynamic_batch=not command.fixed_batch)
     files = ""
     if written.path.is_dir():
         files = f" ({', '.join(sorted(file.name for file in written.path.iterdir()))})"
@@ -321,5 +320,4 @@ def export_run(command: Export) -> None:
         f"{written.path}{files}: largest difference from the grown network on a sample "
         f"{written.difference:.3g}"
     )
-    name = origin.model.rpartition(":")[2]
-    print("Use it: " + use.format(path=str(written.path), name=name))
+    print("Use it: " + use.format(path=str(written.path)))

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from esper.lazy import attach
 
 if TYPE_CHECKING:
-    from .additions_export import export_additions
     from .blueprints import (
         ScalarGate,
         blueprint,

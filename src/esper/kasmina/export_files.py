@@ -3,7 +3,6 @@ all, in the place of nothing but an earlier export.
 """
 
 import copy
-import hashlib
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -24,18 +22,7 @@ from esper.kasmina.watching import Arguments, Sample, arguments_of
 from esper.leyline.errors import ExportError, first_line
 
 TOLERANCE = 1e-5  # of the largest number in an output, or of 1
-WEIGHTS_FILE = "weights.safetensors"
 WEIGHTS_BESIDE = ".data"  # what the name of an ONNX file's second one ends in
-_TEMPLATES = Path(__file__).with_name("templates")
-# Imports that a file of Python has only if it uses them, by what that looks like.
-_IMPORTS = {
-    r"\bmath\.": "import math",
-    r"\boperator\.": "import operator",
-    r"\bOrderedDict\(": "from collections import OrderedDict",
-    r"\bnamedtuple\(": "from collections import namedtuple",
-    r"(?<!\.)\binf\b": "from math import inf",
-    r"(?<!\.)\bnan\b": "from math import nan",
-}
 
 
 @dataclass(frozen=True)
@@ -183,7 +170,7 @@ def writing(target: Path, file: Path) -> Iterator[Path]:
 
 def require_file_target(path: Path, suffix: str, beginning: bytes) -> None:
     """Raise if `path` is no name for such a file, or has it and does not begin like one."""
-    _require_place(path, "file")
+    require_place(path, "file")
     if path.suffix != suffix:
         raise ExportError(
             f"The file's name must end in {suffix}",
@@ -192,7 +179,7 @@ def require_file_target(path: Path, suffix: str, beginning: bytes) -> None:
         )
     beside = path.with_name(path.name + WEIGHTS_BESIDE)
     foreign = None
-    if path.exists() and not _begins_with(path, beginning):
+    if path.exists() and not begins_with(path, beginning):
         foreign = f"{path} is not an earlier export"
     elif beside.exists() and not path.exists():
         foreign = f"{beside} would be written over"
@@ -200,7 +187,7 @@ def require_file_target(path: Path, suffix: str, beginning: bytes) -> None:
         raise ExportError(foreign, given="another file", fix="name a new file")
 
 
-def _require_place(path: Path, kind: str) -> None:
+def require_place(path: Path, kind: str) -> None:
     """Raise unless a file, or a folder, of this name can be written."""
     if not path.parent.is_dir():
         raise ExportError("There is no such folder", given=path.parent, fix="make it first")
@@ -209,48 +196,6 @@ def _require_place(path: Path, kind: str) -> None:
         raise ExportError(f"{path} is a {found}", fix=f"name a {kind}")
 
 
-def _begins_with(path: Path, pattern: bytes) -> bool:
+def begins_with(path: Path, pattern: bytes) -> bool:
     with path.open("rb") as file:
         return re.match(pattern, file.read(256), re.DOTALL) is not None
-
-
-# --- files of Python -------------------------------------------------------------------------
-
-
-@contextmanager
-def writing_python(
-    folder: Path, name: str, source: str, tensors: Mapping[str, Tensor]
-) -> Iterator[Path]:
-    """Inside, the file lies elsewhere with its weights, to be tried; then both are in `folder`."""
-    _require_place(folder, "folder")
-    found = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
-    foreign = sorted(found - {name, WEIGHTS_FILE, "__pycache__"})
-    beginning = re.escape(source.partition("\n")[0].encode())
-    if name in found and not _begins_with(folder / name, beginning):
-        foreign.append(name)
-    if foreign:
-        raise ExportError(
-            f"{folder} holds other files",
-            given=", ".join(foreign[:3]),
-            fix="name a new folder, or an empty one",
-        )
-    whole = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()}
-    with writing(folder, folder / name) as code:
-        with failing("The weights cannot be written"):
-            data = save(whole)
-        seal = hashlib.sha256(data).hexdigest()  # that the file's reader compares
-        code.write_text(source.replace("@SHA256@", seal), encoding="utf-8")
-        code.with_name(WEIGHTS_FILE).write_bytes(data)
-        yield code
-
-
-def from_template(template: str, fillings: Mapping[str, str]) -> str:
-    """The template of this name, with the weights' reader, the imports and what is given."""
-    written = "\n".join(fillings.values())
-    imports = [line for used, line in _IMPORTS.items() if re.search(used, written)]
-    reader, text = (
-        (_TEMPLATES / f"{name}.txt").read_text(encoding="utf-8") for name in ("reader", template)
-    )
-    for mark, filling in {"READER": reader.rstrip(), **fillings}.items():
-        text = text.replace(f"@{mark}@", filling)
-    return text.replace("@IMPORTS@\n", "".join(f"{line}\n" for line in imports))

@@ -146,7 +146,8 @@ def _build(host: SlottedModel, carriers: list[_Carrier]) -> nn.Module:
         seed = copy.deepcopy(carrier.slot.seed, memo)
         assert seed is not None
         _graft(model, carrier, seed)
-    drop_taps(model)
+    for module in model.modules():
+        untap(module)
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.grad = None
     _require_plain(model)
@@ -233,12 +234,6 @@ def _graft(root: nn.Module, place: _Carrier, seed: Seed) -> None:
             carrier._forward_hooks[taps[0]] = hook  # at its place among other hooks
         else:
             carrier.register_forward_hook(hook)
-
-
-def drop_taps(root: nn.Module) -> None:
-    """Take away the hooks that tie the modules to slots."""
-    for module in root.modules():
-        untap(module)
 
 
 def _plain(growth: _Growth) -> fx.GraphModule:

@@ -1,29 +1,27 @@
 """The grown network as a file of Python that needs torch alone, and its weights beside it.
 
-Every operation of the captured graph is one line, `relu = torch.relu(conv2d)`. Headings name the
-module it came from, and at the end of such a section what nobody needs any more is deleted, as a
-function that returns would do. Operations that have no name of their own in torch are spelled
-`torch.ops.aten.name.overload`, which is always right.
+Every operation of the captured graph is one line, `relu = torch.ops.aten.relu.default(conv2d)`, as
+torch itself writes graphs; headings name the module it came from.
 """
 
-import builtins
 import copy
+import hashlib
 import inspect
 import keyword
-import math
-import operator
-import types
+import re
+import textwrap
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from runpy import run_path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from safetensors.torch import save
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from esper.kasmina import export_files
@@ -34,33 +32,28 @@ from esper.kasmina.slotted import SlottedModel
 from esper.kasmina.watching import Sample, arguments_of
 from esper.leyline.errors import ExportError
 
-CODE_FILE = "model.py"
+CODE_FILE, WEIGHTS_FILE = "model.py", "weights.safetensors"
+_TEMPLATE = Path(__file__).parent / "templates" / "model.txt"
 _VALUES = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-INDENT = "    "
-WEIGHTS, DEVICE = "w", "device"  # the names under which the lines find them
-# What a line of the written file may mean by these names.
+# What the written file means by these names.
 RESERVED = frozenset(
-    {"self", "torch", "F", "nn", "math", "operator", WEIGHTS, DEVICE}
-    | {"require", "require_value", "read_weights", "namedtuple", "OrderedDict", "Path", "json"}
-    | {"Model", "BUFFERS", "FROZEN", "DTYPES", "SHA256", "hashlib"}
+    {"self", "torch", "nn", "hashlib", "json", "math", "operator", "inf", "nan", "Path"}
+    | {"require", "require_value", "read_weights", "namedtuple", "OrderedDict", "found", "held"}
+    | {"Model", "HELD", "BUFFERS", "FROZEN", "DTYPES", "SHA256"}
     | set(keyword.kwlist)
-    | set(dir(builtins))
 )
-
-_SIGNS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%"}
-_SIGNS |= {"pow": "**", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_INFIX = {getattr(operator, name): sign for name, sign in _SIGNS.items()}
-_TENSOR_INFIX = {"add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/"}
-# Python functions of torch.nn.functional whose arguments are those of the operation.
-_FUNCTIONAL = {"adaptive_avg_pool2d", "hardswish", "leaky_relu", "silu", "elu", "mish", "hardtanh"}
-# Methods that are Python functions with the operation's arguments, and others that are not.
-_METHODS = {"unflatten.int", "split.Tensor", "to.dtype", "to.device", "to.other"}
-_NO_METHODS = {"to"}
+# Imports that the file has only if it uses them, by what that looks like.
+_IMPORTS = {
+    r"\bmath\.": "import math",
+    r"\boperator\.": "import operator",
+    r"\bOrderedDict\(": "from collections import OrderedDict",
+    r"\bnamedtuple\(": "from collections import namedtuple",
+    r"(?<!\.)\binf\b": "from math import inf",
+    r"(?<!\.)\bnan\b": "from math import nan",
+}
 # Recorded while the graph was made; the inputs are checked where they come in.
 _DROPPED = {"_assert_tensor_metadata", "sym_constrain_range", "sym_constrain_range_for_size"}
-_WHOLE = 2**63 - 1  # the end of a slice that has none
-_PLAIN = {bool, int, float, complex, str, type(None)}  # whose `repr` makes them
-_PLAIN |= {torch.dtype, torch.layout, torch.memory_format}
+_BLOCKS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")  # `with` of the model's own code
 
 
 def export_python(
@@ -76,9 +69,16 @@ def export_python(
     Returned is the largest difference between what the file and the network give on the sample,
     twice in a row, and on a batch of twice the size: as a rule 0. Above 1e-5 nothing is written.
     """
+    folder = Path(folder)
+    _require_own(folder)
     model, sample, program = captured(host, sample, dynamic_batch)
     source, tensors = _source(model, program, sample)
-    with export_files.writing_python(Path(folder), CODE_FILE, source, tensors) as code:
+    with export_files.writing(folder, folder / CODE_FILE) as code:
+        with export_files.failing("The weights cannot be written"):
+            data = save({key: each.detach().clone().contiguous() for key, each in tensors.items()})
+        seal = hashlib.sha256(data).hexdigest()  # that the file's reader compares
+        code.write_text(source.replace("@SHA256@", seal), encoding="utf-8")
+        code.with_name(WEIGHTS_FILE).write_bytes(data)
         pairs = []
         for inputs in batches(sample, dynamic_batch):
             with export_files.failing("The written file does not run"):
@@ -90,7 +90,20 @@ def export_python(
             export_files.largest_difference(model, "The file", first),
             export_files.largest_difference(model, remembers, second),
         )
-    return Written(Path(folder), difference)
+    return Written(folder, difference)
+
+
+def _require_own(folder: Path) -> None:
+    """Raise unless the folder is new, empty, or holds an earlier export."""
+    export_files.require_place(folder, "folder")
+    found = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
+    foreign = sorted(found - {CODE_FILE, WEIGHTS_FILE, "__pycache__"})
+    beginning = re.escape(_TEMPLATE.read_bytes().partition(b"\n")[0])
+    if CODE_FILE in found and not export_files.begins_with(folder / CODE_FILE, beginning):
+        foreign.append(CODE_FILE)
+    if foreign:
+        given, fix = ", ".join(foreign[:3]), "name a new folder, or an empty one"
+        raise ExportError(f"{folder} holds other files", given=given, fix=fix)
 
 
 def _refuse(reason: str, fix: str = "the format pt2 has no such limit") -> ExportError:
@@ -114,50 +127,86 @@ def _source(
     model: nn.Module, program: ExportedProgram, sample: Sample
 ) -> tuple[str, dict[str, Tensor]]:
     """The text of the file, and the tensors it needs."""
-    places = program.graph.find_nodes(op="placeholder")
-    specs = dict(zip(places, program.graph_signature.input_specs, strict=True))
-    inputs = [place for place, spec in specs.items() if spec.kind is InputKind.USER_INPUT]
-    held = {place: spec for place, spec in specs.items() if place not in inputs}
-    names = {place: f"w[{str(spec.target)!r}]" for place, spec in held.items()}
-    tensors, facts = _weights(program, [spec for place, spec in held.items() if place.users])
-    arguments, leaves = _arguments(model, sample)
-    checks: list[str] = []
-    for place, (expression, value) in zip(inputs, leaves, strict=True):
-        names[place] = expression
-        checks.append(INDENT * 2 + _check(place, expression, value))
-    lines = _Lines(names, set(arguments), program.graph_module)
-    kinds = {spec.kind for spec in program.graph_signature.output_specs}
+    graph, signature = program.graph, program.graph_signature
+    kinds = {spec.kind for spec in signature.output_specs}
     if kinds != {OutputKind.USER_OUTPUT}:
         raise _refuse(f"its graph returns {', '.join(sorted(kind.name for kind in kinds))}")
-    lines.write(program.graph)
-    [results] = program.graph.output_node().args
-    assert isinstance(results, (tuple, list))
-    classes: dict[str, Sequence[str]] = {}
-    texts = [lines.text(each) for each in results]
-    returned = _structure(tree_unflatten(texts, program.call_spec.out_spec), classes)
-    body = "\n".join([*checks, *lines.lines, f"{INDENT * 2}return {returned}"])
-    definitions = [f"{name} = namedtuple({name!r}, {fields!r})" for name, fields in classes.items()]
-    fillings = {
-        "FACTS": "\n".join([*facts, *definitions]),
-        "ARGUMENTS": ", ".join(["self", *arguments]),
-        "BODY": body,
-    }
-    return export_files.from_template("model", fillings), tensors
-
-
-def _weights(
-    program: ExportedProgram, specs: Sequence[InputSpec]
-) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors that these name, and lines of facts about them."""
-    values: dict[str, Tensor] = {**program.constants, **program.state_dict}
-    kinds = {str(spec.target): spec.kind for spec in specs}
-    odd = [name for name, kind in kinds.items() if kind not in _VALUES]
-    if odd:
+    specs = zip(graph.find_nodes(op="placeholder"), signature.input_specs, strict=True)
+    inputs, held = [], dict[str, InputKind]()
+    for place, spec in list(specs):
+        if spec.kind is InputKind.USER_INPUT:
+            inputs.append(place)
+        elif place.users:
+            held[str(spec.target)] = spec.kind
+        else:
+            graph.erase_node(place)
+    if odd := [name for name, kind in held.items() if kind not in _VALUES]:
         raise _refuse(f"it holds {odd[0]}, which is no tensor")
-    buffers = [name for name, kind in kinds.items() if kind is not InputKind.PARAMETER]
-    frozen = [name for name in kinds if name not in buffers and not values[name].requires_grad]
-    facts = [f"BUFFERS = {buffers!r}", f"FROZEN = {frozen!r}"]
-    return {name: values[name] for name in kinds}, facts
+    values = {**program.constants, **program.state_dict}
+    buffers = [name for name, kind in held.items() if kind is not InputKind.PARAMETER]
+    frozen = [name for name in held if name not in buffers and not values[name].requires_grad]
+    arguments, leaves = _arguments(model, sample)
+    checks = [_check(place, *leaf) for place, leaf in zip(inputs, leaves, strict=True)]
+    classes: dict[str, Sequence[str]] = {}
+    [results] = graph.output_node().args
+    assert isinstance(results, (tuple, list))
+    texts = [f"found[{index}]" for index in range(len(results))]
+    returned = _structure(tree_unflatten(texts, program.call_spec.out_spec), classes)
+    facts = [f"HELD = {list(held)!r}", f"BUFFERS = {buffers!r}", f"FROZEN = {frozen!r}"]
+    fillings = {
+        "FACTS": "\n".join(facts + [f"{n} = namedtuple({n!r}, {f!r})" for n, f in classes.items()]),
+        "ARGUMENTS": ", ".join(["self", *arguments]),
+        "CHECKS": textwrap.indent("\n".join(checks), " " * 8),
+        "GIVEN": ", ".join(["*(held[name] for name in HELD)", *(text for text, _ in leaves)]),
+        "RETURNED": returned,
+        "FUNCTIONS": "\n\n".join(_methods("run", program.graph_module)),
+    }
+    written = "\n".join(fillings.values())
+    imports = [f"{line}\n" for used, line in _IMPORTS.items() if re.search(used, written)]
+    text = _TEMPLATE.read_text(encoding="utf-8").replace("@IMPORTS@\n", "".join(imports))
+    for mark, filling in fillings.items():
+        text = text.replace(f"@{mark}@", filling)
+    return text, {name: values[name] for name in held}
+
+
+def _methods(name: str, module: fx.GraphModule) -> Iterator[str]:
+    """A graph as a method of the class, after those of the blocks in it."""
+    graph, here, made = fx.Graph(), None, dict[fx.Node, fx.Node]()
+
+    def inside(value: Any) -> Any:  # devices: where the network is when it runs, not where it was
+        return here if isinstance(value, torch.device) else made.get(value, value)
+
+    for node in module.graph.nodes:
+        target = node.target
+        if here is None and node.op != "placeholder":
+            here = graph.create_node("get_attr", "device")
+        if node.op == "get_attr":  # a block
+            target = f"{name}_{target}"
+            yield from _methods(target, getattr(module, node.target))
+        elif isinstance(target, torch._ops.OpOverload):
+            if target.namespace != "aten":
+                raise _refuse(f"it uses the operation {target}, which torch itself does not have")
+            if target._schema.name.partition("::")[2] in _DROPPED:
+                continue
+        elif isinstance(target, torch._ops.HigherOrderOperator) and target.name() not in _BLOCKS:
+            raise _refuse(f"it uses {target.name()}, control flow that depends on data")
+        args, kwargs = (map_aggregate(each, inside) for each in (node.args, node.kwargs))
+        made[node] = graph.create_node(node.op, target, args, kwargs, name=node.name)
+    if here is not None and not here.users:
+        graph.erase_node(here)
+    code = graph.python_code("self")
+    used = {each for each in code.globals if re.search(rf"(?<!\.)\b{each}\b", code.src)}
+    if foreign := used - RESERVED - {"device"}:  # which is the name of an argument
+        raise _refuse(f"it calls {', '.join(sorted(foreign))}")
+    headings = {copied.name: _heading(node) for node, copied in made.items()}
+    lines, last = [], ""
+    for line in code.src.strip().replace("def forward(", f"def {name}(", 1).splitlines():
+        heading = headings.get(line.partition(" = ")[0].strip(), "")
+        if heading not in ("", last):
+            lines.append(f"    # {heading}")
+            last = heading
+        lines.append(line)
+    yield textwrap.indent("\n".join(lines), "    ")
 
 
 def _arguments(model: nn.Module, sample: Sample) -> tuple[list[str], list[tuple[str, object]]]:
@@ -171,7 +220,7 @@ def _arguments(model: nn.Module, sample: Sample) -> tuple[list[str], list[tuple[
             names.append(parameter.name)
     given = dict(zip(names, args, strict=False)) | kwargs
     for name in given:
-        if name in RESERVED - {"input"} or not name.isidentifier():
+        if name in RESERVED or not name.isidentifier():
             raise _refuse(f"an argument of its forward is called {name!r}", fix="rename it")
     leaves = [leaf for name, value in given.items() for leaf in _paths_to_leaves(value, name)]
     if len(leaves) != len(tree_leaves((args, kwargs))):
@@ -208,151 +257,6 @@ def _structure(value: Any, classes: dict[str, Sequence[str]]) -> str:
         return f"{name}({', '.join(_structure(each, classes) for each in value)})"
     fix = "return tensors in tuples, named tuples, lists or dicts"
     raise _refuse(f"it returns a {name}", fix)
-
-
-class _Lines:
-    """Writes graphs as lines of Python; remembers which name stands for which node."""
-
-    def __init__(self, names: Mapping[fx.Node, str], taken: set[str], root: fx.GraphModule) -> None:
-        self.lines: list[str] = []
-        self._names = dict(names)
-        self._taken = set(taken)
-        self._root = root
-        self._heading = ""
-
-    def write(self, graph: fx.Graph, *, keep: Sequence[fx.Node] = ()) -> None:
-        """Every operation of the graph, in order; values in `keep` are never deleted."""
-        kept = {*keep, *graph.output_node().all_input_nodes}
-        order = {node: place for place, node in enumerate(graph.nodes)}
-        last: dict[fx.Node, list[fx.Node]] = {}  # by node: the values that nobody needs after it
-        for node in graph.nodes:
-            if node.op == "call_function" and node.users and node not in kept:
-                last.setdefault(max(node.users, key=order.__getitem__), []).append(node)
-        waiting: list[str] = []  # names that a section leaves behind
-        for node in graph.nodes:
-            if node.op in ("get_attr", "placeholder", "output"):
-                continue  # the body of a block, a get_attr, is written where it is entered
-            if node.op != "call_function":
-                raise _refuse(f"its graph holds a {node.op} of {node.target}")
-            if _heading(node) not in ("", self._heading):
-                self._delete(waiting)
-                self._heading = _heading(node)
-                self.lines.append(f"{INDENT * 2}# {self._heading}")
-            target = node.target
-            if isinstance(target, torch._ops.HigherOrderOperator):
-                self._block(node, target.name())
-            elif not isinstance(target, torch._ops.OpOverload):
-                self._assign(node, self._python_call(node, target))
-            elif target._schema.name.partition("::")[2] not in _DROPPED:
-                self._assign(node, self._torch_call(node, target))
-            waiting += [self._names[dead] for dead in last.get(node, ()) if dead in self._names]
-        self._delete(waiting)
-
-    def text(self, value: object) -> str:
-        """An argument as it is written."""
-        if isinstance(value, fx.Node):
-            return self._names[value]
-        if isinstance(value, (list, tuple)):
-            return _bracketed(value, (self.text(each) for each in value))
-        if isinstance(value, torch.device):
-            return DEVICE
-        if isinstance(value, float) and not math.isfinite(value):
-            return "math.nan" if math.isnan(value) else f"{'-' if value < 0 else ''}math.inf"
-        if type(value) in _PLAIN:
-            return repr(value)
-        raise _refuse(f"an operation takes a {type(value).__name__}")
-
-    def _assign(self, node: fx.Node, expression: str) -> None:
-        if node.users:
-            name = node.name
-            while name in self._taken or name in RESERVED:
-                name += "_"
-            self._taken.add(name)
-            self._names[node] = name
-            expression = f"{name} = {expression}"
-        self.lines.append(INDENT * 2 + expression)
-
-    def _python_call(self, node: fx.Node, target: Any) -> str:
-        """Arithmetic on sizes, and picking from a tuple."""
-        given = [self.text(each) for each in node.args]
-        if target is operator.getitem:
-            return f"{given[0]}[{given[1]}]"
-        if target in _INFIX:
-            return f"{given[0]} {_INFIX[target]} {given[1]}"
-        name = getattr(target, "__name__", "")
-        for home, prefix in ((math, "math"), (operator, "operator"), (torch, "torch")):
-            if getattr(home, name, None) is target:
-                return f"{prefix}.{name}({', '.join(given)})"
-        raise _refuse(f"it calls {name or target}")
-
-    def _torch_call(self, node: fx.Node, target: torch._ops.OpOverload) -> str:
-        namespace, _, name = target._schema.name.partition("::")
-        args = [self.text(each) for each in node.args]
-        keywords = [
-            f"{key}={self.text(value)}"
-            for key, value in node.kwargs.items()
-            if (key, value) != ("pin_memory", False)
-        ]
-        call = ", ".join([*args, *keywords])
-        if namespace != "aten":
-            raise _refuse(f"it uses the operation {target}, which torch itself does not have")
-        overload = f"{name}.{target._overloadname}"
-        if overload in _TENSOR_INFIX and len(args) == 2 and not keywords:
-            return f"{args[0]} {_TENSOR_INFIX[overload]} {args[1]}"
-        if overload == "sym_size.int":
-            return f"{args[0]}.shape[{args[1]}]"
-        axis = node.args[1] if overload == "slice.Tensor" and len(node.args) > 1 else None
-        if isinstance(axis, int) and axis >= 0 and not keywords:
-            return f"{args[0]}[{self._slice(node)}]"
-        if getattr(torch._C._nn, name, None) is getattr(F, name, 0) or name in _FUNCTIONAL:
-            return f"F.{name}({call})"
-        if isinstance(getattr(torch, name, None), types.BuiltinFunctionType):
-            return f"torch.{name}({call})"
-        own = isinstance(getattr(torch._C.TensorBase, name, None), types.MethodDescriptorType)
-        if overload in _METHODS or (own and name not in _NO_METHODS):
-            return f"{args[0]}.{name}({', '.join([*args[1:], *keywords])})"
-        return f"torch.ops.aten.{name}.{target._overloadname}({call})"
-
-    def _slice(self, node: fx.Node) -> str:
-        given: list[Any] = [*node.args, *[None] * (5 - len(node.args))]
-        axis, start, end, step = given[1:]
-        bounds = ["" if start in (None, 0) else self.text(start)]
-        bounds.append("" if end in (None, _WHOLE) else self.text(end))
-        if step not in (None, 1):
-            bounds.append(self.text(step))
-        return ", ".join([":"] * axis + [":".join(bounds)])
-
-    def _block(self, node: fx.Node, name: str) -> None:
-        """`with torch.autocast(...)` and `with torch.no_grad()` of the model's own code."""
-        bodies = [each for each in node.args if isinstance(each, fx.Node) and each.op == "get_attr"]
-        if not bodies:
-            raise _refuse(f"it uses {node.target}")
-        place = node.args.index(bodies[0])
-        settings, given = node.args[:place], node.args[place + 1 :]
-        if name == "wrap_with_autocast":
-            device, dtype, enabled, cached = (self.text(each) for each in settings)
-            opening = f"torch.autocast({device}, {dtype}, {enabled}, {cached})"
-        elif name == "wrap_with_set_grad_enabled":
-            opening = f"torch.set_grad_enabled({self.text(settings[0])})"
-        else:
-            raise _refuse(f"it uses {name}, control flow that depends on data")
-        inner = getattr(self._root, str(bodies[0].target))
-        assert isinstance(inner, fx.GraphModule)
-        places = inner.graph.find_nodes(op="placeholder")
-        outer = {place: self.text(value) for place, value in zip(places, given, strict=True)}
-        lines = _Lines(self._names | outer, self._taken, inner)
-        results = inner.graph.output_node().args[0]
-        assert isinstance(results, (tuple, list))
-        lines.write(inner.graph, keep=[each for each in results if isinstance(each, fx.Node)])
-        self._taken |= lines._taken
-        self.lines.append(f"{INDENT * 2}with {opening}:")
-        self.lines += [INDENT + line for line in lines.lines]
-        self._assign(node, lines.text(tuple(results)))
-
-    def _delete(self, names: list[str]) -> None:
-        if names:
-            self.lines.append(f"{INDENT * 2}del {', '.join(names)}")
-            names.clear()
 
 
 def _heading(node: fx.Node) -> str:
