@@ -123,7 +123,7 @@ def test_twice_in_a_row_ends_the_run_and_says_where_the_sound_agent_is(
         assert [row["name"] for row in reader.each("anomalies")] == ["not_a_number"]
     told = esper_here("show", run.path)
     assert "Round 3 was undone" in " ".join(told.stdout.split()), told.stderr
-    assert "Round 3 was undone" in page(read_facts(run.path), [])
+    assert "Round 3 was undone" in str(page(read_facts(run.path)))
     # The first of the two counts after the run was stopped, too.
     with monkeypatch.context() as patch:
         poisoned(patch, too_large, 1)

@@ -217,7 +217,7 @@ def test_where_the_store_is_damaged_scores_are_shown_and_what_is_missing_is_said
         assert said in sentence_of(copy)
         facts = read_facts(copy)
         assert (facts.best, facts.last_round) == (read_facts(run.path).best, 2)
-        assert said in page(facts, [])
+        assert said in str(page(facts))
         assert said in refused(["events", copy, "--sql", "select 1"])
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from esper.show import theme as themes
 from esper.show.growth_charts import costs, growth, spoken_flops
-from esper.show.growth_page import cautions, contents, head, headline, page, tiles
+from esper.show.growth_page import cautions, contents, headline, page, tiles
 from esper.show.model_drawing import drawing
 from esper.show.report import growth_figure, write_growth_report
 from esper.show.theme import DARK, LIGHT, AbsentError
@@ -59,8 +59,7 @@ def test_a_page_is_written_with_its_pictures_in_both_themes(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("quick")
 def test_the_page_says_what_grew_what_became_of_every_seed_and_why() -> None:
-    facts = growth_facts()
-    text = page(facts, contents(facts))
+    text = str(page(growth_facts()))
     assert "my&lt;run&gt;" in text
     assert "my<run>" not in text
     for row in (
@@ -86,7 +85,7 @@ def test_the_headline_names_what_is_permanent_and_claims_nothing_else() -> None:
 
 
 def test_figures_are_those_of_the_run() -> None:
-    found = {tile["what"]: (tile["value"], tile["more"]) for tile in tiles(growth_facts())}
+    found = {what: (value, more) for what, value, more in tiles(growth_facts())}
     assert found["accuracy"] == ("78.00 %", "before training 48.00 %")
     assert found["parameters"] == ("642 + 33", "+5.1 %, allowed 100")
     assert found["seeds kept"] == ("1", "of 3 planted")
@@ -101,9 +100,7 @@ def test_a_run_that_is_not_finished_or_has_no_test_data_is_told_as_that() -> Non
     tested = replace(finished, after=finished.after | {"test_score": 70.0})
     assert any("validation data" in caution for caution in cautions(finished))
     assert not any("validation data" in caution for caution in cautions(tested))
-    assert {"what": "on test data", "value": "70.00 %", "more": "which nothing looked at"} in tiles(
-        tested
-    )
+    assert ("on test data", "70.00 %", "which nothing looked at") in tiles(tested)
 
 
 def test_a_seed_is_shown_in_the_epochs_that_it_trains_in_and_decisions_before_them() -> None:
@@ -171,7 +168,7 @@ def test_large_numbers_have_a_unit(value: float | None, said: str) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_notebook_gets_the_head_of_the_page_and_a_figure_that_shows_itself() -> None:
-    found = head(growth_facts())
+    found = page(growth_facts()).inline()
     assert "norm at body.act grew into the network" in found
     assert found.count("data:image/png;base64,") == 2
     assert growth_figure(growth_facts(1))._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]

@@ -20,11 +20,10 @@ from esper.show import write_report
 from esper.show.context_charts import habits
 from esper.show.palette import OP_COLOURS, STAGE_COLOURS
 from esper.show.run_facts import Facts, Score, choose, read_facts, signed
-from esper.show.sections import contents
 from esper.show.theme import DARK, LIGHT, render
 from esper.show.timelines import lives, shown_slots
 from esper.show.training_charts import binned, seconds_by_phase
-from esper.show.training_page import cautions, headline, page
+from esper.show.training_page import cautions, contents, headline, page
 from tests.show.report_runs import BLUEPRINTS, STEPS, Run, keep, whole_run
 
 PICTURES = {
@@ -239,7 +238,7 @@ def test_names_from_outside_are_not_markup(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('suite = "<script>x</script>"\nrounds = 1\n')
     facts = read_facts(tmp_path)
     assert facts.stories[0].episode["context"] == "<b>context</b>"
-    text = page(facts, [])
+    text = str(page(facts))
     assert "<script>" not in text
     assert "&lt;script&gt;" in text
 
@@ -247,10 +246,10 @@ def test_names_from_outside_are_not_markup(tmp_path: Path) -> None:
 def test_the_page_says_what_the_seeds_of_the_best_episode_are_worth() -> None:
     seed = {"slot": "early", "blueprint": "norm", "shapley": 1.25, "left_out": -0.5}
     row = {**seed, "score": 0.4, "seed": 7, "context": "<xor>", "round": 2}
-    text = page(Facts(path=Path("run"), attribution=[row]), [])
+    text = str(page(Facts(path=Path("run"), attribution=[row])))
     assert "with score +0.40, is case 7 of &lt;xor&gt; in round 2" in text
     assert "<td>early</td><td>norm</td><td>+1.25</td><td>−0.50</td>" in text
-    assert "Whose doing" not in page(Facts(path=Path("run")), [])
+    assert "Whose doing" not in str(page(Facts(path=Path("run"))))
 
 
 def test_without_matplotlib_one_sentence_says_what_to_install(

@@ -180,9 +180,9 @@ class GrownRun:
 
     def _repr_html_(self) -> str:
         try:
-            from esper.show.growth_page import head
+            from esper.show.growth_page import page
 
-            return head(self.report())
+            return page(self.report()).inline()
         except ImportError:  # there is no matplotlib
             return f"<pre>{escape(str(self.report()))}</pre>"
 

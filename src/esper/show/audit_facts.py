@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from esper.archive import write_whole
 from esper.leyline.constants import BY_HEART, CERTAIN, UNLEARNED
 from esper.leyline.errors import DataError
 from esper.show.report import require_matplotlib
@@ -183,22 +184,29 @@ class Audit:
     def plot(self, *, dark: bool = False) -> "Figure":
         """Gains as a map of places and blueprints, a figure of matplotlib."""
         require_matplotlib()
-        from esper.show.audit_page import figure
+        from esper.show.audit_page import heat_map
+        from esper.show.theme import figure_of
 
-        return figure(self, dark=dark)
+        return figure_of(heat_map, self, dark=dark)
 
     def save(self, path: str | Path) -> Path:
         """Write a page that needs nothing else: map, table, verdicts and costs."""
         require_matplotlib()
-        from esper.show.audit_page import write
+        from esper.show.audit_page import page
 
-        return write(self, Path(path))
+        file = Path(path)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, str(page(self).drawn()))
+        except OSError as error:
+            raise DataError(f"{file} cannot be written", given=error.strerror) from error
+        return file
 
     def _repr_html_(self) -> str:
         try:
-            from esper.show.audit_page import head
+            from esper.show.audit_page import page
 
-            return head(self)
+            return page(self).inline()
         except ImportError:  # there is no matplotlib
             return f"<pre>{escape(str(self))}</pre>"
 

@@ -1,30 +1,20 @@
 """The page of an audit and its picture: a map of places and blueprints."""
 
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, SymLogNorm, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from esper.archive import write_whole
-from esper.leyline.errors import DataError
-from esper.show import page as pages
 from esper.show.audit_facts import COLUMNS, WORTH, Audit, Verdict, named
-from esper.show.page import fill, fill_each, sections_of
+from esper.show.page import Page, Tile, sections_of, table
 from esper.show.palette import GREEN, VERMILION
 from esper.show.terminal import duration
-from esper.show.theme import DARK, LIGHT, Look, Theme, new_figure, readable_on, styled
+from esper.show.theme import Look, Theme, new_figure, readable_on
 
 ROW = 0.32  # inches
 HATCHES = {"does not fit there": "///", "over the budget": "...", "not heard": "xx"}
-LETTERS = "abcdefgh"  # of columns, in the templates
-
-
-def figure(facts: Audit, *, dark: bool) -> Figure:
-    return styled(partial(heat_map, facts), DARK if dark else LIGHT)
 
 
 def heat_map(facts: Audit, theme: Theme) -> Figure:
@@ -61,33 +51,23 @@ def heat_map(facts: Audit, theme: Theme) -> Figure:
     return drawn
 
 
-def write(facts: Audit, file: Path) -> Path:
-    """Write the page to this file."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        found = sections_of("audit.toml", {"heat-map": heat_map}, facts)
-        lines = [COLUMNS, *(each.cells(facts.digits) for each in facts.candidates)]
-        titles, *rows = (dict(zip(LETTERS, line, strict=True)) for line in lines)
-        table = fill("candidates", rows=fill_each("candidate", rows), **titles)
-        found["candidates"] = replace(found["candidates"], more=table)
-        sections = [pages.drawn(section) for section in found.values()]
-        said = (f"audit of {facts.model}", f"{facts.headline}.", tiles(facts), sections)
-        known: Look = {"cautions": [f"{facts.cost}."], "settings": {"audit": facts.settings}}
-        write_whole(file, pages.assembled(*said, **known))
-    except OSError as error:
-        raise DataError(f"{file} cannot be written", given=error.strerror) from error
-    return file
-
-
-def head(facts: Audit) -> str:
-    """What a notebook shows of an audit."""
-    first = sections_of("audit.toml", {"heat-map": heat_map}, facts)["map"]
-    return pages.inline(f"{facts.headline}.", tiles(facts), first)
-
-
-def tiles(facts: Audit) -> list[dict[str, str]]:
-    """The answer and what it cost."""
+def page(facts: Audit) -> Page:
+    """The whole page, its pictures not drawn yet."""
+    found = sections_of("audit.toml", {"heat-map": heat_map}, facts)
+    rows = [each.cells(facts.digits) for each in facts.candidates]
+    found["candidates"] = replace(found["candidates"], more=table(COLUMNS, rows))
     planted = named(facts.combinations[0]) if facts.combinations else "nothing"
-    told = {"verdict": str(facts.verdict), "to plant": planted, "time": duration(facts.seconds)}
-    told |= {"seeds heard": str(len(facts.candidates)), "cost": f"{facts.spent:.1f} epochs"}
-    return [{"what": what, "value": value, "more": ""} for what, value in told.items()]
+    return Page(
+        name=f"audit of {facts.model}",
+        headline=f"{facts.headline}.",
+        tiles=[
+            Tile("verdict", str(facts.verdict)),
+            Tile("to plant", planted),
+            Tile("time", duration(facts.seconds)),
+            Tile("seeds heard", str(len(facts.candidates))),
+            Tile("cost", f"{facts.spent:.1f} epochs"),
+        ],
+        sections=list(found.values()),
+        cautions=[f"{facts.cost}."],
+        settings={"audit": facts.settings},
+    )

@@ -92,49 +92,18 @@ class SeedLife:
     """A seed from its planting to its end, and what became of it."""
 
     slot: str
-    states: Mapping[int, SlotState]  # after these epochs, in order
+    blueprint: str
+    params: int  # the most that it had
+    planted: int  # the epoch after which it was
+    stage: str  # the last one
+    fate: str  # growing, permanent, pruned, or switched off at the end
+    ended: int | None  # the epoch after which its fate was decided
+    there: bool  # is it still?
     contributions: Mapping[int, float]  # points, in these epochs, until it was pruned
-    left: int | None  # the epoch after which it was gone; None: it is there
-    at_end: bool  # was it gone because the run was over?
-
-    @property
-    def last(self) -> SlotState:
-        return self.states[max(self.states)]
-
-    @property
-    def blueprint(self) -> str:
-        return str(self.last.blueprint)
-
-    @property
-    def params(self) -> int:
-        return max(state.params for state in self.states.values())
 
     @property
     def name(self) -> str:
         return f"{self.blueprint} at {self.slot}"
-
-    @property
-    def planted(self) -> int:
-        """The epoch after which it was planted."""
-        return min(self.states)
-
-    @property
-    def fate(self) -> str:
-        """growing, permanent, pruned, or switched off at the end"""
-        if self._first(SeedStage.FOSSILIZED) is not None:
-            return PERMANENT
-        if self._first(SeedStage.PRUNED) is None and (self.left is None or self.at_end):
-            return GROWING if self.left is None else SWITCHED_OFF
-        return PRUNED
-
-    @property
-    def ended(self) -> int | None:
-        """The epoch after which its fate was decided."""
-        kept, pruned = self._first(SeedStage.FOSSILIZED), self._first(SeedStage.PRUNED)
-        return kept or pruned or self.left
-
-    def _first(self, stage: SeedStage) -> int | None:
-        return next((n for n, state in self.states.items() if state.stage == stage.name), None)
 
     @property
     def contribution(self) -> float | None:
@@ -142,9 +111,13 @@ class SeedLife:
         return [*self.contributions.values()][-1] if self.contributions else None
 
     @property
+    def worth(self) -> str:
+        return "—" if self.contribution is None else signed(self.contribution)
+
+    @property
     def course(self) -> str:
         if self.ended is None:
-            return f"on probation: {self.last.stage.lower()}"
+            return f"on probation: {self.stage.lower()}"
         return f"{self.fate} after epoch {self.ended}"
 
     @property
@@ -200,10 +173,21 @@ class Report:
             if not lives:
                 continue
             states = {number: held[number] for number in life}
-            gone = next((epoch for epoch in self.epochs if epoch.number > max(states)), None)
+            later = next((epoch for epoch in self.epochs if epoch.number > max(states)), None)
+            over = later is not None and later.op not in LifecycleOp.__members__
+            firsts = {state.stage: n for n, state in reversed(states.items())}
+            kept, pruned = (firsts.get(s.name) for s in (SeedStage.FOSSILIZED, SeedStage.PRUNED))
+            fate = GROWING if later is None else SWITCHED_OFF if over else PRUNED
+            fate = PERMANENT if kept else PRUNED if pruned else fate
             yield SeedLife(
                 slot=slot,
-                states=states,
+                blueprint=str(held[max(states)].blueprint),
+                params=max(state.params for state in states.values()),
+                planted=min(states),
+                stage=held[max(states)].stage,
+                fate=fate,
+                ended=kept or pruned or (later.number if later else None),
+                there=later is None,
                 contributions={  # measured of what the epoch before left
                     number: state.contribution
                     for number, state in held.items()
@@ -211,8 +195,6 @@ class Report:
                     and number - 1 in states
                     and states[number - 1].stage != SeedStage.PRUNED.name
                 },
-                left=None if gone is None else gone.number,
-                at_end=gone is not None and gone.op not in LifecycleOp.__members__,
             )
 
     @property
@@ -280,8 +262,6 @@ class Report:
     def story(self) -> Story:
         """Slots and decisions over epochs, for the timeline."""
         return Story(
-            kind="",
-            episode={},
             slots=tuple(self.places),
             cells=[
                 Cell(epoch.number, state.slot, state.stage, state.blueprint, state.alpha)
@@ -291,8 +271,6 @@ class Report:
             marks=[(epoch.number, epoch.op, epoch.slot or "") for epoch in self.epochs],
             accuracy=self.curve("score"),
             committed=self.curve("committed"),
-            control=None,
-            failure=None,
         )
 
     def __str__(self) -> str:

@@ -1,14 +1,11 @@
 """The page of a run of `grow`: what it says in sentences, its figures, tables and pictures."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from esper.show import page as pages
 from esper.show.growth_charts import costs, growth, spoken_flops
 from esper.show.growth_facts import Report
 from esper.show.model_drawing import drawing
-from esper.show.page import NOTHING, Markup, Section, fill, fill_each, sections_of
-from esper.show.run_facts import signed
+from esper.show.page import Markup, Page, Section, Tile, sections_of, table
 from esper.show.terminal import duration, listed
 
 CHARTS = {"growth": growth, "costs": costs}  # by name of their pictures
@@ -28,37 +25,38 @@ def contents(facts: Report) -> list[Section]:
     ]
 
 
-def page(facts: Report, sections: Sequence[Section]) -> str:
-    """The whole page as HTML."""
-    tables = {"run": facts.settings} | ({"versions": facts.versions} if facts.versions else {})
-    said = (f"run {facts.name}", headline(facts), tiles(facts), sections)
-    return pages.assembled(*said, cautions=cautions(facts), settings=tables)
+def page(facts: Report) -> Page:
+    """The whole page, its pictures not drawn yet."""
+    return Page(
+        name=f"run {facts.name}",
+        headline=headline(facts),
+        tiles=tiles(facts),
+        sections=contents(facts),
+        cautions=cautions(facts),
+        settings={"run": facts.settings} | ({"versions": facts.versions} if facts.versions else {}),
+    )
 
 
-def head(facts: Report) -> str:
-    """What a notebook shows of a run: the page's beginning and its first picture."""
-    return pages.inline(headline(facts), tiles(facts), contents(facts)[0])
-
-
-def tiles(facts: Report) -> list[dict[str, str]]:
+def tiles(facts: Report) -> list[Tile]:
     """The few numbers that people look for first."""
     score, before = facts.latest_score, facts.before.get("score")
     found = []
     if score is not None:
         untrained = "" if before is None else f"before training {before:.2f} %"
-        found.append({"what": facts.score_name, "value": f"{score:.2f} %", "more": untrained})
+        found.append(Tile(facts.score_name, f"{score:.2f} %", untrained))
     if "test_score" in facts.after:
         test = f"{facts.after['test_score']:.2f} %"
-        found.append({"what": "on test data", "value": test, "more": "which nothing looked at"})
+        found.append(Tile("on test data", test, "which nothing looked at"))
     added = f"{facts.host_params:,} + {facts.added:,}"
-    more = f"{facts.share:+.1f} %, {facts.limit}"
-    found.append({"what": "parameters", "value": added, "more": more})
     planted = f"of {len(facts.seeds)} planted" if facts.seeds else "none was planted"
-    found.append({"what": "seeds kept", "value": str(len(facts.grown)), "more": planted})
     spent = duration(sum(facts.seconds.values())) if facts.seconds else "not recorded"
-    found.append({"what": "time", "value": spent, "more": facts.where})
-    counted = spoken_flops(facts.flops)
-    return [*found, {"what": "FLOPs of training", "value": counted, "more": "matrix products"}]
+    return [
+        *found,
+        Tile("parameters", added, f"{facts.share:+.1f} %, {facts.limit}"),
+        Tile("seeds kept", str(len(facts.grown)), planted),
+        Tile("time", spent, facts.where),
+        Tile("FLOPs of training", spoken_flops(facts.flops), "matrix products"),
+    ]
 
 
 def headline(facts: Report) -> str:
@@ -97,29 +95,23 @@ def cautions(facts: Report) -> list[str]:
 
 def _seeds(facts: Report) -> Markup:
     """Every seed that ever lived."""
-    rows = fill_each(
-        "planted",
-        (
-            {
-                "seed": life.blueprint,
-                "slot": life.slot,
-                "params": f"{life.params:,}",
-                "planted": life.planted,
-                "fate": life.course,
-                "worth": "—" if life.contribution is None else signed(life.contribution),
-            }
-            for life in facts.seeds
-        ),
+    columns = ("seed", "slot", "parameters", "planted after epoch", "what became of it")
+    rows = (
+        (life.blueprint, life.slot, f"{life.params:,}", life.planted, life.course, life.worth)
+        for life in facts.seeds
     )
-    return fill("seeds", rows=rows) if rows else NOTHING
+    return table((*columns, "contribution"), rows)
 
 
 def _decisions(facts: Report) -> Markup:
     """What was decided after which epoch, what passed with time, and why that was possible."""
-    rows = []
-    for epoch in facts.epochs:
-        reasons = dict.fromkeys(reason for _, _, reason in epoch.changes if reason)
-        if epoch.news:
-            said = {"epoch": epoch.number, "what": "; ".join(epoch.news)}
-            rows.append({**said, "why": "; ".join(reasons) or "—"})
-    return fill("decisions", rows=fill_each("decided", rows)) if rows else NOTHING
+    rows = (
+        (
+            epoch.number,
+            "; ".join(epoch.news),
+            "; ".join(dict.fromkeys(reason for *_, reason in epoch.changes if reason)) or "—",
+        )
+        for epoch in facts.epochs
+        if epoch.news
+    )
+    return table(("after epoch", "what", "what the gates saw"), rows)

@@ -51,9 +51,9 @@ def drawing(facts: Report) -> Markup:
 
 def _seed(slot: str, lives: list[SeedLife]) -> dict[str, Any]:
     """What is in a slot's box."""
-    there = next((life for life in lives if life.left is None), None)
+    there = next((life for life in lives if life.there), None)
     if there is not None:
-        colour = STAGE_COLOURS[there.last.stage]
+        colour = STAGE_COLOURS[there.stage]
         name = f"{there.blueprint} · {there.params:,} parameters"
         look = {"colour": colour, "kind": "full", "params": there.params}
         return {"name": name, "more": there.course, **look}

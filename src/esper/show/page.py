@@ -12,7 +12,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -27,6 +27,14 @@ class Markup(str):
 
 
 NOTHING = Markup()
+
+
+class Tile(NamedTuple):
+    """One of the few numbers that people look for first."""
+
+    what: str
+    value: str
+    more: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,55 +97,66 @@ def fill(piece: str, **values: object) -> Markup:
     return Markup(PIECES[piece].substitute(safe))
 
 
-def fill_each(piece: str, rows: Iterable[Mapping[str, object]]) -> Markup:
-    """The piece once for every row of values."""
-    return Markup("".join(fill(piece, **row) for row in rows))
+def fill_each(piece: str, rows: Iterable[object]) -> Markup:
+    """The piece once for every row of values, or for every text."""
+    each = (row if isinstance(row, Mapping) else {"text": row} for row in rows)
+    return Markup("".join(fill(piece, **values) for values in each))
 
 
-def fill_texts(piece: str, texts: Iterable[str]) -> Markup:
-    return fill_each(piece, ({"text": text} for text in texts))
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
+    """Rows under the names of their columns; nothing where there is no row."""
+    lines = fill_each("row", ({"cells": fill_each("cell", row)} for row in rows))
+    return fill("table", titles=fill_each("title", columns), rows=lines) if lines else NOTHING
 
 
-def assembled(
-    name: str,
-    headline: str,
-    tiles: Iterable[Mapping[str, object]],
-    sections: Sequence[Section],
-    *,
-    cautions: Iterable[str],
-    settings: Mapping[str, Mapping[str, Any]],
-    absent: Iterable[str] = (),  # what is not known of settings
-    more: Markup = NOTHING,  # after the sections
-) -> str:
-    """The whole page as HTML."""
-    sentences = fill_texts("caution", cautions)
-    numbered = [{"number": n, **_parts(section)} for n, section in enumerate(sections)]
-    tables = (
-        {
-            "name": table,
-            "rows": fill_each("setting", ({"key": k, "value": _value(v)} for k, v in rows.items())),
-        }
-        for table, rows in settings.items()
-    )
-    return fill(
-        "page",
-        name=name,
-        style=Markup(template("page.css")),
-        headline=headline,
-        tiles=fill_each("tile", tiles),
-        cautions=fill("cautions", sentences=sentences) if sentences else "",
-        links=fill_each("link", numbered),
-        sections=fill_each("section", numbered),
-        more=more,
-        absent=fill_texts("absent", absent),
-        settings=fill_each("settings", tables),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """All that a page says; as text it is HTML, with what was drawn of it."""
 
+    name: str
+    headline: str
+    tiles: Sequence[Tile]
+    sections: Sequence[Section]
+    cautions: Sequence[str]
+    settings: Mapping[str, Mapping[str, Any]]  # tables, by their names
+    absent: Sequence[str] = ()  # what is not known of settings
+    more: Markup = NOTHING  # after the sections
 
-def inline(headline: str, tiles: Iterable[Mapping[str, object]], first: Section) -> str:
-    """The beginning of a page with its first picture, for a notebook."""
-    picture = Markup("".join(map(pictured, drawn(first).pictures)))
-    return fill("inline", headline=headline, tiles=fill_each("tile", tiles), picture=picture)
+    def drawn(self) -> "Page":
+        return replace(self, sections=[drawn(section) for section in self.sections])
+
+    def __str__(self) -> str:
+        sentences = fill_each("caution", self.cautions)
+        numbered = [{"number": n, **_parts(section)} for n, section in enumerate(self.sections)]
+        tables = (
+            {
+                "name": name,
+                "rows": fill_each("setting", ({"key": k, "value": _value(rows[k])} for k in rows)),
+            }
+            for name, rows in self.settings.items()
+        )
+        return fill(
+            "page",
+            name=self.name,
+            style=Markup(template("page.css")),
+            headline=self.headline,
+            tiles=self._tiles,
+            cautions=fill("cautions", sentences=sentences) if sentences else "",
+            links=fill_each("link", numbered),
+            sections=fill_each("section", numbered),
+            more=self.more,
+            absent=fill_each("absent", self.absent),
+            settings=fill_each("settings", tables),
+        )
+
+    def inline(self) -> str:
+        """Its beginning with the first picture, for a notebook."""
+        picture = Markup("".join(map(pictured, drawn(self.sections[0]).pictures)))
+        return fill("inline", headline=self.headline, tiles=self._tiles, picture=picture)
+
+    @property
+    def _tiles(self) -> Markup:
+        return fill_each("tile", (tile._asdict() for tile in self.tiles))
 
 
 def drawn(section: Section) -> Section:
@@ -159,7 +178,7 @@ def pictured(picture: Picture) -> Markup:
         words=picture.words,
         light=base64.b64encode(picture.light).decode("ascii"),
         dark=base64.b64encode(picture.dark).decode("ascii"),
-        caption=fill_texts("caption", [picture.caption] if picture.caption else []),
+        caption=fill_each("caption", [picture.caption] if picture.caption else []),
     )
 
 
@@ -168,9 +187,9 @@ def _parts(section: Section) -> dict[str, str]:
     shown = section.pictures or section.more
     return {
         "title": section.title,
-        "reading": fill_texts("reading", [section.reading] if shown else []),
+        "reading": fill_each("reading", [section.reading] if shown else []),
         "pictures": Markup("".join(map(pictured, section.pictures))),
-        "absent": fill_texts("absent", section.absent),
+        "absent": fill_each("absent", section.absent),
         "more": section.more,
     }
 

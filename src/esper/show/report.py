@@ -1,7 +1,5 @@
 """Reports: what a run came to, as pictures and one page that needs nothing else."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,7 @@ from esper.show.growth_facts import Report
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from esper.show.page import Section
+    from esper.show.page import Page
 
 FOLDER, PAGE = "report", "index.html"
 
@@ -25,29 +23,27 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     """
     require_matplotlib()
     from esper.show.run_facts import read_facts
-    from esper.show.sections import contents
     from esper.show.training_page import page
 
     facts = read_facts(Path(run))
-    folder = facts.path / FOLDER if out is None else Path(out)
-    return _written(folder, contents(facts), partial(page, facts))
+    return _written(page(facts), facts.path / FOLDER if out is None else Path(out))
 
 
 def write_growth_report(facts: Report, folder: Path) -> Path:
     """Write what a run of `grow` came to, as far as it is, into this folder; return the page."""
     require_matplotlib()
-    from esper.show.growth_page import contents, page
+    from esper.show.growth_page import page
 
-    return _written(folder, contents(facts), partial(page, facts))
+    return _written(page(facts), folder)
 
 
 def growth_figure(facts: Report, *, dark: bool = False) -> "Figure":
     """How a network grew, as one figure."""
     require_matplotlib()
     from esper.show.growth_charts import growth
-    from esper.show.theme import DARK, LIGHT, styled
+    from esper.show.theme import figure_of
 
-    return styled(partial(growth, facts), DARK if dark else LIGHT)
+    return figure_of(growth, facts, dark=dark)
 
 
 def require_matplotlib() -> None:
@@ -59,16 +55,12 @@ def require_matplotlib() -> None:
         ) from error
 
 
-def _written(
-    folder: Path, found: "Sequence[Section]", page: "Callable[[Sequence[Section]], str]"
-) -> Path:
-    from esper.show.page import drawn
-
-    sections = [drawn(section) for section in found]
+def _written(page: "Page", folder: Path) -> Path:
+    page = page.drawn()
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("timeline-*.png"):  # of episodes that are not the chosen ones now
         old.unlink()
-    for picture in (picture for section in sections for picture in section.pictures):
+    for picture in (picture for section in page.sections for picture in section.pictures):
         (folder / f"{picture.name}.png").write_bytes(picture.light)
-    write_whole(folder / PAGE, page(sections))
+    write_whole(folder / PAGE, str(page))
     return folder / PAGE

@@ -67,17 +67,17 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """One episode, step by step."""
+    """One episode, or run of `grow`, step by step."""
 
-    kind: str
-    episode: Row
+    kind: str = ""
+    episode: Row = field(default_factory=dict)
     slots: tuple[str, ...]
     cells: Sequence[Cell]
     marks: Sequence[tuple[int, str, str]]  # step, op and slot of every decision
     accuracy: Array  # [T] percent, of the network as it is; NaN where it was not measured
     committed: Array  # [T] percent, of what is permanent
-    control: Array | None  # [T] percent, of the same case, never grown
-    failure: tuple[int, str] | None  # step and reason of a rollback
+    control: Array | None = None  # [T] percent, of the same case, never grown
+    failure: tuple[int, str] | None = None  # step and reason of a rollback
 
     @property
     def steps(self) -> int:

@@ -1,58 +1,122 @@
-"""The page of a training run: what it says in sentences, its figures and tables."""
+"""The page of a training run: what it says in sentences, its figures, tables and pictures.
 
-from collections.abc import Mapping, Sequence
+How to read the pictures is said in `templates/sections.toml`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from esper.show.page import NOTHING, Markup, Section, assembled, fill, fill_each
-from esper.show.run_facts import Facts, Row, Score, signed
+from matplotlib.figure import Figure
+
+from esper.show.context_charts import gain_by_parameters, policy_by_context
+from esper.show.page import NOTHING, Markup, Page, Picture, Section, Tile, fill, sections_of, table
+from esper.show.run_facts import BEST, WAITING, Facts, Row, Score, Story, signed
 from esper.show.terminal import duration, listed
+from esper.show.theme import Theme
+from esper.show.timelines import timeline, title
+from esper.show.training_charts import action_shares, health, learning_curve, phase_times
+
+CHARTS: Mapping[str, Callable[[Facts, Theme], Figure]] = {  # by name of their pictures
+    "learning-curve": learning_curve,
+    "contexts": policy_by_context,
+    "parameters": gain_by_parameters,
+    "actions": action_shares,
+    "health": health,
+    "phases": phase_times,
+}
+TIMELINES = "timelines"  # the section whose pictures are episodes
 
 
-def page(facts: Facts, sections: Sequence[Section]) -> str:
-    """The whole page as HTML."""
-    anomalies = fill_each("anomaly", facts.anomalies)
+def page(facts: Facts) -> Page:
+    """The whole page, its pictures not drawn yet."""
     absent, settings = _settings(facts)
-    listed = fill("anomalies", rows=anomalies) if anomalies else ""
-    return assembled(
-        f"run {facts.path.resolve().name}",
-        headline(facts),
-        _tiles(facts),
-        sections,
+    found = [(row["round"], row["message"], row["advice"]) for row in facts.anomalies]
+    anomalies = table(("round", "what was seen", "what to do"), found)
+    listed = fill("findings", title="Anomalies", reading="", table=anomalies) if found else ""
+    return Page(
+        name=f"run {facts.path.resolve().name}",
+        headline=headline(facts),
+        tiles=_tiles(facts),
+        sections=contents(facts),
         cautions=cautions(facts),
         settings=settings,
         absent=absent,
-        more=Markup(_attribution(facts.attribution) + listed),
+        more=Markup(_attribution(facts) + listed),
     )
 
 
-def _tiles(facts: Facts) -> list[dict[str, str]]:
-    """The few numbers that people look for first."""
+def _tiles(facts: Facts) -> list[Tile]:
     best, planned = facts.best, facts.setting("rounds")
     scores = {} if best is None else {"best evaluation": best}
-    tiles = [
-        {
-            "what": name,
-            "value": signed(score.value),
-            "more": f"95 %: {score.spoken_interval}" if score.interval else "no interval",
-        }
-        for name, score in (scores | dict(facts.baselines)).items()
-    ]
     rounds = f"{facts.last_round:,}" + (f" of {planned:,}" if planned else "")
-    time = duration(facts.training_seconds)
     return [
-        *tiles,
-        {"what": "rounds", "value": rounds, "more": f"{facts.played:,} episodes"},
-        {"what": "training time", "value": time, "more": "with evaluations"},
+        *(
+            Tile(
+                name,
+                signed(score.value),
+                f"95 %: {score.spoken_interval}" if score.interval else "no interval",
+            )
+            for name, score in (scores | dict(facts.baselines)).items()
+        ),
+        Tile("rounds", rounds, f"{facts.played:,} episodes"),
+        Tile("training time", duration(facts.training_seconds), "with evaluations"),
     ]
 
 
-def _attribution(seeds: Sequence[Row]) -> Markup:
+def _attribution(facts: Facts) -> Markup:
     """What each seed of the best episode was worth; nothing if that was not found out."""
-    if not seeds:
+    columns = ("slot", "seed", "Shapley value", "left out")
+    rows = [
+        (row["slot"], row["blueprint"], signed(row["shapley"]), signed(row["left_out"]))
+        for row in facts.attribution
+    ]
+    if not rows:
         return NOTHING
-    figures = ("score", "shapley", "left_out")
-    rows = [{**row, **{name: signed(row[name]) for name in figures}} for row in seeds]
-    return fill("attribution", **rows[0], rows=fill_each("attributed", rows))
+    first = facts.attribution[0]
+    reading = fill("attribution", **{**first, "score": signed(first["score"])})
+    named = {"title": "Whose doing the best episode was", "reading": reading}
+    return fill("findings", **named, table=table(columns, rows))
+
+
+def contents(facts: Facts) -> list[Section]:
+    """All sections, their pictures not drawn yet."""
+    sections = sections_of(
+        "sections.toml",
+        CHARTS,
+        facts,
+        late=facts.late_words,
+        episodes=f"{len(facts.episodes):,}",
+        anomalies="they are listed below" if facts.anomalies else "in this run there is none",
+    )
+    episodes = [_episode(story) for story in facts.stories]
+    told = replace(sections[TIMELINES], pictures=episodes, absent=_not_told(facts))
+    return [*(sections | {TIMELINES: told}).values()]
+
+
+def _episode(story: Story) -> Picture:
+    row = story.episode
+    caption = (
+        f"Round {row['round']}, environment {row['env']}, case {row['seed']}; "
+        f"{row['interventions'] or 0} decisions other than waiting."
+    )
+    if story.failure is not None:
+        step, reason = story.failure
+        caption += f" Rolled back in epoch {step + 1}: {reason}."
+    return Picture(f"timeline-{story.kind}", title(story), partial(timeline, story), caption)
+
+
+def _not_told(facts: Facts) -> list[str]:
+    """Which kinds of episodes there are not, and why."""
+    told = {story.kind for story in facts.stories}
+    if not facts.episodes:
+        return ["No episode has ended yet."]
+    if not told:
+        return ["The decisions of these episodes were not recorded."]
+    if WAITING not in told:
+        return [f"In {facts.late_words} no episode waited to its end: all planted something."]
+    return [] if BEST in told else [f"In {facts.late_words} nothing was planted."]
 
 
 def _settings(facts: Facts) -> tuple[list[str], dict[str, Row]]:
