@@ -126,7 +126,7 @@ def test_every_layer_and_its_gradients_equal_torchs_in_many_sizes() -> None:
     draw, writer = random.Random(5), ProgramWriter()
     layers = [each for _ in range(4) for each in drawn_layers(draw)]
     numbers = [writer.seed(0, record(module, shape)) for module, shape in layers]
-    text, *_ = writer.finished([(1,)], input_size=1, classes=1, chunk=CHUNK)
+    text, *_ = writer.finished([(1,)], [[0]], 0, input_size=1, classes=1, chunk=CHUNK)
     library = build_library(text, torch.float64)
     draws = torch.Generator().manual_seed(7)
     for which, (module, shape) in zip(numbers, layers, strict=True):
@@ -255,6 +255,8 @@ def test_scores_without_some_seeds_equal_the_fused_ones(name: str) -> None:
     torch.testing.assert_close(ours.accuracy, theirs.accuracy)
     ours, theirs = (each.evaluate("test", committed=True) for each in (chip, fused))
     torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-10, atol=1e-12)
+    flows = (each.flow() for each in (chip, fused))  # the fused one in single precision
+    torch.testing.assert_close(*flows, rtol=2e-5, atol=1e-6, equal_nan=True)
 
 
 @each_host

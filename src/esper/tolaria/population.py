@@ -391,9 +391,9 @@ class Population:
         """The one that computes: `fused` or `chip`."""
         return "fused" if self._chip is None else "chip"
 
-    @property
-    def _homes(self) -> Homes:
-        return Homes(self.lifecycle, self.pool_rows, self.gate_rows, self.shadows.rows)
+    def _homes(self, life: Lifecycle) -> Homes:
+        rows = (self.pool_rows, self.gate_rows, self.shadows.rows)
+        return Homes(life, *rows, self._all_pools(), self.live)
 
     def _plan(self, rows: PassRows) -> Plan:
         """On the CPU, where it is made."""
@@ -434,10 +434,10 @@ class Population:
             loss, host, seeds = self._fused_epoch(order, before)
         else:
             taught = None if shadows is None else (shadows.where, shadows.batches.flatten())
-            fixed = (self._all_pools(), self._homes)
-            loss, host, seeds, *found = self._chip.epoch(*fixed, self.live, order, taught)
+            homes = self._homes(self.lifecycle)
+            loss, host, seeds, *found = self._chip.epoch(homes, order, taught)
             if shadows is not None:
-                found += self._chip.gains(*fixed, shadows.where)
+                found += self._chip.gains(homes, shadows.where)
         seeds = torch.where(self.lifecycle.occupied, seeds.sqrt(), torch.nan)
         record = EpochRecord(loss, host.sqrt(), seeds)
         if shadows is None:
@@ -492,7 +492,8 @@ class Population:
         if committed:
             kept = life.at(SeedStage.FOSSILIZED)
             life = replace(life, alpha=torch.where(kept, life.alpha, 0.0))
-        return self._score(split, PassRows.base(life))
+        nobody = torch.zeros(0, dtype=torch.int64)
+        return self._score(split, life, nobody, torch.zeros(0, life.shape[1], dtype=torch.bool))
 
     @torch.no_grad()
     def counterfactual(
@@ -510,20 +511,22 @@ class Population:
                 valid=f"torch.bool [{len(environment)}, {slots}]",
             )
         effective = off & (self.lifecycle.alpha[environment] > 0)
-        asked = torch.cat([environment[:, None], effective.long()], dim=1)
-        asked, inverse = asked.unique(dim=0, return_inverse=True)
-        changed = asked[:, 1:].any(dim=1)
-        without = asked[changed, 1:] == 1
-        rows = PassRows.counterfactual(self.lifecycle, asked[changed, 0], without)
-        scores = self._score(split, rows)
-        place = asked[:, 0].clone()  # where nothing that is on was switched off: the base row
-        place[changed] = rows.place
+        bits = (effective.long() << torch.arange(slots)).sum(dim=1)
+        asked, inverse = (environment << slots | bits).unique(return_inverse=True)
+        owners, bits = asked >> slots, asked & (1 << slots) - 1
+        changed = bits > 0
+        without = (bits[changed, None] >> torch.arange(slots) & 1).bool()
+        scores = self._score(split, self.lifecycle, owners[changed], without)
+        place = owners.clone()  # where nothing that is on was switched off: the base row
+        place[changed] = len(self) + torch.arange(len(without))
         chosen = place[inverse]
         return SplitScores(scores.loss[chosen], scores.accuracy[chosen])
 
     @torch.no_grad()
     def flow(self) -> Tensor:
         """[N, S, K]: statistics of what reaches each slot, on validation data."""
+        if self._chip is not None:
+            return self._chip.flow(self._homes(self.lifecycle), FLOW_SAMPLES)
         plan = self._plan(PassRows.base(self.lifecycle)).to(self.device)
         weights = cast_weights(self.pools, self.config.compute_dtype)
         inputs = as_inputs(self.feed.first_samples("validation", FLOW_SAMPLES), weights)
@@ -531,12 +534,14 @@ class Population:
         self.engine.logits(weights, plan, inputs, found)
         return torch.stack(found, 1).double().cpu()
 
-    def _score(self, split: str, rows: PassRows) -> SplitScores:
+    def _score(self, split: str, life: Lifecycle, owners: Tensor, off: Tensor) -> SplitScores:
+        """Of every environment, then of `owners` [Q], which rise, without the seeds in `off`."""
         if split not in SPLITS:
             raise UnknownNameError.of("split", split, SPLITS)
         if self._chip is not None:
-            means = self._chip.score(self.pools, self._homes, rows, split)
+            means = self._chip.score(self._homes(life), owners, off, split)
             return SplitScores(means[:, 0], 100.0 * means[:, 1])
+        rows = PassRows.counterfactual(life, owners, off)
         plan = self._plan(rows).to(self.device)
         weights = cast_weights(self.pools, self.config.compute_dtype)
         count = len(rows.environment)
@@ -550,7 +555,9 @@ class Population:
             loss += losses_of(outputs, labels).double() * size
             right += (outputs.argmax(-1) == labels).double().flatten(1).mean(1) * size
             samples += size
-        return SplitScores((loss / samples).cpu(), (100.0 * right / samples).cpu())
+        place = torch.cat([torch.arange(len(self)), rows.place])
+        loss, accuracy = (each.cpu()[place] / samples for each in (loss, 100.0 * right))
+        return SplitScores(loss, accuracy)
 
 
 def _places(

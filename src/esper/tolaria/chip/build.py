@@ -24,8 +24,10 @@ from esper.tolaria.chip.source import BLOCKS, SHARED_BYTES, THREADS, whole_text
 
 REALS = {torch.float32: "float", torch.float64: "double"}
 COMPILERS = ("c++", "g++", "clang++")
-ENTRY = "train_rows"
-Launch = Callable[[Tensor, int, int], None]  # of the arguments' table, rows, and bytes of a block
+BLOCKWISE = ("train_rows", "flow_rows")  # one block of threads a row
+THREADWISE = "describe_rows"  # one thread a row
+FEW_THREADS = 64  # of a block whose threads have nothing to do with each other
+Launch = Callable[[str, Tensor, int, int], None]  # entry, arguments, rows, bytes of a block
 
 
 def find_compiler() -> str | None:
@@ -59,7 +61,7 @@ def launcher(text: str, dtype: torch.dtype, device: torch.device) -> Launch:
         capability = torch.cuda.get_device_capability(device)
         return _device_launcher(text, dtype, capability, shared_bytes(device))
     library = build_library(text, dtype)
-    return lambda table, rows, room: library.train_rows(ctypes.c_void_p(table.data_ptr()))
+    return lambda entry, table, *_: getattr(library, entry)(ctypes.c_void_p(table.data_ptr()))
 
 
 def shared_bytes(device: torch.device) -> int:
@@ -82,13 +84,17 @@ def _device_launcher(
     if not target.exists():
         with _being_made(target) as made:
             made.write_bytes(_compile_for_device(text, flags))
-    kernels = _cuda_load_module(target.read_bytes(), [ENTRY])
+    kernels = _cuda_load_module(target.read_bytes(), [*BLOCKWISE, THREADWISE])
     assert isinstance(kernels, dict)
-    kernel = kernels[ENTRY]
-    kernel.set_shared_memory_config(room)
+    for entry in BLOCKWISE:
+        kernels[entry].set_shared_memory_config(room)
 
-    def launch(table: Tensor, rows: int, needed: int) -> None:
-        kernel(grid=(rows, 1, 1), block=(THREADS, 1, 1), args=[table], shared_mem=needed)
+    def launch(entry: str, table: Tensor, rows: int, needed: int) -> None:
+        if entry == THREADWISE:
+            grid, block, needed = -(-rows // FEW_THREADS), FEW_THREADS, 0
+        else:
+            grid, block = rows, THREADS
+        kernels[entry](grid=(grid, 1, 1), block=(block, 1, 1), args=[table], shared_mem=needed)
 
     return launch
 

@@ -5,23 +5,28 @@
 // come with the base pass first and then by falling `first`, so that each finds what it shares with
 // the base pass still in memory.
 //
-// The generated source before this says: SLOTS, CHUNK, SCRATCH, CLASSES, INPUT_SIZE, PER_SAMPLE,
-// WORK_AT, value_at(k) and gradient_at(k) of the host's values (k = SLOTS: logits), slot_channels(k),
+// The generated source before this says: SLOTS, BLUEPRINTS, HOST_WIDTH, CHUNK, SCRATCH, CLASSES,
+// INPUT_SIZE, PER_SAMPLE, WORK_AT, value_at(k) and gradient_at(k) of the host's values (k = SLOTS: logits), slot_channels(k),
 // slot_length(k), gate_at(k), segment_forward/backward(k, ...), seed_forward/backward(which, ...),
-// seed_output(which), seed_output_gradient(which).
+// seed_output(which), seed_output_gradient(which), seed_width(which), seed_room(which), gate_room(k) and
+// seed_program(k * BLUEPRINTS + blueprint), which is -1 where it does not fit.
 #pragma once
 #include "attention.cuh"
 
 enum Argument { // addresses and whole numbers of a launch, in this order
-  MODULES, MODULE_STARTS, PASSES, FACTORS, PASS_STARTS, QUEUE, INPUTS, LABELS, ORDER, FIRST,
-  RESULTS, NORMS, SETTINGS, ROWS, BATCHES, BATCH, SAMPLES, ARENA
+  MODULES, HEADS, PASSES, FACTORS, EFFORTS, QUEUE, INPUTS, LABELS, ORDER, FIRST, RESULTS, NORMS, SETTINGS,
+  STATES, POOLS, SHADOWS, SHARES, ASKED, ASKED_STARTS, ROWS, BATCHES, BATCH, SAMPLES, ARENA, MODULE_ROOM,
+  PASS_ROOM, IS_STRAIGHT, TRAINING_STAGE
 };
-// Of a module: batches that it learns from, place and size in the arena, addresses of its row.
-enum ModuleColumn { SHARE, PLACE, WIDTH, THETA, MOMENT0, MOMENT1, SQUARES, STEPS, RATE, DECAY, ACTIVE,
-                    SCALE, LIVE, MODULE_COLUMNS };
+enum HeadColumn { FIRST_MODULE, MODULE_COUNT, FIRST_PASS, PASS_COUNT, HEAD_COLUMNS }; // of a row
+// Of a module: batches that it learns from, place and size in the arena, where its norm goes, addresses
+// of its row.
+enum ModuleColumn { SHARE, PLACE, WIDTH, NORM, THETA, MOMENT0, MOMENT1, SQUARES, STEPS, RATE, DECAY,
+                    ACTIVE, SCALE, LIVE, MODULE_COLUMNS };
 enum Setting { IS_ADAM, BETA1, BETA2, EPSILON, LOG_BETA1, LOG_BETA2 }; // of SGD: 0, momentum
 template <class T> DEVICE T *at(whole address) { return (T *)address; }
-const int PASS_HEAD = 4, SLOT_COLUMNS = 6, RESULT_COLUMNS = 4;
+const int PASS_HEAD = 5, SLOT_COLUMNS = 6, PASS_COLUMNS = PASS_HEAD + SLOT_COLUMNS * SLOTS;
+const int RESULT_COLUMNS = 4;
 const int FETCHED = 4; // numbers that a thread waits for at once
 
 // Of `share` batches, spread evenly over all of them with the last one among them: those so far.
@@ -274,14 +279,7 @@ DEVICE void fetch(const Block &b, const whole *a, int row, int batch, int start)
   SYNC();
 }
 
-DEVICE void run_row(const whole *a, int row, Cells memory) {
-  Block b = block_of(memory, int(READ(a[ARENA])));
-  const int *starts = at<int>(READ(a[MODULE_STARTS])) + row;
-  const int *turns = at<int>(READ(a[PASS_STARTS])) + row;
-  const whole *modules = at<whole>(READ(a[MODULES])) + READ(starts[0]) * MODULE_COLUMNS;
-  const int count = READ(starts[1]) - READ(starts[0]), batches = int(READ(a[BATCHES]));
-  const int from = READ(turns[0]), to = READ(turns[1]);
-  const double *settings = at<double>(READ(a[SETTINGS])); // null: nothing learns
+DEVICE void load_parameters(const Block &b, const whole *modules, int count) {
   for (int m = 0; m < count; ++m) {
     const whole *own = modules + m * MODULE_COLUMNS;
     const int place = int(READ(own[PLACE]));
@@ -291,19 +289,29 @@ DEVICE void run_row(const whole *a, int row, Cells memory) {
     }
   }
   SYNC();
+}
+
+DEVICE void run_row(const whole *a, int row, Cells memory) {
+  Block b = block_of(memory, int(READ(a[ARENA])));
+  const int *head = at<int>(READ(a[HEADS])) + row * HEAD_COLUMNS;
+  const whole *modules = at<whole>(READ(a[MODULES])) + READ(head[FIRST_MODULE]) * MODULE_COLUMNS;
+  const int count = READ(head[MODULE_COUNT]), batches = int(READ(a[BATCHES]));
+  const int from = READ(head[FIRST_PASS]), to = from + READ(head[PASS_COUNT]);
+  const double *settings = at<double>(READ(a[SETTINGS])); // null: nothing learns
+  load_parameters(b, modules, count);
   for (int batch = 0; batch < batches; ++batch) {
     const int size = int(smaller(READ(a[BATCH]), READ(a[SAMPLES]) - batch * READ(a[BATCH])));
     for (int start = 0; start < size; start += CHUNK) {
       b.n = smaller(CHUNK, size - start);
       fetch(b, a, row, batch, start);
       for (int turn = from; turn < to; ++turn) {
-        const int *pass = at<int>(READ(a[PASSES])) + turn * (PASS_HEAD + SLOT_COLUMNS * SLOTS);
+        const int *pass = at<int>(READ(a[PASSES])) + turn * PASS_COLUMNS;
         const real *factors = at<real>(READ(a[FACTORS])) + turn * 2 * SLOTS;
         if (!is_due(batch, READ(pass[2]), batches)) continue;
         const bool back = settings && READ(pass[1]) < SLOTS;
         pass_forward(b, pass, factors);
         score_samples(b, back, real(1) / real(size));
-        note(b, turn == from, at<double>(READ(a[RESULTS])) + turn * RESULT_COLUMNS);
+        note(b, turn == from, at<double>(READ(a[RESULTS])) + READ(pass[4]) * RESULT_COLUMNS);
         if (back) pass_backward(b, pass, factors);
       }
     }
@@ -323,18 +331,18 @@ DEVICE void run_row(const whole *a, int row, Cells memory) {
     double sum = 0;
     for (int i = LANE; i < READ(own[WIDTH]); i += LANES) sum += at<real>(READ(own[SQUARES]))[i];
     sum = lanes_sum(sum);
-    if (LANE == 0) at<double>(READ(a[NORMS]))[READ(starts[0]) + m] = sum;
+    if (LANE == 0) at<double>(READ(a[NORMS]))[READ(own[NORM])] = sum;
   }
 }
 
 #ifdef __CUDACC__
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) train_rows(const whole *arguments) {
-  run_row(arguments, READ(at<int>(READ(arguments[QUEUE]))[blockIdx.x]), Cells{0});
+  run_row(arguments, int(READ(at<whole>(READ(arguments[QUEUE]))[blockIdx.x])), Cells{0});
 }
 #else
 extern "C" void train_rows(const whole *arguments) {
   std::vector<real> memory(2 * arguments[ARENA] + SCRATCH + CHUNK * (4 + PER_SAMPLE));
-  for (int row = 0; row < arguments[ROWS]; ++row) run_row(arguments, at<int>(arguments[QUEUE])[row], memory.data());
+  for (int row = 0; row < arguments[ROWS]; ++row) run_row(arguments, int(at<whole>(arguments[QUEUE])[row]), memory.data());
 }
 
 // One seed alone on CHUNK samples, for tests: output y of x, and with gy the gradients that are added to.

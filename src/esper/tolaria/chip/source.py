@@ -19,8 +19,9 @@ from esper.tolaria.chip.tape import INPUT, Buffer, Op, Places, Tape, lay_out, re
 THREADS = 512
 BLOCKS = 1  # of that many threads that share a multiprocessor, for which registers suffice
 SCRATCH = 512  # numbers: sums of warps, and the optimiser's corrections of each module
+ABSENT = -1
 SHARED_BYTES = 227 * 1024  # that one block may have on the largest GPUs
-INCLUDES = ("shim.cuh", "layers.cuh", "attention.cuh", "row.cuh")
+INCLUDES = ("shim.cuh", "layers.cuh", "attention.cuh", "row.cuh", "describe.cuh", "flow.cuh")
 _SIGNATURES = {  # a seed's y is where all its values are, and so its gy
     "forward": "Cells theta, Cells x, Cells y",
     "backward": "Cells theta, Cells grads, Cells x, Cells y, Cells gy, Cells gx, Cells scratch",
@@ -34,8 +35,6 @@ class ChipProgram:
 
     text: str
     which: Mapping[tuple[int, int], int]  # (slot, blueprint) -> number of its program
-    rooms: Sequence[int]  # numbers that each program's seed takes
-    gate_rooms: Sequence[int]  # numbers that a seed with a gate takes, by slot
     per_sample: int  # numbers of a sample: values, gradients, a seed's own, label and scores
     chunk: int
 
@@ -70,9 +69,10 @@ def write_program(
             if catalogue.costs[slot][index] >= 0:
                 tape = record(find_blueprint(name, spec.family).build(spec), shapes[slot])
                 seeds[slot, index] = writer.seed(slot, tape)
-    text, per_sample, gate_rooms = writer.finished(shapes, input_size, given[0], chunk)
-    rooms = [places.size for _, places in writer.seeds]
-    return ChipProgram(text, seeds, rooms, gate_rooms, 4 + per_sample, chunk)
+    kinds = range(len(catalogue.names))
+    which = [[seeds.get((slot, kind), ABSENT) for kind in kinds] for slot in range(len(specs))]
+    text, per_sample = writer.finished(shapes, which, offset, input_size, given[0], chunk)
+    return ChipProgram(text, seeds, 4 + per_sample, chunk)
 
 
 def whole_text(text: str) -> str:
@@ -145,9 +145,15 @@ class ProgramWriter:
             self.functions.append(f"APART void {title}_{way}({_SIGNATURES[way]}) " + _body(lines))
 
     def finished(
-        self, shapes: Sequence[tuple[int, ...]], input_size: int, classes: int, chunk: int
-    ) -> tuple[str, int, list[int]]:
-        """The whole text, the numbers that a sample takes, and those of a slot with a gate."""
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        which: Sequence[Sequence[int]],
+        host_width: int,
+        input_size: int,
+        classes: int,
+        chunk: int,
+    ) -> tuple[str, int]:
+        """The whole text, and the numbers that a sample takes; `which`: by slot and blueprint."""
         slots = len(shapes)
         sizes = [*(math.prod(shape) for shape in shapes), classes]
         values = [input_size + sum(sizes[:k]) for k in range(slots + 1)]
@@ -160,8 +166,17 @@ class ProgramWriter:
         gates = [self.rooms.get(k, 0) for k in range(slots)]
         room = [gates[k] + 2 * lengths[k] + sizes[k] for k in range(slots)]
         per_sample = work + max(room, default=0)
-        names = ("SLOTS", "CHUNK", "SCRATCH", "CLASSES", "INPUT_SIZE", "PER_SAMPLE", "WORK_AT")
-        numbers = (slots, chunk, SCRATCH, classes, input_size, per_sample, work)
+        constants = {
+            "SLOTS": slots,
+            "BLUEPRINTS": len(which[0]) if which else 0,
+            "HOST_WIDTH": host_width,
+            "CHUNK": chunk,
+            "SCRATCH": SCRATCH,
+            "CLASSES": classes,
+            "INPUT_SIZE": input_size,
+            "PER_SAMPLE": per_sample,
+            "WORK_AT": work,
+        }
         ends = [(tape.sizes, places, tape.output) for tape, places in self.seeds]
         tables = {
             "value_at": values,
@@ -169,20 +184,25 @@ class ProgramWriter:
             "slot_channels": [shape[0] for shape in shapes],
             "slot_length": lengths,
             "gate_at": gates,
+            "gate_room": room,
+            "seed_program": [number for row in which for number in row],
+            "seed_width": [tape.width for tape, _ in self.seeds],
+            "seed_room": [places.size for _, places in self.seeds],
             "seed_size": [sizes[output] for sizes, _, output in ends],
             "seed_output": [places["value", output] for _, places, output in ends],
             "seed_output_gradient": [places["gradient", output] for _, places, output in ends],
         }
         parts = [
-            *(f"#define {name} {number}" for name, number in zip(names, numbers, strict=True)),
+            *(f"#define {name} {number}" for name, number in constants.items()),
             '#include "attention.cuh"',
             *(f"TABLE({', '.join([name, *map(str, tables[name]), '0'])})" for name in tables),
             *self.functions,
             *(_dispatch("segment", way, self.segments) for way in _SIGNATURES),
             *(_dispatch("seed", way, len(self.seeds)) for way in _SIGNATURES),
-            '#include "row.cuh"',
+            '#include "describe.cuh"',
+            '#include "flow.cuh"',
         ]
-        return "\n\n".join(parts) + "\n", per_sample, room
+        return "\n\n".join(parts) + "\n", per_sample
 
 
 def _body(lines: Sequence[str]) -> str:
