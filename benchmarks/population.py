@@ -1,7 +1,8 @@
 """Host-steps per second: a population against the reference trainer, host by host.
 
-    python benchmarks/population.py                # CPU, one thread
-    python benchmarks/population.py --device cuda  # one GPU: fused, and on chip
+    python benchmarks/population.py                                # CPU, one thread
+    python benchmarks/population.py --device cuda                  # one GPU: small hosts on chip
+    python benchmarks/population.py --device cuda --backend fused  # and all hosts fused
 
 All sides do the same work in the same run: the same hosts with the same seeds, batches, losses and
 optimiser steps. `one by one` trains hosts taken out of the population with plain PyTorch, one after
@@ -11,25 +12,25 @@ the other. Ratios are what counts; absolute times depend on the machine and its 
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from _report import write_json, write_section
-from rich.console import Console
-from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.gates import GateRules
 from esper.kasmina.hosts import Conv1dHost, Conv2dHost, MlpHost, SegmentedHost
 from esper.leyline import DEFAULT_EPISODE_LENGTH, Actions, Blend, LifecycleOp
+from esper.leyline.shadows import AuditionPlan
 from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.extraction import extract
 from esper.tolaria.feed import Feed
 from esper.tolaria.population import Population
 from esper.tolaria.population_config import PopulationConfig
+from esper.tolaria.tasks import mnist1d
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,11 @@ class Case:
     cuda: tuple[int, ...]
     compute_dtype: torch.dtype | None = None  # on CUDA
     compiler: str | None = None  # on CUDA
-    chip: tuple[int, ...] = field(default=(), kw_only=True)  # sizes on chip, on CUDA
 
 
-SMALL = (16, 132, 1024, 4096, 16384)
 CASES = {
-    "mlp": Case("mlp", MlpHost, (40,), 50, (8, 64, 256), (8, 64, 256, 1024), chip=SMALL),
-    "conv1d": Case("conv1d", Conv1dHost, (40,), 50, (8, 64, 256), (8, 64, 256, 1024), chip=SMALL),
+    "conv1d": Case("conv1d", Conv1dHost, (40,), 50, (8, 64, 256), (8, 64, 256, 1024)),
+    "mlp": Case("mlp", MlpHost, (40,), 50, (8, 64, 256), (8, 64, 256, 1024)),
     "conv2d": Case(
         "conv2d",
         Conv2dHost,
@@ -63,7 +62,10 @@ CASES = {
     ),
 }
 FILLINGS = (0, 70)  # percent of slots with a seed
+ON_CHIP = ("conv1d", "mlp")
+CHIP_SIZES = (16, 132, 264, 1024, 4096, 16384, 65536)
 EPISODES_OF = 4096  # environments, on CUDA
+PAIRED = 500  # cases that both backends train
 HEADER = (
     "host",
     "N",
@@ -74,21 +76,37 @@ HEADER = (
     "of the floor",
     "MB per host",
 )
+CHIP_HEADER = (
+    "host",
+    "N",
+    "what is planted",
+    "on chip, host-steps/s",
+    "against one by one",
+    "fused",
+)
+
+
+def noise(case: Case, samples: int) -> Splits:
+    draw = torch.Generator().manual_seed(0)
+
+    def split(count: int) -> Split:
+        inputs = torch.randn(count, *case.shape, generator=draw)
+        return Split(inputs, torch.randint(10, (count,), generator=draw))
+
+    return Splits(
+        train=split(samples), validation=split(500), test=split(500), classes=10, origin="noise"
+    )
 
 
 def make_population(
-    case: Case, count: int, device: str, batches: int, backend: str = "fused"
+    case: Case,
+    count: int,
+    device: str,
+    batches: int,
+    backend: str = "fused",
+    data: Splits | None = None,
 ) -> Population:
-    draw = torch.Generator().manual_seed(0)
-
-    def split(samples: int) -> Split:
-        inputs = torch.randn(samples, *case.shape, generator=draw)
-        return Split(inputs, torch.randint(10, (samples,), generator=draw))
-
-    samples = max(2000, case.batch * batches)
-    data = Splits(
-        train=split(samples), validation=split(500), test=split(500), classes=10, origin="noise"
-    )
+    data = data or noise(case, max(2000, case.batch * batches))
     feed = Feed([data], [0] * count, batch=case.batch, batches=batches, device=device)
     config = PopulationConfig(
         rules=GateRules.unmeasured(),
@@ -250,38 +268,137 @@ def measure(case: Case, count: int, percent: int, device: str) -> dict[str, floa
     return figures
 
 
-def measure_chip(case: Case, count: int, percent: int) -> dict[str, float]:
-    """A whole epoch of 40 batches on chip, against one by one in the same run."""
+def on_chip(case: Case, count: int, percent: int, kind: int | None = None) -> Population:
+    """Filled at random, or with blueprint `kind` in all slots that it fits."""
     population = make_population(case, count, "cuda", 40, "chip")
-    fill(population, percent)
-    slow = one_by_one(population, min(count, 8), "cuda", repeats=3)
-    fast = together(population, "cuda", repeats=3)
-    return {"chip_host_steps_per_second": 1 / fast, "chip_ratio": slow / fast}
+    if kind is None:
+        fill(population, percent)
+        return population
+    for slot, costs in enumerate(population.catalogue.costs):
+        if costs[kind] >= 0:
+            planted = {"slot": slot, "blueprint": kind, "blend": int(Blend.IMMEDIATE)}
+            op = int(LifecycleOp.GERMINATE)
+            population.apply(Actions.of(population.space, count, op=op, **planted))
+    return population
 
 
-def chip_figures(case: Case, rows: list[list[str]]) -> dict[str, float]:
-    """Of every size, flat; their rows are added to those of the table."""
+def with_all_shadows(case: Case, count: int) -> float:
+    """Seconds per host-step of hosts with a shadow of every kind in every slot, gains included."""
+    population = on_chip(case, count, 0)
+    plan = AuditionPlan(population.shadows.fits.repeat(count, 1, 1), torch.ones(count))
+    population.train_epoch(plan)
+    start = finish("cuda")
+    population.train_epoch(plan)
+    return (finish("cuda") - start) / (count * population.feed.batches)
+
+
+def chip_figures(case: Case, sizes: tuple[int, ...], rows: list[list[str]]) -> dict[str, float]:
+    """By size and by what is planted, against one by one and fused in the same run."""
     flat: dict[str, float] = {}
-    for count in case.chip:
-        for percent in FILLINGS:
-            figures = measure_chip(case, count, percent)
-            key = f"{case.name}_n{count}_filled{percent}"
-            flat |= {f"{key}_{label}": value for label, value in figures.items()}
-            rate, ratio = figures.values()
-            shown = (f"{rate / ratio:,.0f}", f"{rate:,.0f}", f"{ratio:,.0f}", "", "")
-            rows.append([f"{case.name}, chip", str(count), f"{percent} %", *shown])
-            print(key, {k: round(v, 3) for k, v in figures.items()}, flush=True)
-    for backend, label in (("chip", "episodes"), ("fused", "fused_episodes")) if case.chip else ():
+    slow, fused = {}, {}
+    for percent in FILLINGS:
+        small = make_population(case, 1024, "cuda", 40)
+        fill(small, percent)
+        slow[percent] = one_by_one(small, 8, "cuda", repeats=3)
+        fused[percent] = together(small, "cuda", repeats=1)
+        flat[f"{case.name}_n1024_filled{percent}_fused_host_steps_per_second"] = 1 / fused[percent]
+        flat[f"{case.name}_filled{percent}_one_by_one_host_steps_per_second"] = 1 / slow[percent]
+
+    def note(key: str, count: int, planted: str, fast: float, percent: int | None = None) -> None:
+        flat[f"{case.name}_{key}_chip_host_steps_per_second"] = 1 / fast
+        shown = ["", ""]
+        if percent is not None:
+            flat[f"{case.name}_{key}_chip_ratio"] = slow[percent] / fast
+            shown[0] = f"{slow[percent] / fast:,.0f}"
+            shown[1] = f"{1 / fused[percent]:,.0f}" if count == 1024 else ""
+        rows.append([case.name, f"{count:,}", planted, f"{1 / fast:,.0f}", *shown])
+        print(" | ".join(rows[-1]), flush=True)
+
+    for count in sizes:
+        for percent in FILLINGS if count == 1024 else FILLINGS[-1:]:
+            fast = together(on_chip(case, count, percent), "cuda", repeats=3)
+            note(f"n{count}_filled{percent}", count, f"{percent} % of slots", fast, percent)
+    names = on_chip(case, 8, 0).catalogue.names
+    for kind, name in enumerate(names):
+        fast = together(on_chip(case, 1024, 0, kind), "cuda", repeats=1)
+        note(f"n1024_{name}", 1024, f"{name} in all slots", fast)
+    note("n1024_shadows", 1024, "shadows of all, with gains", with_all_shadows(case, 1024))
+    for backend, label in (("chip", "episodes"), ("fused", "fused_episodes")):
         key = f"{case.name}_n{EPISODES_OF}_{label}_per_minute"
         flat[key] = episodes_per_minute(case, EPISODES_OF, "cuda", backend)
         print(key, round(flat[key]), flush=True)
     return flat
 
 
+def life_of(case: Case, backend: str, data: Splits, device: str, grows: bool) -> Tensor:
+    """Test accuracy [N] after an episode in which every host is given three seeds, or none."""
+    population = make_population(case, PAIRED, device, 40, backend, data)
+    draw, slots = torch.Generator().manual_seed(2), len(population.specs)
+    kinds, wait = len(population.catalogue.names), torch.tensor(int(LifecycleOp.WAIT))
+    for epoch in range(DEFAULT_EPISODE_LENGTH):
+        slot, stage = epoch % slots, epoch // slots  # plant in the first turns, then let blend
+        op = LifecycleOp.GERMINATE if stage == 0 else LifecycleOp.ADVANCE
+        chosen = {
+            "slot": torch.full((PAIRED,), slot),
+            "blueprint": torch.randint(kinds, (PAIRED,), generator=draw),
+            "blend": torch.randint(len(Blend), (PAIRED,), generator=draw),
+        }
+        legal = population.legal()
+        wanted = Actions.of(population.space, PAIRED, op=int(op), **chosen)
+        ops = torch.where(legal.permits(wanted) & grows, int(op), wait)
+        population.apply(Actions.of(population.space, PAIRED, op=ops, **chosen), legal)
+        population.train_epoch()
+        population.pass_time()
+    return population.evaluate("test").accuracy
+
+
+def paired_figures(case: Case, device: str = "cuda") -> dict[str, float]:
+    """Gains of the same decisions in the same cases, on chip and fused: rounding alone differs."""
+    data, gains = mnist1d(0), {}
+    for backend in ("chip", "fused"):
+        alone, grown = (life_of(case, backend, data, device, grows) for grows in (False, True))
+        gains[backend] = grown - alone
+    apart = gains["chip"] - gains["fused"]
+    half = 1.96 * float(apart.std()) / PAIRED**0.5
+    figures = {
+        f"{case.name}_paired_gain_chip": float(gains["chip"].mean()),
+        f"{case.name}_paired_gain_fused": float(gains["fused"].mean()),
+        f"{case.name}_paired_difference": float(apart.mean()),
+        f"{case.name}_paired_half_interval": half,
+    }
+    print({key: round(value, 3) for key, value in figures.items()}, flush=True)
+    return figures
+
+
+def fused_figures(
+    names: list[str], sizes: list[int] | None, device: str, rows: list[list[str]]
+) -> dict[str, float]:
+    flat: dict[str, float] = {}
+    for name in names:
+        case = CASES[name]
+        for count in sizes or getattr(case, device):
+            for percent in FILLINGS:
+                figures = measure(case, count, percent, device)
+                key = f"{name}_n{count}_filled{percent}"
+                flat |= {f"{key}_{label}": value for label, value in figures.items()}
+                rows.append([name, str(count), f"{percent} %", *_cells(figures)])
+                print(key, {k: round(v, 3) for k, v in figures.items()}, flush=True)
+        if name != "conv2d":
+            most = max(sizes or getattr(case, device))
+            label = f"{name}_n{most}_episodes_per_minute"
+            flat[label] = episodes_per_minute(case, most, device)
+            print(label, round(flat[label]), flush=True)
+        small, large = (f"{name}_n{n}_filled70_host_steps_per_second" for n in (64, 1024))
+        if small in flat and large in flat:
+            flat[f"{name}_n1024_vs_n64_cost"] = flat[small] / flat[large]
+    return flat
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--hosts", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--backend", choices=("fused", "chip"), help="by default chip on a GPU")
+    parser.add_argument("--hosts", nargs="+", choices=list(CASES))
     parser.add_argument("--sizes", nargs="+", type=int, help="population sizes, for all hosts")
     parser.add_argument("--json", type=Path, help="write the figures flat to this file")
     parser.add_argument("--write", action="store_true", help="update docs/performance.md")
@@ -290,36 +407,23 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    flat: dict[str, float] = {}
+    chip = (options.backend or {"cpu": "fused", "cuda": "chip"}[options.device]) == "chip"
     rows: list[list[str]] = []
-    for name in options.hosts:
-        case = CASES[name]
-        sizes = options.sizes or getattr(case, options.device)
-        for count in sizes:
-            for percent in FILLINGS:
-                figures = measure(case, count, percent, options.device)
-                key = f"{name}_n{count}_filled{percent}"
-                flat |= {f"{key}_{label}": value for label, value in figures.items()}
-                rows.append([name, str(count), f"{percent} %", *_cells(figures)])
-                print(key, {k: round(v, 3) for k, v in figures.items()}, flush=True)
-        if name != "conv2d":
-            label = f"{name}_n{max(sizes)}_episodes_per_minute"
-            flat[label] = episodes_per_minute(case, max(sizes), options.device)
-            print(label, round(flat[label]), flush=True)
-        if options.device == "cuda":
-            flat |= chip_figures(case, rows)
-        small, large = (f"{name}_n{n}_filled70_host_steps_per_second" for n in (64, 1024))
-        if small in flat and large in flat:
-            flat[f"{name}_n1024_vs_n64_cost"] = flat[small] / flat[large]
-    table = Table(*HEADER, title=f"a population against one by one, {options.device}")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    if chip:
+        flat: dict[str, float] = {}
+        for name in options.hosts or ON_CHIP:
+            flat |= chip_figures(CASES[name], tuple(options.sizes or CHIP_SIZES), rows)
+            write_json(options.json, flat)
+        flat |= paired_figures(CASES["conv1d"])
+    else:
+        flat = fused_figures(options.hosts or list(CASES), options.sizes, options.device, rows)
     write_json(options.json, flat)
     if options.write:
-        given = "" if options.sizes is None else f" --sizes {' '.join(map(str, options.sizes))}"
+        given = f" --backend fused --sizes {' '.join(map(str, options.sizes))}"
+        given = "" if options.sizes is None else given
         command = f"python benchmarks/population.py --device {options.device}{given} --write"
-        write_section("population", options.device, command, HEADER, rows)
+        section, header = ("chip", CHIP_HEADER) if chip else ("population", HEADER)
+        write_section(section, options.device, command, header, rows)
 
 
 def _cells(figures: dict[str, float]) -> list[str]:

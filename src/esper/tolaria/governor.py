@@ -8,7 +8,6 @@ environment is frozen.
 Shapes: `N` environments, `H` epochs remembered.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline import LIVING_STAGES, EsperError, SeedStage, Transitions
+from esper.tolaria.pools import VACANT
 from esper.tolaria.population import Population
 from esper.tolaria.population_config import EpochRecord, Snapshot, SplitScores
 
@@ -151,8 +151,7 @@ class Governor:
         """The first cause for each failed environment, with the value seen and its limit."""
         nothing = torch.zeros(len(self.population), dtype=torch.float64)
         loss, limit = record.loss, self._loss_limit()
-        moments = [f"moment{i}" for i in range(self.population.config.optimiser.moments)]
-        gradients, states = self._beyond(["squares"]), self._beyond(["theta", *moments])
+        gradients, states = self._beyond()
         findings = [  # cause, failed, value, limit
             (Failure.NON_FINITE_LOSS, ~loss.isfinite(), loss, nothing),
             (Failure.NON_FINITE_GRADIENT, gradients > 0, gradients, nothing),
@@ -177,18 +176,25 @@ class Governor:
                 found.setdefault(environment, (cause, *numbers))
         return found
 
-    def _beyond(self, names: Sequence[str]) -> Tensor:
-        """[N]: how many numbers of an environment's rows are not finite, or as good as not."""
-        counts = torch.zeros(len(self.population), dtype=torch.float64)
-        for pool in self.population.pools.values():
-            rows, tensors = pool.rows_in_use, pool.tensors()
-            bad = torch.zeros(len(pool.squares), dtype=torch.int64, device=self.population.device)
-            for name in names:
+    def _beyond(self) -> tuple[Tensor, Tensor]:
+        """[N] each: how many numbers of an environment's gradients, and of its weights and their
+        optimiser state, are not finite, or as good as not."""
+        moments = [f"moment{i}" for i in range(self.population.config.optimiser.moments)]
+        counts, pools = [], self.population.pools.values()
+        for pool in pools:
+            bad, tensors = {}, pool.tensors()
+            for name in ("squares", "theta", *moments):
                 squared = name in ("squares", "moment1")
                 limit = self.rules.magnitude ** (2 if squared else 1)
-                bad += (~(tensors[name].abs() <= limit)).sum(dim=1)
-            counts.index_add_(0, pool.owner[rows], bad.cpu()[rows].double())
-        return counts
+                bad[name] = (~(tensors[name][:-1].abs() <= limit)).sum(dim=1)
+            gradients = bad.pop("squares")
+            counts.append(torch.stack([gradients, sum(bad.values(), torch.zeros_like(gradients))]))
+        owner = torch.cat([pool.owner for pool in pools])
+        used = owner != VACANT
+        found = torch.cat(counts, dim=1).cpu()[:, used].double()  # the one transfer
+        nothing = torch.zeros(2, len(self.population), dtype=torch.float64)
+        gradients, states = nothing.index_add(1, owner[used], found)
+        return gradients, states
 
     def _loss_limit(self) -> Tensor:
         """[N]: above this a loss has exploded, by the median and the spread of its own past."""

@@ -103,6 +103,8 @@ class ShadowRows:
         Not with the immediate blend, which must be nothing at first. Nothing is left of the slot's
         shadows. `pool_rows` [N, S]: where the seeds live in `pools`.
         """
+        if not bool(came.any()):
+            return
         own = life.blueprint[:, :, None] == torch.arange(len(self.names))
         warm = (came & (life.blend != Blend.IMMEDIATE))[:, :, None] & own & self.living
         for key, owners in _each(warm):
