@@ -47,11 +47,12 @@ RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)  # of the bare host, one of which a
 OWN_RATES = (1 / 3, 1.0, 3.0)  # times that: what a way with a rate of its own may choose from
 TUNING_SEEDS = (100, 101, 102)
 
-Group = Literal["development", "report 1", "report 2"]
+Group = Literal["development", "report 1", "report 2", "own"]
 SEEDS: dict[Group, tuple[int, ...]] = {
     "development": (0, 1, 2, 3, 4),
     "report 1": (0, 1, 2, 3, 4),
     "report 2": (10, 11, 12, 13, 14),
+    "own": (20, 21, 22, 23, 24),
 }
 Build = Callable[[float], nn.Module]  # with all its widths times a factor
 

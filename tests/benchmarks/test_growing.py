@@ -460,3 +460,19 @@ def test_what_a_search_answers_is_what_it_had_finished_in_time(growing: SimpleNa
     assert best(finished, 10.0) == 2.0
     assert best(finished, 15.0) == 3.0
     assert best(finished, 1.0) == 1.0  # the first, whatever it cost
+
+
+def test_models_read_the_data_of_the_tasks_that_are_registered_as_ones_own(
+    growing: SimpleNamespace,
+) -> None:
+    from own_tasks import OWN_TASKS
+
+    assert len({task.name for task in OWN_TASKS}) == 6
+    for task in OWN_TASKS:
+        data = task.quick().data(growing.tasks.SEEDS["own"][0])
+        inputs, targets = data["train"]
+        outputs = task.build(1.0)(inputs)
+        assert len(outputs) == len(targets)
+        if not targets.is_floating_point():
+            assert int(targets.max()) < outputs.shape[-1]
+        assert not torch.equal(inputs[:64], data["validation"][0][:64])

@@ -11,8 +11,10 @@ from esper.kasmina.hosts import (
     HOSTS,
     Conv1dHost,
     Conv2dHost,
+    FoldedHost,
     GptHost,
     MlpHost,
+    PiecesHost,
     SegmentedHost,
     build_host,
 )
@@ -25,6 +27,8 @@ SMALL: dict[str, Callable[[], SegmentedHost]] = {
     "conv2d": lambda: Conv2dHost(channels_in=1, size=9, widths=(4, 6, 7)),
     "mlp": lambda: MlpHost(features=9, width=5),
     "gpt": lambda: GptHost(vocabulary=11, width=8, heads=2, context=6),
+    "folded": lambda: FoldedHost(rows=3, columns=4, channels=3, norm="layer"),
+    "pieces": lambda: PiecesHost(length=12, pieces=4, width=6),
 }
 each_host = pytest.mark.parametrize("name", list(HOSTS))
 
@@ -39,7 +43,7 @@ def batch(name: str, size: int = 4, seed: int = 0) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     if name == "gpt":
         return torch.randint(11, (size, 5), generator=draw)
-    shape = {"conv1d": (12,), "conv2d": (1, 9, 9), "mlp": (9,)}[name]
+    shape = {"conv2d": (1, 9, 9), "mlp": (9,)}.get(name, (12,))
     return torch.randn(size, *shape, generator=draw, dtype=torch.float64)
 
 
@@ -76,6 +80,23 @@ def test_hosts_return_one_row_of_logits_per_answer() -> None:
     assert build_host("mlp")(torch.zeros(2, 40)).shape == (2, 10)
     assert build_host("conv2d")(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
     assert build_host("gpt")(torch.zeros(2, 7, dtype=torch.long)).shape == (2, 7, 256)
+
+
+@pytest.mark.parametrize("depth", [1, 7])
+@pytest.mark.parametrize("norm", ["none", "layer"])
+def test_a_dense_host_has_a_slot_more_than_layers_and_learns_in_all_of_them(
+    depth: int, norm: str
+) -> None:
+    host = MlpHost(features=9, width=5, depth=depth, activation="gelu", norm=norm)
+    assert len(host.slot_specs()) == depth + 1
+    host(torch.randn(64, 9)).square().sum().backward()
+    assert all(bool(p.grad.any()) for p in host.parameters() if p.grad is not None)
+    assert sum(p.grad is None for p in host.parameters()) == 0
+
+
+def test_a_misspelt_activation_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'relu'"):
+        MlpHost(activation="rel")
 
 
 @pytest.mark.parametrize(("stages", "kernel", "length"), [(1, 1, 1), (2, 4, 9), (4, 7, 40)])

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .episodes import Episodes, Epoch
     from .evaluation import Result, ResultFile, Standing, evaluate, standings
     from .families import FAMILIES, DataFamily, register_family
+    from .greenhouse import Greenhouse, Plot
     from .playing import Controls, Job, Played, Playground
     from .schedule_search import search_plans
     from .suites import SUITES, Suite, find_suite, load_suite, save_suite

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from esper.garden.families import FAMILIES, LENGTH, PARAMETERS, noisy_labels
+from esper.garden.families import FAMILIES, LENGTH, MOST_CLASSES, PARAMETERS, noisy_labels
 from esper.kasmina.blueprints import build_catalogue
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
 from esper.leyline import BlueprintCatalogue, DataError, EsperError
@@ -38,6 +38,7 @@ from esper.tolaria.data.splits import Split, Splits
 VALIDATION_SAMPLES = 1000  # the same in every context, so that one population can hold them all
 TEST_SAMPLES = 2000
 NARROW_CHANNELS = 2  # that a narrowed stage still has
+SCATTER = 2_654_435_761 >> 7  # spreads what lives of a sparse stage over rows and columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,11 @@ class Source:
     noise: NotNegative | None = None  # beside the glyph, or around the spikes
     amplitude: NotNegative | None = None  # spread of the glyph's height, as a fraction
     gain: NotNegative | None = None  # spread of the logarithm of a sample's gain
-    order: Whole | None = None  # which permutation of the points
+    order: Whole | None = None  # which permutation of the points, or set of curves
+    width: Positive | None = None  # of a bump, in points
+    spread: NotNegative | None = None  # over which classes lie apart
+    # Where a family has any number of them; None: as many as the garden's hosts have logits.
+    classes: Count | None = None
 
     def __post_init__(self) -> None:
         require_known("family of data", self.family, FAMILIES)
@@ -68,21 +73,32 @@ class Source:
             else:
                 require_known(f"parameter of the family {self.family!r}", name, defaults)
         require_settings(self, "The source's setting", error=DataError)
-        for name in ("label_noise", "noise", "amplitude", "gain"):
+        family = FAMILIES[self.family]
+        least, most = (2, MOST_CLASSES) if family.any_classes else (family.classes,) * 2
+        if self.classes is not None and not least <= self.classes <= most:
+            raise DataError(
+                f"Impossible number of classes of the family {self.family!r}",
+                given=self.classes,
+                valid=f"{least} to {most}",
+            )
+        for name in ("label_noise", "noise", "amplitude", "gain", "width", "spread"):
             if getattr(self, name) is not None:  # 1 and 1.0 are one value, with one key
                 _put(self, name, float(getattr(self, name)))
 
     def load(self) -> Splits:
         """The data: always the same for equal sources."""
         family = FAMILIES[self.family]
+        classes = self.classes or family.classes
         splits = {}
         sizes = {"train": self.samples, "validation": VALIDATION_SAMPLES, "test": TEST_SAMPLES}
         for name, samples in sizes.items():
             seed = derive_seed(self.seed, "garden", self.family, name)
-            inputs, labels = family.generate(samples, seed, self.parameters())
-            labels = noisy_labels(labels, self.label_noise, family.classes, seed)
+            given = {**self.parameters(), "classes": classes}
+            inputs, labels = family.generate(samples, seed, given)
+            labels = noisy_labels(labels, self.label_noise, classes, seed)
             splits[name] = Split(inputs, labels)
-        return Splits(**splits, classes=CLASSES, origin=f"generated: {self}")
+        told = self.classes or CLASSES
+        return Splits(**splits, classes=told, origin=f"generated: {self}")
 
     def parameters(self) -> dict[str, float]:
         """Those that the family has."""
@@ -96,6 +112,8 @@ class Source:
             for name, value in self.parameters().items()
             if value != defaults[name]
         ]
+        if self.classes:
+            parts.append(f"{self.classes} classes")
         if self.label_noise:
             parts.append(f"{self.label_noise:.0%} label noise")
         if self.seed:
@@ -105,7 +123,9 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Lesion:
-    """`narrow`: two channels of the stage's output live; `tap`: its kernel's centre lives."""
+    """`narrow`: two channels of the stage's output live; `tap`: its kernel's centre lives;
+    `blind`: the first half of its inputs; `sparse`: a quarter of its weights.
+    """
 
     kind: str
     stage: Whole
@@ -129,7 +149,7 @@ class Context:
     drift: Source | None = None  # what the task becomes, with probability 1/2
     drift_window: tuple[int, int] = (6, 14)  # first and last epoch at which it may
     host: str = "conv1d"
-    host_sizes: tuple[tuple[str, int], ...] = ()
+    host_sizes: tuple[tuple[str, int | str], ...] = ()
     # Points that count as 1 in rewards and scores: the best net gain or more. Never observed.
     scale: Positive = MIN_REWARD_SCALE
 
@@ -152,7 +172,9 @@ class Context:
         _put(self, "scale", float(self.scale))
         _put(self, "host_sizes", self._checked_sizes())
         # Refuses a lesion that the host cannot have.
-        lesion_mask(_sketch(self.host, self.host_sizes), self.lesion)
+        tasks = (self.source, self.drift)
+        counts = [task.classes or 0 for task in tasks if task is not None]
+        lesion_mask(_sketch(self.host, self.host_sizes, max(counts)), self.lesion)
 
     def build_host(self) -> SegmentedHost:
         """A new host, unharmed; its weights come from torch's current random stream."""
@@ -225,7 +247,7 @@ class Context:
             record["host_sizes"] = tuple(sizes.items())
         return cls(**record)
 
-    def _checked_sizes(self) -> tuple[tuple[str, int], ...]:
+    def _checked_sizes(self) -> tuple[tuple[str, int | str], ...]:
         require_known("host", self.host, HOSTS)
         if not isinstance(self.host_sizes, tuple):
             valid = "pairs of a name and a size, like (('channels', 6),)"
@@ -233,7 +255,9 @@ class Context:
         known = inspect.signature(HOSTS[self.host]).parameters
         for name, size in self.host_sizes:
             require_known(f"size of the host {self.host!r}", name, known)
-            require(f"The size {name!r} of the host {self.host!r}", size, COUNT, error=DataError)
+            if not isinstance(known[name].default, str):
+                what = f"The size {name!r} of the host {self.host!r}"
+                require(what, size, COUNT, error=DataError)
         return tuple(sorted(self.host_sizes))
 
 
@@ -249,21 +273,26 @@ def by_shape(contexts: Sequence[Context]) -> list[list[Context]]:
 
 
 @lru_cache
-def _sketch(name: str, sizes: tuple[tuple[str, int], ...]) -> SegmentedHost:
-    """The host with meaningless weights, if it reads a line and has ten logits."""
+def _sketch(name: str, sizes: tuple[tuple[str, int | str], ...], classes: int) -> SegmentedHost:
+    """The host with meaningless weights, if it reads a line and has enough logits; the garden's,
+    whose `classes` are 0, have ten whatever the context.
+    """
     try:
         with torch.device("meta"):  # draws nothing from torch's random stream
             host = build_host(name, **dict(sizes))
         host = host.to_empty(device="cpu")
         with torch.no_grad():
-            got = str(list(host(torch.zeros(1, LENGTH)).shape))
+            logits = host(torch.zeros(1, LENGTH))
+        got, fits = str(list(logits.shape)), logits.ndim == 2 and logits.shape[1] >= classes
     except (RuntimeError, ValueError, TypeError) as error:
-        got = str(error).splitlines()[0]
-    if got != str([1, CLASSES]):
+        got, fits = str(error).splitlines()[0], False
+    if not (fits if classes else got == str([1, CLASSES])):
         raise DataError(
             f"The host {name!r} does not fit the garden's data",
             given=f"with sizes {dict(sizes)} it makes of one line of {LENGTH} points: {got}",
-            valid=f"[1, {CLASSES}]: ten logits, whatever the context",
+            valid=f"[1, {classes}] or more"
+            if classes
+            else "[1, 10]: ten logits, whatever the context",
         )
     return host
 
@@ -275,7 +304,8 @@ def lesion_mask(host: SegmentedHost, lesion: Lesion | None) -> Tensor:
     """[P] bool over the host's parameters, in the order of its names: True where one lives.
 
     With the others at exactly zero, a narrowed host computes what a host with two channels at that
-    stage would, and one with a single tap what a kernel of size 1 would.
+    stage would, one with a single tap what a kernel of size 1 would, and a blind stage sees the
+    first half of what reaches it. Of a sparse one, every fourth weight lives.
     """
     live = {
         name: torch.ones(parameter.shape, dtype=torch.bool)
@@ -285,8 +315,16 @@ def lesion_mask(host: SegmentedHost, lesion: Lesion | None) -> Tensor:
         layer = _layer_of(host, lesion)
         if lesion.kind == "tap":
             taps = live[f"{layer}.weight"]  # [outputs, inputs, points of the kernel]
-            points = taps.shape[-1]
-            taps[..., torch.arange(points) != points // 2] = False
+            for axis, points in enumerate(taps.shape[2:], start=2):
+                aside = (torch.arange(points) != points // 2).nonzero()[:, 0]
+                taps.index_fill_(axis, aside, False)
+        elif lesion.kind == "blind":
+            weight = live[f"{layer}.weight"]
+            weight[:, (weight.shape[1] + 1) // 2 :] = False
+        elif lesion.kind == "sparse":
+            weight = live[f"{layer}.weight"]
+            scattered = torch.arange(weight.numel()) * SCATTER % 4 == 0
+            weight &= scattered.view_as(weight)
         else:
             for name in {f"{layer}.weight", f"{layer}.bias"} & live.keys():
                 live[name][NARROW_CHANNELS:] = False
@@ -312,9 +350,12 @@ def _layer_of(host: SegmentedHost, lesion: Lesion) -> str:
 
 
 # The kinds of lesions, and of the layers that can have them.
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _LESIONED: dict[str, tuple[type[nn.Module], ...]] = {
-    "narrow": (nn.Conv1d, nn.Linear),
-    "tap": (nn.Conv1d,),
+    "narrow": (*_CONVOLUTIONS, nn.Linear),
+    "tap": _CONVOLUTIONS,
+    "blind": (*_CONVOLUTIONS, nn.Linear),
+    "sparse": (*_CONVOLUTIONS, nn.Linear),
 }
 
 

@@ -1,13 +1,17 @@
 """Families of data: generators of labelled lines that differ in what a host lacks to read them.
 
 Every line has 40 points, so one host can meet any of them. Draws do not depend on the size of an
-effect: two strengths of gain or noise act on the same samples.
+effect: two strengths of gain or noise act on the same samples. Some come with any number of classes
+from 2 to 20.
 
-Shapes: `M` samples, `L` points of a line.
+Shapes: `M` samples, `L` points of a line, `K` classes, `E` events on a line.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -19,7 +23,10 @@ from esper.tolaria.data.mnist1d import CLASSES, Mnist1dConfig, generate
 LENGTH = 40
 HALF, QUARTER = LENGTH // 2, LENGTH // 4
 XOR_CLASSES = 4
-PARAMETERS = ("translation", "noise", "amplitude", "gain", "order")  # that a family may have
+MOST_CLASSES = 20
+EVENTS = 4  # kinds of them, whose order can be told
+# That a family may have.
+PARAMETERS = ("translation", "noise", "amplitude", "gain", "order", "width", "spread")
 
 Parameters = Mapping[str, float]
 Generate = Callable[[int, int, Parameters], tuple[Tensor, Tensor]]
@@ -32,7 +39,8 @@ class DataFamily:
     summary: str
     generate: Generate
     defaults: Parameters
-    classes: int = CLASSES  # that occur; heads have ten logits whatever the family
+    classes: int = CLASSES  # that occur; the garden's heads have ten logits whatever the family
+    any_classes: bool = False  # or from 2 to 20, as the parameter `classes` says
 
 
 def glyphs(samples: int, seed: int, parameters: Parameters) -> tuple[Tensor, Tensor]:
@@ -87,6 +95,115 @@ def spikes(samples: int, seed: int, parameters: Parameters) -> tuple[Tensor, Ten
     return lines / lines.std(), labels
 
 
+# --- those of the greenhouse: any number of classes -------------------------------------------
+
+
+def _bumps(places: Tensor, width: float) -> Tensor:
+    """[..., L]: a bump of height 1 around each of these places [...]."""
+    return (-0.5 * ((torch.arange(LENGTH) - places[..., None]) / width).square()).exp()
+
+
+def _drawn(
+    samples: int, seed: int, parameters: Parameters, lines: Callable[..., Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Lines for as many labels of each class, in noise; variance 1 over the whole set."""
+    source = torch.Generator().manual_seed(seed)
+    labels = torch.randperm(samples, generator=source) % int(parameters["classes"])
+    found = lines(labels, source, parameters)
+    found = found + parameters["noise"] * torch.randn(samples, LENGTH, generator=source)
+    return found / found.std(), labels
+
+
+def _curves(parameters: Parameters, points: int) -> Tensor:
+    """[K, points]: a smooth curve for each class; `order` names the set of them."""
+    source = torch.Generator().manual_seed(derive_seed("curves", int(parameters["order"])))
+    rough = torch.randn(MOST_CLASSES, 1, points // 4 + 1, generator=source)
+    smooth = torch.nn.functional.interpolate(rough, points, mode="linear")[:, 0]
+    return (smooth / smooth.std(1, keepdim=True))[: int(parameters["classes"])]
+
+
+def curves(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Tensor:
+    """The class's curve, over half of the line, moved and scaled."""
+    shape = _curves(parameters, HALF)[labels]
+    place = torch.rand(len(labels), 1, generator=source) * (parameters["translation"] + 1)
+    height = 1 + parameters["amplitude"] * torch.randn(len(labels), 1, generator=source)
+    index = torch.arange(LENGTH) - place.long().clamp(max=HALF)
+    inside = (index >= 0) & (index < HALF)
+    return shape.gather(1, index.clamp(0, HALF - 1)) * inside * height
+
+
+def tones(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Tensor:
+    """A wave in any phase; the class is its frequency, from 1.5 to 1.5 + `spread` a line."""
+    most = max(int(parameters["classes"]) - 1, 1)
+    cycles = 1.5 + parameters["spread"] * labels / most
+    phase = torch.rand(len(labels), 1, generator=source)
+    return (2 * math.pi * (cycles[:, None] * torch.arange(LENGTH) / LENGTH + phase)).sin()
+
+
+def pairs(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Tensor:
+    """A bump in each half; the class is the sum of their places: neither half says anything."""
+    classes = int(parameters["classes"])
+    left = torch.randint(classes, labels.shape, generator=source)
+    within = torch.rand(2, len(labels), generator=source)
+    first, second = (
+        (part + each) * HALF / classes
+        for part, each in zip((left, (labels - left) % classes), within, strict=True)
+    )
+    return _bumps(first, parameters["width"]) + _bumps(second + HALF, parameters["width"])
+
+
+def bumps(
+    labels: Tensor, source: torch.Generator, parameters: Parameters, *, wraps: bool
+) -> Tensor:
+    """Bumps apart from each other; the class is their number, or what it `wraps` around to."""
+    classes, count = int(parameters["classes"]), labels.clone()
+    if wraps:
+        turns = ((HALF - 1 - labels) // classes + 1).clamp(min=1)
+        drawn = torch.rand(len(labels), generator=source) * turns
+        count = labels + classes * drawn.long().clamp(max=3)  # few, or they are a texture
+    rank = torch.rand(len(labels), HALF, generator=source).argsort(1).argsort(1)
+    height = 1 + parameters["amplitude"] * torch.randn(len(labels), HALF, generator=source)
+    chosen = (rank < count[:, None]) * height  # [M, HALF]
+    return chosen @ _bumps(2.0 * torch.arange(HALF), parameters["width"])
+
+
+def halves(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Tensor:
+    """A curve in each half; the class says how many further in its set the second one is."""
+    first = torch.randint(int(parameters["classes"]), labels.shape, generator=source)
+    shapes = _curves(parameters, HALF)
+    return torch.cat([shapes[first], shapes[(first + labels) % len(shapes)]], 1)
+
+
+def places(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Tensor:
+    """A bump; the class is the stretch of the line that it lies in."""
+    where = labels + torch.rand(len(labels), generator=source)
+    return _bumps(where * LENGTH / int(parameters["classes"]), parameters["width"])
+
+
+def events(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Tensor:
+    """Four events, somewhere in four stretches of the line; the class is their order."""
+    orders = torch.tensor(list(permutations(range(EVENTS))))[labels]  # [M, E] by stretch
+    jitter = torch.rand(len(labels), EVENTS, generator=source) * (QUARTER - 4) + 2
+    where, width = torch.arange(EVENTS) * QUARTER + jitter, parameters["width"]
+    narrow = _bumps(where, width)  # [M, E, L]
+    kinds = torch.stack(
+        [narrow, -narrow, _bumps(where, 2 * width), narrow.diff(prepend=narrow[..., :1])]
+    )
+    rows, stretch = torch.arange(len(labels))[:, None], torch.arange(EVENTS)
+    return kinds[orders, rows, stretch].sum(1)
+
+
+def textures(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Tensor:
+    """Noise; the class is how each point follows from the last, from opposite to alike."""
+    most = max(int(parameters["classes"]) - 1, 1)
+    follow = parameters["spread"] * (2 * labels / most - 1)
+    fresh = torch.randn(len(labels), LENGTH, generator=source)
+    points = [fresh[:, 0]]
+    for point in range(1, LENGTH):
+        points.append(follow * points[-1] + (1 - follow.square()).sqrt() * fresh[:, point])
+    return torch.stack(points, 1)
+
+
 def noisy_labels(labels: Tensor, share: float, classes: int, seed: int) -> Tensor:
     """A share of the labels drawn anew from all classes (by luck, some as they were)."""
     source = torch.Generator().manual_seed(derive_seed(seed, "label noise"))
@@ -127,11 +244,45 @@ FAMILIES: dict[str, DataFamily] = {
 }
 
 
+def _any_classes(summary: str, lines: Callable[..., Tensor], **defaults: float) -> DataFamily:
+    generate = partial(_drawn, lines=lines)
+    return DataFamily(summary=summary, generate=generate, defaults=defaults, any_classes=True)
+
+
+FAMILIES |= {
+    "curves": _any_classes(
+        "smooth curves, moved and scaled", curves, translation=20, noise=0.3, amplitude=0.2, order=0
+    ),
+    "tones": _any_classes("waves, told by their frequency", tones, noise=0.5, spread=8.0),
+    "pairs": _any_classes(
+        "two bumps, told by the sum of their places", pairs, noise=0.1, width=0.7
+    ),
+    "counts": _any_classes(
+        "bumps, told by their number",
+        partial(bumps, wraps=False),
+        noise=0.1,
+        amplitude=0.1,
+        width=0.6,
+    ),
+    "parity": _any_classes(
+        "bumps, told by what is left of their number",
+        partial(bumps, wraps=True),
+        noise=0.1,
+        amplitude=0.1,
+        width=0.6,
+    ),
+    "halves": _any_classes("two curves, told by how they differ", halves, noise=0.3, order=0),
+    "places": _any_classes("a bump, told by its place", places, noise=0.3, width=1.5),
+    "events": _any_classes("four events, told by their order", events, noise=0.2, width=1.0),
+    "textures": _any_classes("noise, told by how rough it is", textures, noise=0.1, spread=0.9),
+}
+
+
 def register_family(name: str, family: DataFamily) -> DataFamily:
     """Make a family of yours known by its name, so that sources can be of it."""
     for parameter in family.defaults:
         require_known("parameter of a family", parameter, PARAMETERS)
-    inputs, labels = family.generate(2, 0, family.defaults)
+    inputs, labels = family.generate(2, 0, {**family.defaults, "classes": family.classes})
     if inputs.shape != (2, LENGTH) or labels.shape != (2,) or family.classes > CLASSES:
         raise DataError(
             f"Family {name!r} does not fit the garden's hosts",
