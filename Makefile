@@ -3,10 +3,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+TESTS := $(BIN)/python -m pytest -q -n 2 --dist worksteal -o tmp_path_retention_policy=failed
 
 # Small tensor operations are many times slower with several threads; cores go to processes.
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
+# Tests start many programs; without bytecode each of them would compile the tree.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick fault soak lint bench study docs fmt clean
@@ -18,16 +21,18 @@ demo: $(READY) ## train a controller on the small garden, compare it, write its 
 	@$(BIN)/esper demo
 
 test: lint ## run every check and every test
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	@$(TESTS)
 
 quick: $(READY) ## the part of the tests that takes a minute or two, for while you work
 	@$(BIN)/ruff check -q
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+	@$(TESTS) -m "not slow"
 
 fault: $(READY) ## the whole matrix of faults, broken guards, kills and damage; half an hour
-	@ESPER_MATRIX=all ESPER_MATRIX_OUT=docs/reliability.json ESPER_FAULTS=1002 ESPER_KILLS=100 \
-		ESPER_FUZZ=5000 ESPER_KEYS=2000 ESPER_READS=10000 $(BIN)/python -m pytest -q -n 2 --dist worksteal \
+	@rm -f .venv/matrix.json
+	@ESPER_MATRIX=.venv/matrix.json ESPER_FAULTS=1002 ESPER_KILLS=100 \
+		ESPER_FUZZ=5000 ESPER_KEYS=2000 ESPER_READS=10000 $(TESTS) \
 		tests/faults tests/tolaria/test_governor.py tests/simic/training/test_kill.py tests/simic/training/test_fuzz.py
+	@mv .venv/matrix.json docs/reliability.json
 	@$(BIN)/python -m tests.faults.mutations
 	@$(BIN)/python docs/generate.py
 

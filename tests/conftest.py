@@ -13,12 +13,20 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# What is kept is written through to the disk, thousands of times: in memory nobody waits for it.
+SHARED = Path("/dev/shm")  # noqa: S108 - pytest makes a folder of its own in it
+if SHARED.is_dir():
+    found = os.statvfs(SHARED)
+    if found.f_bavail * found.f_frsize > 2**31 and not found.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED))
 MEMORY = tempfile.TemporaryDirectory(prefix="esper-tests-")  # of code that tests start runs with
 os.environ["XDG_STATE_HOME"] = MEMORY.name
 hypothesis.settings.register_profile("esper", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("esper")
 
 TESTS = Path(__file__).parent
+# Half a minute each; they come first, so that neither process ends with one of them.
+LONGEST = {"test_alignment.py": 0, "test_learning_study.py": 1, "test_learning.py": 2}
 # They train, export or go through many cases: together most of the time that all tests take.
 SLOW_MODULES = {
     TESTS / folder / f"test_{name}.py"
@@ -70,7 +78,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path in SLOW_MODULES:
             item.add_marker(pytest.mark.slow)
     # The long ones first, so that no process waits at the end while another is in one of them.
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(
+        key=lambda item: (
+            LONGEST.get(item.path.name, len(LONGEST)),
+            item.get_closest_marker("slow") is None,
+        )
+    )
 
 
 def pytest_collection_finish() -> None:

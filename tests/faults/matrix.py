@@ -8,6 +8,7 @@ must come to what the undisturbed operation came to.
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import re
@@ -149,6 +150,21 @@ def run(words: list[object], root: Path, strike: Callable[[Place], None] | None 
     )
 
 
+class Undisturbed(NamedTuple):
+    folder: Path
+    result: Any
+    places: list[Place]
+
+
+@functools.cache
+def undisturbed(operation: Operation) -> Undisturbed:
+    """What it comes to without a fault, and where it changes its folder."""
+    folder = operation.folder("undist")
+    whole = run(operation.words(folder), folder)
+    assert whole.code == 0, whole.said
+    return Undisturbed(folder, operation.result(folder), whole.places)
+
+
 def _trace(root: str, places: list[Place], strike: Callable[[Place], None] | None) -> None:
     busy = False
 
@@ -195,8 +211,9 @@ def advised(said: str, folder: Path, words: list[object]) -> list[object]:
     return words
 
 
-def try_cell(operation: Operation, cell: Cell, wanted: Any, number: int) -> str | None:
+def try_cell(operation: Operation, cell: Cell, number: int) -> str | None:
     """What went wrong in this cell; None: nothing."""
+    wanted = undisturbed(operation).result
     folder = operation.folder(f"{number:06d}")
     words = operation.words(folder)
     try:

@@ -1,16 +1,16 @@
 """The matrix of faults: a sample with every test, and all of it with `make fault`.
 
-Every operation and every fault are in the sample. ESPER_MATRIX says how many cells, or "all"; with
-ESPER_MATRIX_OUT the counts are written there, for docs/reliability.md.
+Every operation and every fault are in the sample. With ESPER_MATRIX all cells are tried, in parts
+that run side by side and add their counts to the file it names, for docs/reliability.md.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import random
 import shutil
-import time
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ import esper.api
 import esper.karn.grow_commands
 import esper.karn.train_commands
 from esper.simic.training import RunFolder
-from tests.faults.matrix import FAULTS, Cell, Operation, cells_of, run, silent, try_cell
+from tests.faults.matrix import FAULTS, Cell, Operation, cells_of, silent, try_cell, undisturbed
 from tests.karn.own_files import MODEL, table
 from tests.simic.training.tiny import kept, tiny_files
 
-CELLS = os.environ.get("ESPER_MATRIX", "8")
+WHOLE = os.environ.get("ESPER_MATRIX")
+NAMES = ("train", "grow", "export", "report", "audit", "evaluate")
+PARTS = [(name, part) for name in NAMES for part in range(4 if WHOLE else 1)]
 QUICK = "class Quick(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
 QUICK += "        self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))\n\n"
 QUICK += "    def forward(self, x):\n        return self.body(x)\n"
@@ -63,40 +65,29 @@ def operations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Operation]
     (home / "net.py").write_text(MODEL + QUICK, encoding="utf-8")
     np.savez(home / "table.npz", **table())
     settings = tiny_files(home, rounds=1, checkpoint_every=1)
-    own = [
-        f"{home}/net.py:Quick",
-        "--data",
-        home / "table.npz",
-        "--quiet",
-        "--budget.params",
-        "none",
-    ]
+    own: list[object] = [f"{home}/net.py:Quick", "--data", home / "table.npz", "--quiet"]
+    own += ["--budget.params", "none"]
     brief = ["--budget.epochs", "2", "--lr", "0.02", "--controller", "periodic:first=0"]
+    train = ["train", "demo", "--file", settings, "--quiet", "--out"]
 
     def nothing(folder: Path) -> None: ...
 
-    def with_run(folder: Path) -> None:
-        shutil.copytree(home / "whole", folder / "run")
+    def with_run_of(name: str) -> Callable[[Path], None]:
+        return lambda folder: shutil.copytree(
+            undisturbed(made[name]).folder / "run", folder / "run"
+        )
 
-    def with_training(folder: Path) -> None:
-        shutil.copytree(home / "trained", folder / "run")
-
-    made = run(["grow", *own, *brief, "--out", home / "whole"], home / "nowhere")
-    assert made.code == 0, made.said
-    train = ["train", "demo", "--file", settings, "--quiet", "--out"]
-    made = run([*train, home / "trained"], home / "nowhere")
-    assert made.code == 0, made.said
-    return {
+    made = {
         each.name: each
         for each in (
             Operation("train", lambda f: [*train, f / "run"], nothing,
                       lambda f: kept(RunFolder(f / "run")), home),
             Operation("grow", lambda f: ["grow", *own, *brief, "--out", f / "run"], nothing,
                       grown, home),
-            Operation("export", lambda f: ["export", f / "run", "--out", f / "python"], with_run,
-                      lambda f: hashes(*(f / "python").iterdir()), home),
+            Operation("export", lambda f: ["export", f / "run", "--out", f / "python"],
+                      with_run_of("grow"), lambda f: hashes(*(f / "python").iterdir()), home),
             Operation("report", lambda f: ["report", f / "run", "--out", f / "page"],
-                      with_training, lambda f: hashes(*(f / "page").iterdir()), home),
+                      with_run_of("train"), lambda f: hashes(*(f / "page").iterdir()), home),
             Operation("audit", lambda f: ["audit", *own, "--epochs", "1", "--out", f / "audit"],
                       nothing, audited, home),
             Operation("evaluate", lambda f: ["evaluate", "--suite", home / "tiny.toml", "--seeds",
@@ -104,54 +95,48 @@ def operations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Operation]
                       nothing, evaluated, home),
         )
     }  # fmt: skip
+    return made
 
 
-def chosen(every: list[Cell], draw: random.Random) -> list[Cell]:
-    """A sample in which every operation and every fault are."""
-    if CELLS == "all":
-        return every
-    draw.shuffle(every)
-    first = {cell.operation: cell for cell in every} | {cell.fault: cell for cell in every}
-    rest = [cell for cell in every if cell not in first.values()]
-    return list(dict.fromkeys([*first.values(), *rest]))[: int(CELLS)]
+def sample(name: str, every: list[Cell]) -> list[Cell]:
+    """A fault of its own for each operation, and another for those with the most places."""
+    number, draw = NAMES.index(name), random.Random(name)
+    faults = [
+        list(FAULTS)[(number + more) % len(FAULTS)] for more in ((0, 2) if number < 2 else (0,))
+    ]
+    return [draw.choice([cell for cell in every if cell.fault == fault]) for fault in faults]
+
+
+def add_counts(file: Path, name: str, places: int, cells: list[Cell], failures: int) -> None:
+    """Add what a part came to; others may be doing the same."""
+    with file.open("a+", encoding="utf-8") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.seek(0)
+        found = json.loads(stream.read() or '{"cells": 0, "failures": 0, "operations": {}}')
+        found["cells"] += len(cells)
+        found["failures"] += failures
+        counts = found["operations"].setdefault(name, dict.fromkeys(FAULTS, 0) | {"places": places})
+        for cell in cells:
+            counts[cell.fault] += 1
+        stream.truncate(0)
+        stream.write(json.dumps(found, indent=1) + "\n")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "part"), PARTS)
 def test_after_every_fault_what_is_advised_ends_as_if_nothing_had_happened(
-    operations: dict[str, Operation],
+    name: str, part: int, operations: dict[str, Operation]
 ) -> None:
-    began, clock = time.monotonic(), time.process_time()
-    every: list[Cell] = []
-    wanted: dict[str, Any] = {}
-    places: Counter[str] = Counter()
+    operation, failures = operations[name], []
     with silent():
-        for operation in operations.values():
-            folder = operation.folder("undisturbed"[:6])
-            whole = run(operation.words(folder), folder)
-            assert whole.code == 0, whole.said
-            wanted[operation.name] = operation.result(folder)
-            places[operation.name] = len(whole.places)
-            every += cells_of(operation, whole.places)
-        tried = chosen(list(every), random.Random(0))
-        counts: Counter[tuple[str, str]] = Counter()
-        failures = []
+        places = undisturbed(operation).places
+        every = list(cells_of(operation, places))
+        tried = every[part::4] if WHOLE else sample(name, every)
         for number, cell in enumerate(tried):
-            operation = operations[cell.operation]
-            wrong = try_cell(operation, cell, wanted[cell.operation], number)
-            counts[cell.operation, cell.fault] += 1
+            wrong = try_cell(operation, cell, number)
             if wrong is not None:
-                name = cell.place.name.rpartition("/")[2]
-                what = f"{cell.operation}, {cell.place.event} {name}, {cell.fault}: {wrong}"
-                failures.append(what)
-                print(what, flush=True)
-    spent = time.process_time() - clock
-    if out := os.environ.get("ESPER_MATRIX_OUT"):
-        table_of = {
-            name: {fault: counts[name, fault] for fault in FAULTS} | {"places": places[name]}
-            for name in operations
-        }
-        found = {"cells": len(every), "tried": len(tried), "failures": len(failures)}
-        found |= {"minutes": round((time.monotonic() - began) / 60, 1), "operations": table_of}
-        Path(out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"\n{len(tried)} of {len(every)} cells, {spent:.0f} s here")
-    assert not failures
+                file = cell.place.name.rpartition("/")[2]
+                failures.append(f"{name}, {cell.place.event} {file}, {cell.fault}: {wrong}")
+    if WHOLE:
+        add_counts(Path(WHOLE), name, len(places), tried, len(failures))
+    assert not failures, "\n".join(failures)

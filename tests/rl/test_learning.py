@@ -1,7 +1,5 @@
 """Training, evaluation and acting in worlds of one's own."""
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from esper.leyline import AgreementError, Legality, UnknownNameError  # noqa: E4
 from esper.nissa import RunReader  # noqa: E402
 from esper.simic.agent import PPOAgent  # noqa: E402
 from esper.tamiyo import LearnedController  # noqa: E402
+from tests import programs  # noqa: E402
 from tests.rl.worlds import Countdown, MaskedIdentity  # noqa: E402
 
 SMALL = {"envs": 4, "preset": "reactive", "epochs": 1, "minibatches": 2}
@@ -67,12 +66,7 @@ def test_a_training_that_was_interrupted_goes_on_to_the_bit_in_another_process(
 
     with pytest.raises(KeyboardInterrupt):
         rl.train(Countdown, STEPS, out=tmp_path / "run", after_update=interrupted, **SMALL)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = programs.run(PROGRAM, tmp_path / "run")
     assert done.returncode == 0, done.stderr
     whole = rl.train(Countdown, STEPS, **SMALL)
     numbers = (whole.hidden[0], weights(whole))

@@ -166,7 +166,7 @@ def test_an_update_waits_for_where_episodes_begin_for_its_metrics_and_for_whethe
     accumulation_steps: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = PPOConfig(target_kl=None, minibatches=minibatches)
+    config = PPOConfig(target_kl=None, minibatches=minibatches, epochs=2)
     agent = on_meta(config, monkeypatch)
     roll_out(agent)
     with blocking() as found:

@@ -1,5 +1,6 @@
 """Agents side by side: like alone, taught by a teacher, saved and gone on with to the bit."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,18 @@ from esper.tamiyo.controllers import Arm, Oracle, RandomLegal, SideBySide
 from esper.tamiyo.controllers.schedules import Teacher
 from studies.cohort import Cohort, CohortSettings, MemberSettings
 from studies.imitation import Lessons, LessonSettings, learn_lessons
-from tests.garden.plots import CONTEXTS, make_garden, walk
+from tests.garden.plots import BATCHES, CONTEXTS, make_garden, walk
 
 ARM = Arm(slot="early", blueprint="convpool", blend="immediate", epoch=4)
 TABLE = {"plain": (ARM,), "noisy": (), "lesion": (ARM,), "drift": ()}
 PPO = PPOConfig(minibatches=2, epochs=2, entropy_coef=0.01)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_epochs() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.garden.episodes.GARDEN_BATCHES", BATCHES)
+        yield
 
 
 def cohort_of(*members: MemberSettings, rounds: int = 3, **settings: Any) -> Cohort:

@@ -15,7 +15,7 @@ from esper.tolaria.population import Population
 from tests.tolaria.test_population import own_draws
 from tests.tolaria.twins import HOSTS, draw_actions, make_population
 
-FAULTS = int(os.environ.get("ESPER_FAULTS", "50"))
+FAULTS = int(os.environ.get("ESPER_FAULTS", "30"))
 VALUES = {"nan": float("nan"), "inf": float("inf"), "1e30": 1e30}
 PLACES = ("weights", "gradient", "batch", "optimiser")
 
