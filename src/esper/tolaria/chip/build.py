@@ -24,8 +24,6 @@ from esper.tolaria.chip.source import BLOCKS, SHARED_BYTES, THREADS, whole_text
 
 REALS = {torch.float32: "float", torch.float64: "double"}
 COMPILERS = ("c++", "g++", "clang++")
-BLOCKWISE = ("train_rows", "flow_rows")  # one block of threads a row
-THREADWISE = "describe_rows"  # one thread a row
 FEW_THREADS = 64  # of a block whose threads have nothing to do with each other
 Launch = Callable[[str, Tensor, int, int], None]  # entry, arguments, rows, bytes of a block
 
@@ -74,7 +72,7 @@ def shared_bytes(device: torch.device) -> int:
 
 @lru_cache(maxsize=32)
 def _device_launcher(
-    text: str, dtype: torch.dtype, capability: tuple[int, int], room: int
+    text: str, dtype: torch.dtype, capability: tuple[int, int], most: int
 ) -> Launch:
     from torch.cuda._utils import _cuda_load_module
 
@@ -84,17 +82,15 @@ def _device_launcher(
     if not target.exists():
         with _being_made(target) as made:
             made.write_bytes(_compile_for_device(text, flags))
-    kernels = _cuda_load_module(target.read_bytes(), [*BLOCKWISE, THREADWISE])
+    kernels = _cuda_load_module(target.read_bytes(), ["describe_rows", "compute_rows"])
     assert isinstance(kernels, dict)
-    for entry in BLOCKWISE:
-        kernels[entry].set_shared_memory_config(room)
+    kernels["compute_rows"].set_shared_memory_config(most)
 
-    def launch(entry: str, table: Tensor, rows: int, needed: int) -> None:
-        if entry == THREADWISE:
-            grid, block, needed = -(-rows // FEW_THREADS), FEW_THREADS, 0
-        else:
-            grid, block = rows, THREADS
-        kernels[entry](grid=(grid, 1, 1), block=(block, 1, 1), args=[table], shared_mem=needed)
+    def launch(entry: str, arguments: Tensor, rows: int, room: int) -> None:
+        describes = entry == "describe_rows"  # by one thread a row, not one block
+        grid, block = (-(-rows // FEW_THREADS), FEW_THREADS) if describes else (rows, THREADS)
+        kernel = kernels[entry]
+        kernel(grid=(grid, 1, 1), block=(block, 1, 1), args=[arguments], shared_mem=room)
 
     return launch
 

@@ -182,14 +182,3 @@ DEVICE void describe_row(const whole *a, int number) {
   head[PASS_COUNT] = r.passes;
   at<whole>(READ(a[EFFORTS]))[number] = r.effort;
 }
-
-#ifdef __CUDACC__
-extern "C" __global__ void describe_rows(const whole *arguments) {
-  const int row = int(blockIdx.x * blockDim.x + threadIdx.x);
-  if (row < READ(arguments[ROWS])) describe_row(arguments, row);
-}
-#else
-extern "C" void describe_rows(const whole *arguments) {
-  for (int row = 0; row < arguments[ROWS]; ++row) describe_row(arguments, row);
-}
-#endif

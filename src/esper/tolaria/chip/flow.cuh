@@ -33,7 +33,7 @@ DEVICE double flow_of(int which, Cells h, int C, int L, double silence) {
   return which == LOG_POWER2 ? seen * seen : seen;
 }
 
-DEVICE void flow_row(const whole *a, int row, Cells memory) {
+APART void flow_row(const whole *a, int row, Cells memory) {
   Block b = block_of(memory, int(READ(a[ARENA])));
   const int *head = at<int>(READ(a[HEADS])) + row * HEAD_COLUMNS;
   const int *pass = at<int>(READ(a[PASSES])) + READ(head[FIRST_PASS]) * PASS_COLUMNS;
@@ -60,14 +60,3 @@ DEVICE void flow_row(const whole *a, int row, Cells memory) {
       SYNC();
     }
 }
-
-#ifdef __CUDACC__
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flow_rows(const whole *arguments) {
-  flow_row(arguments, int(blockIdx.x), Cells{0});
-}
-#else
-extern "C" void flow_rows(const whole *arguments) {
-  std::vector<real> memory(2 * arguments[ARENA] + SCRATCH + CHUNK * (4 + PER_SAMPLE));
-  for (int row = 0; row < arguments[ROWS]; ++row) flow_row(arguments, row, memory.data());
-}
-#endif

@@ -166,7 +166,7 @@ class Chip:
     def flow(self, homes: Homes, samples: int) -> Tensor:
         """[N, S, K]: `flow_statistics` of what reaches each slot, on so many validation samples."""
         work = self._measuring("validation", min(samples, int(self.feed.samples("validation")[0])))
-        sums = self._launch(homes, work, "flow_rows")[0].cpu().view(-1, self.slots, _FLOW_SUMS)
+        sums = self._launch(homes, work, flow=True)[0].cpu().view(-1, self.slots, _FLOW_SUMS)
         means = sums / work.samples
         logs, squares, power, fourth, steps, variance, silent = means.unbind(2)
         rough = 0.5 * (steps + TINY) / (variance + TINY)
@@ -182,9 +182,7 @@ class Chip:
         chunk = self.program.chunk
         return _Work(split, -(-samples // chunk), chunk, samples)
 
-    def _launch(
-        self, homes: Homes, work: _Work, entry: str = "train_rows"
-    ) -> tuple[Tensor, Tensor]:
+    def _launch(self, homes: Homes, work: _Work, flow: bool = False) -> tuple[Tensor, Tensor]:
         """Sums of each pass, [N, 4] and what else there is; and squared gradients of host, gates,
         seeds and shadows, [N, 1 + 2 S + S P]. Nothing waits for the device."""
         (hosts, slots), many = homes.life.shape, len(self.places)
@@ -193,7 +191,7 @@ class Chip:
         modules, turns = 1 + 2 * slots + shadows, 1 + work.learns + shadows
         passes = turns * hosts + asked
         kept = hosts + asked if not (work.learns or shadows) else (2 + shadows) * hosts
-        columns = slots * _FLOW_SUMS if entry == "flow_rows" else 4
+        columns = slots * _FLOW_SUMS if flow else 4
         empty = partial(torch.empty, dtype=torch.int64, device=self.feed.device)
         zeros = partial(torch.zeros, dtype=torch.float64, device=self.feed.device)
         results, norms = zeros(kept, columns), zeros(hosts, modules)
@@ -206,14 +204,14 @@ class Chip:
         arena = self._arena(homes, shadows > 0)
         straight = work.learns and self.config.isolation is Isolation.STRAIGHT_THROUGH
         sizes = [hosts, work.batches, work.batch, work.samples, arena, modules, turns]
-        sizes += [int(straight), int(SeedStage.TRAINING)]
+        sizes += [int(straight), int(SeedStage.TRAINING), int(flow)]
         table = self._arguments([*written, queue, *given], self._described(homes, work), sizes)
         room = self.program.numbers(arena) * self.config.dtype.itemsize
         run = self.launcher()
         run("describe_rows", table, hosts, 0)
         # The rows that take longest begin first.
         torch.sort(efforts, descending=True, out=(torch.empty_like(efforts), queue))
-        run(entry, table, hosts, room)
+        run("compute_rows", table, hosts, room)
         return results, norms
 
     def _arena(self, homes: Homes, shadows: bool) -> int:

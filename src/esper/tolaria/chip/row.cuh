@@ -16,7 +16,7 @@
 enum Argument { // addresses and whole numbers of a launch, in this order
   MODULES, HEADS, PASSES, FACTORS, EFFORTS, QUEUE, INPUTS, LABELS, ORDER, FIRST, RESULTS, NORMS, SETTINGS,
   STATES, POOLS, SHADOWS, SHARES, ASKED, ASKED_STARTS, ROWS, BATCHES, BATCH, SAMPLES, ARENA, MODULE_ROOM,
-  PASS_ROOM, IS_STRAIGHT, TRAINING_STAGE
+  PASS_ROOM, IS_STRAIGHT, TRAINING_STAGE, IS_FLOW
 };
 enum HeadColumn { FIRST_MODULE, MODULE_COUNT, FIRST_PASS, PASS_COUNT, HEAD_COLUMNS }; // of a row
 // Of a module: batches that it learns from, place and size in the arena, where its norm goes, addresses
@@ -334,25 +334,3 @@ DEVICE void run_row(const whole *a, int row, Cells memory) {
     if (LANE == 0) at<double>(READ(a[NORMS]))[READ(own[NORM])] = sum;
   }
 }
-
-#ifdef __CUDACC__
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) train_rows(const whole *arguments) {
-  run_row(arguments, int(READ(at<whole>(READ(arguments[QUEUE]))[blockIdx.x])), Cells{0});
-}
-#else
-extern "C" void train_rows(const whole *arguments) {
-  std::vector<real> memory(2 * arguments[ARENA] + SCRATCH + CHUNK * (4 + PER_SAMPLE));
-  for (int row = 0; row < arguments[ROWS]; ++row) run_row(arguments, int(at<whole>(arguments[QUEUE])[row]), memory.data());
-}
-
-// One seed alone on CHUNK samples, for tests: output y of x, and with gy the gradients that are added to.
-extern "C" void run_seed(int which, real *theta, real *x, real *y, const real *gy, real *gx,
-                         real *gtheta) {
-  std::vector<real> work(CHUNK * PER_SAMPLE), scratch(SCRATCH);
-  const int size = CHUNK * seed_size(which);
-  seed_forward(which, theta, x, work.data());
-  for (int i = 0; i < size; ++i) y[i] = work[CHUNK * seed_output(which) + i];
-  for (int i = 0; i < size; ++i) work[CHUNK * seed_output_gradient(which) + i] = gy[i];
-  seed_backward(which, theta, gtheta, x, work.data(), nullptr, gx, scratch.data());
-}
-#endif

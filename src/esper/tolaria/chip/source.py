@@ -21,7 +21,15 @@ BLOCKS = 1  # of that many threads that share a multiprocessor, for which regist
 SCRATCH = 512  # numbers: sums of warps, and the optimiser's corrections of each module
 ABSENT = -1
 SHARED_BYTES = 227 * 1024  # that one block may have on the largest GPUs
-INCLUDES = ("shim.cuh", "layers.cuh", "attention.cuh", "row.cuh", "describe.cuh", "flow.cuh")
+INCLUDES = (
+    "shim.cuh",
+    "layers.cuh",
+    "attention.cuh",
+    "row.cuh",
+    "describe.cuh",
+    "flow.cuh",
+    "entries.cuh",
+)
 _SIGNATURES = {  # a seed's y is where all its values are, and so its gy
     "forward": "Cells theta, Cells x, Cells y",
     "backward": "Cells theta, Cells grads, Cells x, Cells y, Cells gy, Cells gx, Cells scratch",
@@ -199,8 +207,7 @@ class ProgramWriter:
             *self.functions,
             *(_dispatch("segment", way, self.segments) for way in _SIGNATURES),
             *(_dispatch("seed", way, len(self.seeds)) for way in _SIGNATURES),
-            '#include "describe.cuh"',
-            '#include "flow.cuh"',
+            '#include "entries.cuh"',
         ]
         return "\n\n".join(parts) + "\n", per_sample
 
