@@ -163,7 +163,7 @@ class Cohort:
         network = suited_to_gardens(agent, member.patience).network
         if member.blanked:
             table = self.garden.table
-            network.visible.zero_()[[table.index(name) for name in TIME_ONLY]] = 1.0
+            network.get_buffer("visible").zero_()[[table.index(name) for name in TIME_ONLY]] = 1.0
         return agent
 
     @property

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         MaskedCategorical,
         choose,
         independent_heads,
+        logits_given,
     )
     from .controllers import (
         Controller,
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
         FactoredRecurrentActorCritic,
         Hidden,
         Outlook,
+        RecurrentActorCritic,
         RunningNorm,
         reset_hidden,
         run_sequences,
         unwrapped,
     )
     from .token_layout import TokenLayout
+    from .token_network import TokenActorCritic
 
 __getattr__, __dir__, __all__ = attach(__name__)

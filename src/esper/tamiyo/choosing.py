@@ -5,6 +5,9 @@ live on one axis, padded to the largest: logits and masks are [N, H, A]. A resol
 a head could take *in that step*: padding is closed, and a head that did not matter for the chosen
 op has its canonical action only, hence log-prob 0, entropy 0 and no gradient.
 
+What a network prefers may also depend on the earlier choices: then its logits are one table a head,
+[..., *sizes of the heads in `given`, size] as masks are, of which `logits_given` takes what counts.
+
 Shapes: `...` any batch shape, `N` rows, `H` heads, `A` actions of the largest head.
 """
 
@@ -15,8 +18,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from esper.leyline import MASK_VALUE, ActionError, ActionSpace, AgreementError, EsperError, Legality
+
+Logits = Tensor | tuple[Tensor, ...]  # [..., H, A], or a table for each head
 
 
 class InvalidStateMachineError(EsperError):
@@ -126,31 +132,56 @@ def padded_sizes(space: ActionSpace, device: torch.device) -> Tensor:
     return places < torch.tensor(space.sizes, device=device)[:, None]
 
 
+def head_logits(logits: Logits, space: ActionSpace, head: int, actions: Tensor) -> Tensor:
+    """[..., A]: those of one head, given the choices [..., H] of the earlier ones."""
+    if isinstance(logits, Tensor):
+        return logits[..., head, :]
+    table, place = logits[head], torch.zeros_like(actions[..., 0])
+    for name in space.given[head]:
+        place = place * space.size(name) + actions[..., space.index(name)]
+    rows = table.reshape(*place.shape, -1, space.sizes[head])
+    picked = place[..., None, None].expand(*place.shape, 1, space.sizes[head])
+    own = rows.gather(-2, picked)[..., 0, :]
+    return pad(own, (0, max(space.sizes) - space.sizes[head]), value=MASK_VALUE)
+
+
+def logits_given(logits: Logits, space: ActionSpace, actions: Tensor) -> Tensor:
+    """[..., H, A]: those of every head, given the choices [..., H]."""
+    if isinstance(logits, Tensor):
+        return logits
+    return torch.stack([head_logits(logits, space, h, actions) for h in range(len(space))], -2)
+
+
 def choose(
-    logits: Tensor,
+    logits: Logits,
     legality: Legality,
     *,
     greedy: bool = False,
     generator: torch.Generator | None = None,
     validate: bool = True,
 ) -> Choice:
-    """Draw a composite action for each row of logits [N, H, A], or take the likeliest."""
-    scores = logits.float()
-    if not greedy:
-        scores = scores + gumbel(scores, generator)
+    """Draw a composite action for each row of logits, or take the likeliest."""
     space = legality.space
-    if not any(space.given) and all(map(all, space.relevance)):  # no head conditions another
-        masks = padded_sizes(space, logits.device).expand(logits.shape).clone()
+    device = logits[0].device
+    noise = torch.zeros(legality.hosts, len(space), max(space.sizes), device=device)
+    if not greedy:
+        noise = gumbel(noise, generator)
+    if (
+        isinstance(logits, Tensor) and not any(space.given) and all(map(all, space.relevance))
+    ):  # no head conditions another
+        masks = padded_sizes(space, device).expand(logits.shape).clone()
         for name, mask in legality.masks.items():
             head = space.index(name)
-            masks[:, head, : space.sizes[head]] = mask.to(logits.device, non_blocking=True)
-        actions = most_likely(scores, masks)
+            masks[:, head, : space.sizes[head]] = mask.to(device, non_blocking=True)
+        actions = most_likely(logits.float() + noise, masks)
     else:
-        actions = torch.zeros(scores.shape[:2], dtype=torch.int64, device=scores.device)
-        masks = torch.zeros_like(scores, dtype=torch.bool)
+        actions = torch.zeros(noise.shape[:2], dtype=torch.int64, device=device)
+        masks = torch.zeros_like(noise, dtype=torch.bool)
         for head, (name, size) in enumerate(zip(space.names, space.sizes, strict=True)):
             masks[:, head, :size] = legality.mask(name, actions)
-            actions[:, head] = most_likely(scores[:, head], masks[:, head])
+            scores = head_logits(logits, space, head, actions).float() + noise[:, head]
+            actions[:, head] = most_likely(scores, masks[:, head])
     if validate:
         require_choice(masks, space.names)
-    return Choice(actions, masks, MaskedCategorical(logits, masks, False).log_prob(actions))
+    chances = MaskedCategorical(logits_given(logits, space, actions), masks, False)
+    return Choice(actions, masks, chances.log_prob(actions))

@@ -5,6 +5,7 @@ Shapes: `N` rows or sequences, `T` time, `F` state features, `L` layers, `D` hid
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from esper.leyline import ActionSpace, AgreementError, Legality, constants, require_agreement
-from esper.tamiyo.choosing import Choice, MaskedCategorical, choose
+from esper.tamiyo.choosing import Choice, Logits, MaskedCategorical, choose, logits_given
 
 INNER_GAIN = math.sqrt(2.0)
 POLICY_GAIN = 0.01  # nearly uniform at first
@@ -44,7 +45,7 @@ def alone(tensor: Tensor) -> Tensor:
 class Outlook(NamedTuple):
     """What the network makes of states."""
 
-    logits: Tensor  # [N, H, A] or [N, T, H, A]; padding has the mask value
+    logits: Logits  # [N, H, A] or [N, T, H, A]; padding has the mask value
     values: Tensor  # [N] or [N, T], in units of the return
     hidden: Hidden | None  # after a single step; sequences are not gone on from
 
@@ -57,60 +58,47 @@ class Evaluation(NamedTuple):
     values: Tensor  # [N, T], in units of the return
 
 
-class FactoredRecurrentActorCritic(nn.Module):
-    """Feature net -> LSTM -> one head for each head of the action space, and a value head.
+class RecurrentActorCritic(nn.Module, ABC):
+    """Observations -> memory -> logits of every head and a value: all that an agent relies on.
 
     The value head works in units of `return_scale`, which follows the size of the returns.
-
-    With `direct` the heads see the present beside the memory, and tanh stands in place of layer
-    norms and ReLU: what is learned of one state then hardly moves the choice in another.
     """
 
+    space: ActionSpace
+    state_dim: int
+    lstm_hidden_dim: int
+    lstm_layers: int
+    observation_norm: "RunningNorm"
+    lstm: nn.Module  # takes inputs [N, T, D] and a memory as `nn.LSTM` does
+    heads: nn.ModuleList  # of the action space; what else there is belongs to all of them
+    value_head: nn.Sequential
     return_scale: Tensor
     return_moment: Tensor  # decaying sums of squared returns, and of their weights
     return_weight: Tensor
-    visible: Tensor  # [F] 1 or 0: features that count; the others might as well not be there
 
-    def __init__(
-        self,
-        space: ActionSpace,
-        state_dim: int,
-        lstm_hidden_dim: int = constants.DEFAULT_LSTM_HIDDEN_DIM,
-        lstm_layers: int = constants.DEFAULT_LSTM_LAYERS,
-        *,
-        direct: bool = False,
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        if min(state_dim, lstm_layers) < 1 or lstm_hidden_dim < 2:
-            raise AgreementError(
-                "The network's sizes are too small",
-                given=f"state {state_dim}, LSTM {lstm_hidden_dim} x {lstm_layers} layers",
-                valid="state and layers from 1, LSTM from 2",
-            )
-        self.space, self.state_dim = space, state_dim
-        self.lstm_hidden_dim, self.lstm_layers = lstm_hidden_dim, lstm_layers
-        self.direct = direct
-        self.observation_norm = RunningNorm(state_dim)
-        inwards = nn.Linear(state_dim, lstm_hidden_dim)
-        shape = (nn.Tanh(),) if direct else (nn.LayerNorm(lstm_hidden_dim), nn.ReLU())
-        self.features = nn.Sequential(inwards, *shape)
-        self.lstm = nn.LSTM(lstm_hidden_dim, lstm_hidden_dim, lstm_layers, batch_first=True)
-        self.memory_norm = nn.Identity() if direct else nn.LayerNorm(lstm_hidden_dim)
-        self.heads = nn.ModuleList(_mlp(lstm_hidden_dim, size, direct) for size in space.sizes)
-        self.value_head = _mlp(lstm_hidden_dim, 1, direct)
-        self.register_buffer("visible", torch.ones(state_dim))
         self.register_buffer("return_scale", torch.ones(()))
         self.register_buffer("return_moment", torch.zeros((), dtype=torch.float64))
         self.register_buffer("return_weight", torch.zeros((), dtype=torch.float64))
 
+    @abstractmethod
+    def sense(self, states: Tensor) -> Tensor:
+        """[..., D]: what memory is given of states [..., F]."""
+
+    @abstractmethod
+    def conclude(self, memory: Tensor, sensed: Tensor, states: Tensor) -> tuple[Logits, Tensor]:
+        """Logits, and values [...] in units of the return scale."""
+
+    def draw_weights(self, policy_gain: float, value_gain: float) -> None:
+        """Orthogonal ones; the gains are those of the last layers."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight, INNER_GAIN)
                 nn.init.zeros_(module.bias)
         for head in self.heads:
-            nn.init.orthogonal_(head[-1].weight, POLICY_GAIN)  # type: ignore[index]
-        gain = 0.0 if direct else VALUE_GAIN  # rewards may be tiny, and a first guess drowns them
-        nn.init.orthogonal_(self.value_head[-1].weight, gain)  # type: ignore[arg-type]
+            nn.init.orthogonal_(head[-1].weight, policy_gain)  # type: ignore[index]
+        nn.init.orthogonal_(self.value_head[-1].weight, value_gain)  # type: ignore[arg-type]
         for name, parameter in self.lstm.named_parameters():
             if "weight" in name:
                 nn.init.orthogonal_(parameter)
@@ -128,7 +116,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         self, rows: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Hidden:
         """An empty memory for that many rows; by default where and as the weights are."""
-        like = self.lstm.all_weights[0][0]
+        like = next(self.parameters())
         shape = (self.lstm_layers, rows, self.lstm_hidden_dim)
         h = torch.zeros(shape, device=device or like.device, dtype=dtype or like.dtype)
         return h, torch.zeros_like(h)
@@ -149,21 +137,16 @@ class FactoredRecurrentActorCritic(nn.Module):
             )
         if hidden is None:
             hidden = self.get_initial_hidden(len(states), states.device, states.dtype)
-        features = self.features(self.observation_norm(states) * self.visible.to(states.dtype))
+        sensed = self.sense(states)
         after: Hidden | None = None
         if states.ndim == 2:
             entering = hidden if starts is None else reset_hidden(hidden, starts)
-            memory, after = self.lstm(features[:, None], entering)
+            memory, after = self.lstm(sensed[:, None], entering)
             memory = memory[:, 0]
         else:
-            memory = run_sequences(self.lstm, features, hidden, starts)
-        memory = self.memory_norm(memory + features if self.direct else memory)
-        logits = [
-            pad(head(memory), (0, max(self.space.sizes) - size), value=constants.MASK_VALUE)
-            for head, size in zip(self.heads, self.space.sizes, strict=True)
-        ]
-        values = self.value_head(memory)[..., 0].float() * self.return_scale
-        return Outlook(torch.stack(logits, -2), values, after)
+            memory = run_sequences(self.lstm, sensed, hidden, starts)
+        logits, values = self.conclude(memory, sensed, states)
+        return Outlook(logits, values.float() * self.return_scale, after)
 
     @torch.no_grad()
     def get_action(
@@ -216,7 +199,8 @@ class FactoredRecurrentActorCritic(nn.Module):
                 valid=f"actions {list(heads)}, masks {list(expected)}",
             )
         outlook = self(states, hidden, starts)
-        chosen = MaskedCategorical(outlook.logits, masks, validate)
+        logits = logits_given(outlook.logits, self.space, actions)
+        chosen = MaskedCategorical(logits, masks, validate)
         return Evaluation(chosen.log_prob(actions), chosen.entropy(), outlook.values)
 
     @torch.no_grad()
@@ -239,19 +223,73 @@ class FactoredRecurrentActorCritic(nn.Module):
         self.return_scale.copy_(scale)
 
 
-def _mlp(inputs: int, outputs: int, direct: bool) -> nn.Sequential:
+class FactoredRecurrentActorCritic(RecurrentActorCritic):
+    """Feature net -> LSTM -> one head for each head of the action space, and a value head.
+
+    With `direct` the heads see the present beside the memory, and tanh stands in place of layer
+    norms and ReLU: what is learned of one state then hardly moves the choice in another.
+    """
+
+    visible: Tensor  # [F] 1 or 0: features that count; the others might as well not be there
+
+    def __init__(
+        self,
+        space: ActionSpace,
+        state_dim: int,
+        lstm_hidden_dim: int = constants.DEFAULT_LSTM_HIDDEN_DIM,
+        lstm_layers: int = constants.DEFAULT_LSTM_LAYERS,
+        *,
+        direct: bool = False,
+    ) -> None:
+        super().__init__()
+        if min(state_dim, lstm_layers) < 1 or lstm_hidden_dim < 2:
+            raise AgreementError(
+                "The network's sizes are too small",
+                given=f"state {state_dim}, LSTM {lstm_hidden_dim} x {lstm_layers} layers",
+                valid="state and layers from 1, LSTM from 2",
+            )
+        self.space, self.state_dim = space, state_dim
+        self.lstm_hidden_dim, self.lstm_layers = lstm_hidden_dim, lstm_layers
+        self.direct = direct
+        self.observation_norm = RunningNorm(state_dim)
+        inwards = nn.Linear(state_dim, lstm_hidden_dim)
+        shape = (nn.Tanh(),) if direct else (nn.LayerNorm(lstm_hidden_dim), nn.ReLU())
+        self.features = nn.Sequential(inwards, *shape)
+        self.lstm = nn.LSTM(lstm_hidden_dim, lstm_hidden_dim, lstm_layers, batch_first=True)
+        self.memory_norm = nn.Identity() if direct else nn.LayerNorm(lstm_hidden_dim)
+        self.heads = nn.ModuleList(mlp(lstm_hidden_dim, size, direct) for size in space.sizes)
+        self.value_head = mlp(lstm_hidden_dim, 1, direct)
+        self.register_buffer("visible", torch.ones(state_dim))
+        # Rewards may be tiny, and a first guess drowns them.
+        self.draw_weights(POLICY_GAIN, 0.0 if direct else VALUE_GAIN)
+
+    def sense(self, states: Tensor) -> Tensor:
+        seen = self.observation_norm(states) * self.visible.to(states.dtype)
+        sensed: Tensor = self.features(seen)
+        return sensed
+
+    def conclude(self, memory: Tensor, sensed: Tensor, states: Tensor) -> tuple[Logits, Tensor]:
+        memory = self.memory_norm(memory + sensed if self.direct else memory)
+        logits = [
+            pad(head(memory), (0, max(self.space.sizes) - size), value=constants.MASK_VALUE)
+            for head, size in zip(self.heads, self.space.sizes, strict=True)
+        ]
+        return torch.stack(logits, -2), self.value_head(memory)[..., 0]
+
+
+def mlp(inputs: int, outputs: int, direct: bool = False) -> nn.Sequential:
     width, bend = (inputs, nn.Tanh()) if direct else (inputs // 2, nn.ReLU())
     return nn.Sequential(nn.Linear(inputs, width), bend, nn.Linear(width, outputs))
 
 
-def unwrapped(network: nn.Module) -> FactoredRecurrentActorCritic:
+def unwrapped(network: nn.Module) -> RecurrentActorCritic:
     """The network itself, whether or not `torch.compile` was called on it."""
     inner = getattr(network, "_orig_mod", network)
-    if not isinstance(inner, FactoredRecurrentActorCritic):
+    if not isinstance(inner, RecurrentActorCritic):
         raise AgreementError(
             "This is not a network that the agent can train",
             given=type(inner).__name__,
-            valid="FactoredRecurrentActorCritic, compiled or not",
+            valid="FactoredRecurrentActorCritic or TokenActorCritic, compiled or not",
         )
     return inner
 
@@ -328,7 +366,7 @@ def reset_hidden(hidden: Hidden, starts: Tensor) -> Hidden:
 
 
 def run_sequences(
-    lstm: nn.LSTM, inputs: Tensor, hidden: Hidden, starts: Tensor | None = None
+    lstm: nn.Module, inputs: Tensor, hidden: Hidden, starts: Tensor | None = None
 ) -> Tensor:
     """Outputs [N, T, D] for inputs [N, T, D]; `starts` [N, T] bool marks resets.
 
@@ -351,7 +389,7 @@ def run_sequences(
     return outputs
 
 
-def _run_pieces(lstm: nn.LSTM, inputs: Tensor, hidden: Hidden, starts: Tensor) -> Tensor:
+def _run_pieces(lstm: nn.Module, inputs: Tensor, hidden: Hidden, starts: Tensor) -> Tensor:
     N, T = starts.shape
 
     def there(index: Tensor) -> Tensor:

@@ -29,7 +29,13 @@ from esper.simic.agent.rollout_buffer import (
 )
 from esper.simic.agent.types import Decision, Outcome
 from esper.simic.agent.update import GuardedAdamW, Update, precision
-from esper.tamiyo.network import FactoredRecurrentActorCritic, reset_hidden, unwrapped
+from esper.tamiyo import TokenActorCritic, TokenLayout
+from esper.tamiyo.network import (
+    FactoredRecurrentActorCritic,
+    RecurrentActorCritic,
+    reset_hidden,
+    unwrapped,
+)
 
 KIND, VERSION = "ppo-agent", 2
 
@@ -85,18 +91,25 @@ class PPOAgent:
         lstm_hidden_dim: int = constants.DEFAULT_LSTM_HIDDEN_DIM,
         lstm_layers: int = constants.DEFAULT_LSTM_LAYERS,
         direct: bool = False,
+        layout: TokenLayout | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
         processes: Processes = ALONE,
     ) -> "PPOAgent":
-        """Network, buffer and agent that fit together; the same seed gives the same weights."""
+        """Network, buffer and agent that fit together; the same seed gives the same weights.
+
+        With a `layout` the network is one over tokens, whose sizes are the layout's.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "weights"))
             size = (state_dim, lstm_hidden_dim, lstm_layers)
-            network = FactoredRecurrentActorCritic(space, *size, direct=direct)
-        buffer = TamiyoRolloutBuffer(
-            space, state_dim, envs, steps, lstm_hidden_dim, lstm_layers, device
-        )
+            network: RecurrentActorCritic
+            if layout is None:
+                network = FactoredRecurrentActorCritic(space, *size, direct=direct)
+            else:
+                network = TokenActorCritic(layout)
+        memory = (network.lstm_hidden_dim, network.lstm_layers)
+        buffer = TamiyoRolloutBuffer(space, state_dim, envs, steps, *memory, device)
         return cls(network.to(device), buffer, config, seed=seed, processes=processes)
 
     def begin(self) -> None:
@@ -283,6 +296,8 @@ class PPOAgent:
             raise NonFiniteError(what, ", ".join(broken[:3]), None, fix=fix)
         notes = {name: getattr(self.buffer, name) for name in _SIZES}
         notes |= {"config": asdict(self.config), "space": asdict(self.space), "seed": self.seed}
+        if isinstance(self.network, TokenActorCritic):
+            notes["layout"] = asdict(self.network.layout)
         return write_archive(path, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
 
     @classmethod
@@ -306,7 +321,7 @@ class PPOAgent:
             raise ArchiveError(f"{path} does not describe an agent", given=error) from error
         shapes = {  # compared before memory is taken for such sizes
             "hidden.h": tuple(sizes[name] for name in ("lstm_layers", "envs", "lstm_hidden_dim")),
-            "network.observation_norm.mean": (sizes["state_dim"],),
+            "network.observation_norm.mean": (0 if sizes["layout"] else sizes["state_dim"],),
         }
         found = archive.tensors
         _require_none([n for n in shapes if n not in found or found[n].shape != shapes[n]], path)
@@ -370,13 +385,17 @@ class PPOAgent:
 def _described(notes: Mapping[str, Any]) -> tuple[ActionSpace, PPOConfig, dict[str, Any]]:
     """Action space, settings and sizes of a saved agent, each of its own type."""
     known = {"space", "config", *_NUMBERS}
-    if notes.keys() != known:
-        raise LookupError(f"unknown or missing: {', '.join(sorted(notes.keys() ^ known))}")
+    if wrong := (notes.keys() - {"layout"}) ^ known:
+        raise LookupError(f"unknown or missing: {', '.join(sorted(wrong))}")
     for name in _NUMBERS:
         require(name, notes[name], Range(least=0, most=_MOST.get(name, 2**63 - 1), whole=True))
     settings = {name: NONE if v is None else v for name, v in notes["config"].items()}
     config = filled(PPOConfig(), settings, "setting of the learner")
-    return ActionSpace.from_dict(notes["space"]), config, {name: notes[name] for name in _NUMBERS}
+    space, sizes = ActionSpace.from_dict(notes["space"]), {name: notes[name] for name in _NUMBERS}
+    sizes["layout"] = layout = TokenLayout(**notes["layout"]) if "layout" in notes else None
+    if layout and (layout.space, layout.state_dim) != (space, sizes["state_dim"]):
+        raise ValueError(f"other sizes than of {layout}")
+    return space, config, sizes
 
 
 def _require_none(wrong: Sequence[str], path: str | Path) -> None:

@@ -21,7 +21,7 @@ from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.agent.processes import ALONE, Processes
 from esper.simic.agent.rollout_buffer import NonFiniteError, RolloutError, TamiyoRolloutBuffer
 from esper.simic.agent.types import SequenceBatch
-from esper.tamiyo.network import Evaluation, FactoredRecurrentActorCritic
+from esper.tamiyo.network import Evaluation, RecurrentActorCritic
 
 PROBED = 8  # sequences that are looked at once more after an update
 
@@ -164,7 +164,7 @@ class GuardedAdamW(torch.optim.AdamW):
 
     found_inf: Tensor
 
-    def __init__(self, network: FactoredRecurrentActorCritic, config: PPOConfig) -> None:
+    def __init__(self, network: RecurrentActorCritic, config: PPOConfig) -> None:
         """Weight decay on the value head only: it would pull trunk and policy towards uniform."""
         critic = list(network.value_head.parameters())
         inside = {id(parameter) for parameter in critic}
@@ -211,7 +211,7 @@ class Update:
 
     def __init__(
         self,
-        network: FactoredRecurrentActorCritic,
+        network: RecurrentActorCritic,
         optimizer: GuardedAdamW,
         config: PPOConfig,
         *,

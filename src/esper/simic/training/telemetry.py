@@ -22,7 +22,7 @@ from esper.nissa import (
     Stepped,
 )
 from esper.simic.agent.types import Decision
-from esper.tamiyo import FactoredRecurrentActorCritic, MaskedCategorical
+from esper.tamiyo import MaskedCategorical, RecurrentActorCritic, logits_given
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Reporter:
     """Tells a hub what happens in one process's environments."""
 
     hub: Hub
-    network: FactoredRecurrentActorCritic
+    network: RecurrentActorCritic
     garden: Garden
     first_env: int  # the number of this process's first environment
     watched: int
@@ -86,7 +86,8 @@ class Reporter:
     def _probabilities(self, decision: Decision, count: int) -> Tensor:
         """[W, H, A]: of every action, for the first `count` environments."""
         memory = (decision.hidden[0][:, :count], decision.hidden[1][:, :count])
-        logits = self.network(decision.states[:count], memory).logits
+        outlook = self.network(decision.states[:count], memory)
+        logits = logits_given(outlook.logits, self.network.space, decision.actions[:count])
         return MaskedCategorical(logits, decision.masks[:count], validate=False).probs.cpu()
 
     def _refusals(self, round_: int, step: int, transition: Transition, count: int) -> None:

@@ -199,6 +199,11 @@ class Audition:
         memory.planted += (actions["op"] == LifecycleOp.GERMINATE).long()
         return actions
 
+    def overruled(self, advised: Actions, done: Actions) -> None:
+        """Something else was done than it said: count what was planted."""
+        planted, meant = (each["op"] == LifecycleOp.GERMINATE for each in (done, advised))
+        self.remembered.planted += planted.long() - meant.long()
+
     def audition(
         self, signals: Signals, legality: Legality, among: Tensor | None = None
     ) -> AuditionPlan:

@@ -26,11 +26,11 @@ from esper.leyline import HEADS, Actions, ActionSpace, EsperError, Legality, req
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import ActionError
 from esper.leyline.signals import Signals
-from esper.tamiyo.choosing import MaskedCategorical
+from esper.tamiyo.choosing import Logits, MaskedCategorical, head_logits, logits_given
 from esper.tamiyo.controllers.proposals import draw
 from esper.tamiyo.controllers.protocol import Thoughts
 from esper.tamiyo.features import FeatureTable, signals_to_features
-from esper.tamiyo.network import FactoredRecurrentActorCritic, Hidden
+from esper.tamiyo.network import FactoredRecurrentActorCritic, Hidden, RecurrentActorCritic
 
 
 class LearnedController:
@@ -45,7 +45,7 @@ class LearnedController:
 
     def __init__(
         self,
-        network: FactoredRecurrentActorCritic,
+        network: RecurrentActorCritic,
         *,
         greedy: bool = True,
         name: str = "tamiyo",
@@ -103,7 +103,7 @@ class LearnedController:
                 raise ActionError(what, given="probabilities that are NaN", fix=fix)
         else:
             logits, _, self._hidden = self.network(seen, before, starts)
-            actions = drawn(logits.cpu(), legality, signals.draws)
+            actions = drawn(logits, legality, signals.draws)
         self._last = seen, before, starts, legality, actions
         return actions
 
@@ -112,19 +112,21 @@ class LearnedController:
         """How it came to its last decision; asks the network once more."""
         assert self._last is not None, "it has decided something"
         seen, before, starts, legality, actions = self._last
-        logits, values, _ = self.network(seen, before, starts)
-        masks = legality.resolved(actions.values.cpu())
+        outlook = self.network(seen, before, starts)
+        masks, chosen = legality.resolved(actions.values), actions.values.to(seen.device)
+        logits = logits_given(outlook.logits, legality.space, chosen)
         chances = MaskedCategorical(logits.cpu(), masks)
         log_probs = chances.log_prob(actions.values)
-        return Thoughts(seen.cpu(), masks, chances.probs, values.cpu(), log_probs)
+        return Thoughts(seen.cpu(), masks, chances.probs, outlook.values.cpu(), log_probs)
 
 
-def drawn(logits: Tensor, legality: Legality, draws: Tensor) -> Actions:
-    """Composite actions from logits [N, H, A], one number from 0 to 1 for each head in `draws`."""
+def drawn(logits: Logits, legality: Legality, draws: Tensor) -> Actions:
+    """Composite actions from logits, with one number from 0 to 1 for each head in `draws`."""
     space = legality.space
     values = Actions.of(space, legality.hosts).values
     for head, (name, size) in enumerate(zip(space.names, space.sizes, strict=True)):
-        chances = MaskedCategorical(logits[:, head, :size], legality.mask(name, values)).probs
+        own = head_logits(logits, space, head, values.to(logits[0].device))[:, :size].cpu()
+        chances = MaskedCategorical(own, legality.mask(name, values)).probs
         values[:, head] = draw(chances, draws[:, head])
     return Actions(space, values)
 
@@ -138,14 +140,14 @@ Card = Mapping[str, Any]  # whatever JSON can hold: contexts, cost, scores, limi
 class Kept(NamedTuple):
     """What a directory holds beside the weights."""
 
-    network: FactoredRecurrentActorCritic
+    network: RecurrentActorCritic
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
     card: Card
 
 
 def keep_controller(
-    network: FactoredRecurrentActorCritic, path: Path, catalogue: BlueprintCatalogue, card: Card
+    network: RecurrentActorCritic, path: Path, catalogue: BlueprintCatalogue, card: Card
 ) -> Path:
     """Write a trained network as a controller for hosts with this catalogue's blueprints."""
     notes = {

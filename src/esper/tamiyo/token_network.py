@@ -1,0 +1,191 @@
+"""One policy for any host: a network over tokens that serves any number of slots and blueprints.
+
+Every kind of token has an embedding; then tokens hear of each other, remember, and hear of each
+other again. All tokens of a kind share their weights, so the order of slots and blueprints does not
+matter and their number is free. Heads point at tokens: the op is read off the global one, the slot
+off the slots', given the op, blueprint and blend off the candidates', given the slot.
+
+Logits are those of the rule's advice, which is part of what is seen, plus a correction that starts
+at zero: without training the likeliest action is what the rule would do.
+
+Shapes: `...` any batch shape, `N` rows or sequences, `T` time, `S` slots, `P` blueprints, `M`
+tokens in all, `W` width of a token, `D` of its memory.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from esper.leyline import AgreementError, Blend, LifecycleOp
+from esper.tamiyo.choosing import Logits
+from esper.tamiyo.network import (
+    VALUE_GAIN,
+    Hidden,
+    RecurrentActorCritic,
+    RunningNorm,
+    Summed,
+    alone,
+    mlp,
+)
+from esper.tamiyo.token_layout import ADVISED, WIDTHS, TokenLayout
+
+WIDTH, MEMORY = 64, 32
+ADVICE = 4.0  # logits that advised actions are ahead by: about nine times of ten they are drawn
+
+Tokens = tuple[Tensor, Tensor, Tensor]  # [..., W], [..., S, W], [..., S, P, W]
+
+
+class TokenActorCritic(RecurrentActorCritic):
+    """What a `TokenLayout` sees -> tokens -> pointer heads and a value; see above."""
+
+    layout: TokenLayout
+    lstm_layers = 1
+
+    def __init__(self, layout: TokenLayout | None = None) -> None:
+        super().__init__()
+        self._lay_out(layout or TokenLayout())
+        self.observation_norm = Unchanged()
+        self.embeddings = nn.ModuleList(
+            nn.Sequential(nn.Linear(size, WIDTH), nn.LayerNorm(WIDTH), nn.ReLU()) for size in WIDTHS
+        )
+        self.first, self.second = Exchange(WIDTH), Exchange(WIDTH)
+        self.lstm = TokenLSTM(WIDTH, MEMORY)
+        self.recalled = nn.Linear(MEMORY, WIDTH)
+        ops, blends = len(LifecycleOp), len(Blend)
+        self.heads = nn.ModuleList(mlp(WIDTH, size) for size in (ops, ops, 1, blends))
+        self.value_head = mlp(WIDTH, 1)
+        self.draw_weights(policy_gain=0.0, value_gain=VALUE_GAIN)
+
+    def _lay_out(self, layout: TokenLayout) -> None:
+        self.layout, self.space, self.state_dim = layout, layout.space, layout.state_dim
+        self.lstm_hidden_dim = layout.tokens * MEMORY
+
+    def laid_out(self, layout: TokenLayout) -> "TokenActorCritic":
+        """The same weights, not a copy of them, for rows with other room."""
+        other = copy.copy(self)
+        other._lay_out(layout)
+        return other
+
+    @torch.no_grad()
+    def prefer(self, head: str, action: int, by: float) -> None:
+        if head not in ("op", "blend"):
+            raise AgreementError(
+                "A policy over tokens knows no slot and no blueprint by its number",
+                given=f"head {head!r}",
+                valid="op or blend",
+            )
+        super().prefer(head, action, by)
+
+    def sense(self, states: Tensor) -> Tensor:
+        """[..., M * W]"""
+        seen = self.layout.split(states)
+        whole, own, seeds = (
+            embed(token) for embed, token in zip(self.embeddings, seen, strict=True)
+        )
+        return _side_by_side(self.first((whole, own, seeds), *_present(seen)))
+
+    def conclude(self, memory: Tensor, sensed: Tensor, states: Tensor) -> tuple[Logits, Tensor]:
+        seen = self.layout.split(states)
+        tokens = sensed.unflatten(-1, (-1, WIDTH))
+        tokens = tokens + self.recalled(memory.unflatten(-1, (-1, MEMORY)))
+        sizes = (1, self.layout.slots, self.layout.slots * self.layout.blueprints)
+        parts = tokens.split(sizes, -2)
+        apart = (parts[0][..., 0, :], parts[1], parts[2].unflatten(-2, (self.layout.slots, -1)))
+        whole, own, seeds = self.second(apart, *_present(seen))
+        op, slot, seed = (
+            ADVICE * token[..., -size:] for token, size in zip(seen, ADVISED, strict=True)
+        )
+        advised_slot = op[..., :, None] * slot[..., None, :, 0] / ADVICE  # [..., ops, S]
+        logits = (
+            self.heads[0](whole) + op,
+            self.heads[1](own).transpose(-1, -2) + advised_slot,
+            self.heads[2](seeds)[..., 0] + seed.sum(-1),
+            self.heads[3](seeds) + seed,
+        )
+        return logits, self.value_head(whole)[..., 0]
+
+
+class Exchange(nn.Module):
+    """Tokens hear of each other: candidates of their slot and of their blueprint elsewhere, slots
+    of their candidates, the global one of all slots, and all of the global one."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.seeds, self.own, self.whole = Heard(width, 4), Heard(width, 4), Heard(width, 3)
+
+    def forward(self, tokens: Tokens, slots: Tensor, kinds: Tensor) -> Tokens:
+        """`slots` [..., S, 1] and `kinds` [..., S, P, 1] bool: those that are not padding."""
+        whole, own, seeds = tokens
+        alike = _mean(seeds, kinds, -3)[..., None, :, :]  # [..., 1, P, W]
+        everyone = whole[..., None, :]
+        seeds = self.seeds(seeds, own[..., None, :], everyone[..., None, :], alike)
+        own = self.own(own, _mean(seeds, kinds, -2), _most(seeds, kinds, -2), everyone)
+        return self.whole(whole, _mean(own, slots, -2), _most(own, slots, -2)), own, seeds
+
+
+class Heard(nn.Module):
+    """A token and what it hears of others, each through a layer of its own."""
+
+    def __init__(self, width: int, sources: int) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList(nn.Linear(width, width) for _ in range(sources))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, token: Tensor, *others: Tensor) -> Tensor:
+        heard = self.ways[0](token)
+        for way, other in zip(self.ways[1:], others, strict=True):
+            heard = heard + way(other)  # before they are spread out: fewer are computed
+        return token + relu(self.norm(heard))
+
+
+class TokenLSTM(nn.Module):
+    """One LSTM for all tokens, which stand side by side in its inputs and its memory."""
+
+    def __init__(self, width: int, memory: int) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(width, memory, batch_first=True)
+
+    def forward(self, inputs: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+        """[N, T, M * D] and the memory after it, for inputs [N, T, M * W] and [1, N, M * D]."""
+        cells, rows = self.cells, len(inputs)
+        each = inputs.unflatten(-1, (-1, cells.input_size)).transpose(1, 2).flatten(0, 1)
+        h, c = (part.unflatten(-1, (-1, cells.hidden_size)).flatten(1, 2) for part in hidden)
+        outputs, after = cells(each, (h, c))
+        h, c = (part.unflatten(1, (rows, -1)).flatten(2) for part in after)
+        return outputs.unflatten(0, (rows, -1)).transpose(1, 2).flatten(2), (h, c)
+
+
+class Unchanged(RunningNorm):
+    """Tokens' numbers are in units of their own: statistics of other hosts would not fit them."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states
+
+    def observe(self, states: Tensor, valid: Tensor | None = None, summed: Summed = alone) -> None:
+        """There is nothing to count."""
+
+
+def _present(seen: Tokens) -> tuple[Tensor, Tensor]:
+    """Slots [..., S, 1] and candidates [..., S, P, 1] that are not padding."""
+    return seen[1][..., :1] > 0, seen[2][..., :1] > 0
+
+
+def _side_by_side(tokens: Tokens) -> Tensor:
+    whole, own, seeds = tokens
+    return torch.cat((whole, own.flatten(-2), seeds.flatten(-3)), -1)
+
+
+def _mean(tokens: Tensor, present: Tensor, axis: int) -> Tensor:
+    total = tokens.masked_fill(~present, 0.0).sum(axis)
+    return total / present.sum(axis).clamp(min=1)
+
+
+def _most(tokens: Tensor, present: Tensor, axis: int) -> Tensor:
+    least = torch.finfo(tokens.dtype).min
+    most = tokens.masked_fill(~present, least).amax(axis)
+    return most.masked_fill(~present.any(axis), 0.0)
