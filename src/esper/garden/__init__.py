@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .families import FAMILIES, DataFamily, register_family
     from .greenhouse import Greenhouse, Plot
     from .playing import Controls, Job, Played, Playground
+    from .plots import LAYOUT, Bed, Plots
     from .schedule_search import search_plans
     from .suites import SUITES, Suite, find_suite, load_suite, save_suite
 

@@ -150,6 +150,7 @@ class Greenhouse:
 
     seed: int = 0
     group: str = TRAINING
+    longest: int = LONGEST  # epochs of an episode: longer ones are cut
 
     def __post_init__(self) -> None:
         require_known("group of the greenhouse", self.group, (TRAINING, VALIDATION, *GROUPS))
@@ -162,7 +163,7 @@ class Greenhouse:
             [each for each in SHAPES if each.group == self._of("sizes", "kinds", "spaces")]
         )
         chosen = int(chance.share() * SETS) + (SETS if self.group == "spaces" else 0)
-        horizon = round(chance.ratio(SHORTEST, LONGEST))
+        horizon = min(self.longest, round(chance.ratio(SHORTEST, LONGEST)))
         classes = chance.one((4, 10, round(chance.ratio(2, MOST_CLASSES))))
         rent = 2.0 if chance.share() < 0.5 else chance.within(0.0, 5.0)
         name = "-".join(map(str, place))

@@ -1,0 +1,127 @@
+"""Plots side by side: the rule's own game, paired controls, rounds that are drawn and resumed."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from esper.garden import LAYOUT, Bed, Greenhouse, Job, Playground, Plot, Plots
+from esper.leyline import LifecycleOp
+from esper.leyline.errors import AgreementError
+from esper.tamiyo.controllers.auditioning import Audition
+
+LONGEST = 12
+
+
+def plot_of(host: str, contexts: int = 2, group: str = "training") -> Plot:
+    """The first one with such a host, in short episodes."""
+    house = Greenhouse(3, group, longest=LONGEST)
+    found = (house.plot(number, contexts) for number in range(100))
+    return next(plot for plot in found if plot.contexts[0].host == host)
+
+
+def padded(bed: Bed) -> torch.Tensor:
+    """What the rule would do."""
+    return bed.advice.values
+
+
+@pytest.mark.parametrize(
+    ("host", "group"), [("mlp", "training"), ("folded", "training"), ("pieces", "kinds")]
+)
+def test_players_who_follow_the_advice_play_as_the_rule_does(host: str, group: str) -> None:
+    plot = plot_of(host, group=group)
+    bed = Bed(plot, players=1)
+    ops = []
+    while not bed.over:
+        ops.append(bed.advice["op"])
+        assert bool(LAYOUT.widen(bed.episodes.legal().rows(bed.players)).permits(
+            LAYOUT.narrow(padded(bed), LAYOUT.space)).all())  # fmt: skip
+        bed.step(padded(bed))
+    ground = Playground(len(plot.contexts), horizon=plot.horizon, config=plot.population())
+    alone = ground.play_all([Job(Audition(), case) for case in plot.cases])
+    mine = bed.episodes.ledger.committed[bed.players]
+    torch.testing.assert_close(mine, alone.curve, rtol=0, atol=0.11)  # a sample of a thousand
+    assert torch.equal(bed.episodes.population.lifecycle.interventions[bed.players],
+                       alone.interventions)  # fmt: skip
+
+
+def test_a_player_who_waits_is_its_control_and_earns_nothing() -> None:
+    bed = Bed(plot_of("conv1d"), players=2)
+    wait = torch.zeros(len(bed.players), 4, dtype=torch.int64)
+    for _ in range(5):
+        outcome = bed.step(wait)
+        assert float(outcome.rewards.abs().max()) < 1e-6
+    curves = bed.episodes.ledger.committed[:, :5]
+    assert torch.equal(curves[bed.players], curves[bed._control[bed.players]])
+
+
+def test_growing_is_paid_for_against_the_control_and_rent_is_the_plots() -> None:
+    plot = replace(plot_of("mlp", contexts=1), rent=5.0)
+    bed = Bed(plot, players=2)
+    total = torch.zeros(2)
+    for _ in range(LONGEST):
+        own = bed.episodes.legal().rows(bed.players)
+        plant = (own.masks["op"][:, LifecycleOp.GERMINATE]) & torch.tensor([True, False])
+        actions = torch.zeros(2, 4, dtype=torch.int64)
+        actions[:, 0] = torch.where(plant, LifecycleOp.GERMINATE, LifecycleOp.WAIT)
+        actions[:, 1] = own.masks["slot"][:, LifecycleOp.GERMINATE].long().argmax(1) * plant
+        kinds = own.masks["blueprint"][torch.arange(2), actions[:, 1]].long()
+        actions[:, 2] = kinds.argmax(1) * plant
+        total += bed.step(actions).rewards
+    assert float(bed.episodes.ledger.exposure[0, -1]) > 0.0
+    assert float(total[1]) == pytest.approx(0.0, abs=1e-5)
+    assert float(total[0]) != 0.0
+    assert bed.reward.rent == 5.0
+
+
+def test_rows_of_different_hosts_and_lengths_stand_in_one_batch() -> None:
+    world = Plots(Greenhouse(3, longest=14), 8, plots=4, players=2)
+    seen = world.reset()
+    assert seen.shape == (8, world.state_dim)
+    assert len({bed.plot.contexts[0].host_shape for bed in world.beds}) > 1
+    short = min(bed.plot.horizon for bed in world.beds)
+    assert short < 14
+    first = [bed.plot.name for bed in world.beds]
+    active = []
+    for _ in range(14):
+        legal = world.legal()
+        assert bool(legal.masks["op"].any(1).all())
+        outcome = world.step(torch.zeros(8, 4, dtype=torch.int64))
+        assert bool(outcome.observations.isfinite().all())
+        assert outcome.active is not None
+        active.append(outcome.active)
+    lived = torch.stack(active).sum(0)
+    names = [world.greenhouse.plot(number).horizon for number in range(4)]
+    assert lived.tolist() == [length for length in names for _ in range(2)]
+    assert [bed.plot.name for bed in world.beds] == [f"training-3-{n}" for n in range(4, 8)]
+    assert first == [f"training-3-{n}" for n in range(4)]
+
+
+def test_a_world_goes_on_from_its_round_as_if_it_had_not_been_stopped() -> None:
+    world = Plots(Greenhouse(2, longest=LONGEST), 4, plots=2, players=2)
+    world.reset()
+    seen = world.reset()
+    again = Plots(Greenhouse(2, longest=LONGEST), 4, plots=2, players=2)
+    assert torch.equal(again.load_state_dict(world.state_dict()), seen)
+    world.step(torch.zeros(4, 4, dtype=torch.int64))
+    with pytest.raises(AgreementError, match="saved between rounds"):
+        world.state_dict()
+
+
+def test_worlds_of_several_processes_share_the_plots_of_one() -> None:
+    whole = Plots(Greenhouse(2), 8, plots=4, players=2)
+    whole._round = 2
+    parts = [Plots(Greenhouse(2), 4, plots=2, players=2, place=place, of=2) for place in (0, 1)]
+    names = [bed.plot.name for world in (whole, *parts) for bed in _next(world)]
+    assert names[:4] == names[4:]
+
+
+def _next(world: Plots) -> list[Bed]:
+    world._round = 2
+    world.reset()
+    return world.beds
+
+
+def test_rows_that_do_not_come_out_even_are_refused() -> None:
+    with pytest.raises(AgreementError, match="a multiple of 8 rows"):
+        Plots(Greenhouse(0), 12, plots=4, players=2)
