@@ -29,6 +29,7 @@ from esper.nissa import (
     Hub,
     LifecycleChanged,
     RunLayout,
+    RunReader,
     RunStore,
     Sampled,
     Stepped,
@@ -159,7 +160,8 @@ def measure_overhead(source: Source, rounds: int) -> dict[str, float]:
                         spent.append(time.perf_counter() - before)
                 times[on].append((time.perf_counter() - start) / SHORT_ROUND)
                 hub.commit(number)  # nothing of it is left for the next one
-            dropped = sum(hub.dropped.values())
+        with RunReader(folder) as reader:
+            dropped = sum(reader.dropped().values())
         size = store.path.stat().st_size
     spent.sort()
     pairs = zip(times[True], times[False], strict=True)

@@ -1,20 +1,25 @@
 """What watching costs: how late a browser knows, what answers take, and what the watched run loses.
 
     python benchmarks/watching.py
-    python benchmarks/watching.py --runs 50 --events 100000 --clients 20 --seconds 600 --json FILE
+    python benchmarks/watching.py --runs 50 --events 100000 --clients 20 --seconds 600 --turns 120
 
 Many runs lie in a folder, copies of one with so many events, and one more is written while clients
 listen to word of what is new and ask for what a page would show then. The run's steps are as in
-benchmarks/telemetry.py. Its speed is measured in turns: with a page open, and with none.
-A word's lateness is counted from the moment in which the run hands its last event over.
+benchmarks/telemetry.py. What a step takes of a core, in all threads of the run's process, and by
+the clock is measured in many short turns: without a page, twice with one, without. What drifts
+cancels within such a block; the figure is the median over blocks, with the 95 % interval that their
+order gives it. A word's lateness is counted from the moment in which the run hands its last event
+over.
 """
 
 import argparse
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -26,6 +31,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+import torch
 from _report import write_json
 from rich.console import Console
 from rich.table import Table
@@ -39,6 +45,7 @@ METRICS = [f"heads.{head}.{name}" for head in HEADS for name in ("entropy", "kl"
 CONFIG = {"suite": "garden", "envs": ENVS, "horizon": HORIZON, "rounds": 100_000}
 LIVE = "live"
 SENT: list[float] = []  # when each event of the run that is written was handed over
+SETTLING = 0.25  # seconds after a page was opened or closed
 VIEWS = ("summary", "environments", "training")
 
 
@@ -88,11 +95,21 @@ class Client(threading.Thread):
         self.run_name = run
         self.heard: list[tuple[int, float]] = []  # the number of a last event, and when
         self.took: dict[str, list[float]] = defaultdict(list)  # seconds, by view
+        self.line: http.client.HTTPConnection | None = None  # the last one
+        self.open = True
 
     def connect(self, path: str) -> http.client.HTTPResponse:
-        line = http.client.HTTPConnection(self.host or "", self.port, timeout=60)
-        line.request("GET", path, headers=self.headers)
-        return line.getresponse()
+        self.line = http.client.HTTPConnection(self.host or "", self.port, timeout=60)
+        self.line.request("GET", path, headers=self.headers)
+        return self.line.getresponse()
+
+    def leave(self) -> None:
+        """As when a page is closed."""
+        self.open = False
+        while self.is_alive():
+            with contextlib.suppress(OSError, AttributeError):
+                self.line.sock.shutdown(socket.SHUT_RDWR)
+            self.join(0.01)
 
     def ask(self, view: str) -> None:
         began = time.perf_counter()
@@ -105,6 +122,8 @@ class Client(threading.Thread):
             for view in VIEWS:
                 self.ask(view)
             for line in self.connect("/words"):
+                if not self.open:
+                    return
                 if line.startswith(b"data: "):
                     self.hear(json.loads(line[6:]))
 
@@ -120,26 +139,39 @@ class Client(threading.Thread):
 
 
 def listen(address: str, names: list[str]) -> None:
-    """A client for each name, until the standard input ends; then says what they heard."""
-    clients = [Client(address, name) for name in names]
-    for client in clients:
-        client.start()
-    print("ready", flush=True)
-    sys.stdin.read()
-    print(json.dumps([[client.heard, client.took] for client in clients]))
+    """A client for each name; they come and go with lines of the standard input, and at its end it
+    is said what they heard."""
+    everyone: list[Client] = []
+    here: list[Client] = []
+    for line in itertools.chain(["in"], sys.stdin):
+        for client in here:
+            client.leave()
+        here = [Client(address, name) for name in names] if line.strip() == "in" else []
+        everyone += here
+        for client in here:
+            client.start()
+        print("ready", flush=True)
+    print(json.dumps([[client.heard, client.took] for client in everyone]))
 
 
-@contextlib.contextmanager
-def listening(address: str, names: list[str]) -> Iterator[list]:
-    """Clients in a process of their own; what they heard is there afterwards."""
-    words = [sys.executable, __file__, "--listen", address, *names]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(words, **pipes)  # noqa: S603
-    assert process.stdout is not None
-    process.stdout.readline()
-    found: list = []
-    yield found
-    found += json.loads(process.communicate("")[0])
+class Clients:
+    """Clients in a process of their own."""
+
+    def __init__(self, address: str, names: list[str]) -> None:
+        words = [sys.executable, __file__, "--listen", address, *names]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(words, **pipes)  # noqa: S603
+        self.process.stdout.readline()
+
+    def tell(self, word: str) -> None:
+        """That they come "in", or go "out"; returns when they have."""
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+        self.process.stdout.readline()
+
+    def end(self) -> list:
+        """What they heard."""
+        return json.loads(self.process.communicate("")[0])
 
 
 @contextlib.contextmanager
@@ -167,30 +199,39 @@ def processor(process: int) -> float:
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
-def paced(folder: Path, turns: int, each: float) -> Iterator[tuple[float, float]]:
-    """Write a run for so many turns; after each, what a step took, by the clock and of a core."""
-    step, source, number, times = make_step(), Source(ENVS), 0, list[tuple[float, float]]()
-    turn = time.monotonic() + each
+def paced(
+    folder: Path, turns: int, each: float, settling: float = 0.0
+) -> Iterator[tuple[float, float]]:
+    """Write a run for so many turns; after each, what a step took, by the clock and of a core.
+
+    `settling`: seconds at the beginning of a turn that do not count.
+    """
+    step, source, number = make_step(), Source(ENVS), 0
     folder.mkdir()
     SENT.clear()
     with Noting(RunStore(folder, LAYOUT)) as hub:
         hub.emit(RunStarted(round=0, config=CONFIG))
+        opens, steps, began = time.perf_counter() + settling, 0, (0.0, 0.0)
         while turns:
             number += 1
             for _ in whole_round(hub, source, number):
-                began, worked = time.perf_counter(), time.process_time()
                 step()
-                times.append((time.perf_counter() - began, time.process_time() - worked))
-                if time.monotonic() > turn and turns:
-                    yield tuple(map(statistics.mean, zip(*times, strict=True)))
-                    times, turn, turns = [], time.monotonic() + each, turns - 1
+                now = time.perf_counter(), time.process_time()
+                if now[0] < opens or not steps:
+                    began, steps = now, int(now[0] >= opens)
+                elif now[0] > opens + each and turns:
+                    yield (now[0] - began[0]) / steps, (now[1] - began[1]) / steps
+                    opens, steps, turns = time.perf_counter() + settling, 0, turns - 1
+                else:
+                    steps += 1
 
 
-def measure_load(folder: Path, clients: int, seconds: float) -> dict[str, float]:
+def measure_load(folder: Path, count: int, seconds: float) -> dict[str, float]:
     """Many clients on all runs, while one is written."""
     names = [LIVE, *(path.name for path in folder.iterdir())]
-    wanted = [names[n % len(names)] for n in range(clients)]
-    with server(folder) as (address, process), listening(address, wanted) as heard:
+    wanted = [names[n % len(names)] for n in range(count)]
+    with server(folder) as (address, process):
+        clients = Clients(address, wanted)
         time.sleep(3.0)
         first, busy, began = memory(process), processor(process), time.monotonic()
         for _ in paced(folder / LIVE, round(seconds), 1.0):
@@ -198,6 +239,7 @@ def measure_load(folder: Path, clients: int, seconds: float) -> dict[str, float]
         spent = time.monotonic() - began
         figures = {"server_mb_first": first, "server_mb_last": memory(process)}
         figures["server_core_percent"] = 100 * (processor(process) - busy) / spent
+        heard = clients.end()
     late = sorted(now - SENT[last - 1] for words, _ in heard for last, now in words)
     figures |= {f"word_p{p}_ms": 1e3 * late[int(0.01 * p * len(late))] for p in (50, 95, 99)}
     for view in VIEWS:
@@ -207,24 +249,24 @@ def measure_load(folder: Path, clients: int, seconds: float) -> dict[str, float]
 
 
 def measure_loss(folder: Path, turns: int, each: float) -> dict[str, float]:
-    """Steps of a run with a page open and with none, in turns; each with its neighbour."""
-    times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    page: contextlib.ExitStack | None = None
+    """Steps of a run with a page open and with none, in blocks of four turns: out, in, in, out."""
+    times: list[tuple[float, float]] = []
     with server(folder) as (address, _):
-        for found in paced(folder / f"{LIVE}-turns", 2 * turns, each):
-            times[page is not None].append(found)
-            if page is None:
-                page = contextlib.ExitStack()
-                page.enter_context(listening(address, [f"{LIVE}-turns"]))
-            else:
-                page.close()
-                page = None
-    figures = {"step_ms": 1e3 * statistics.median(wall for wall, _ in times[False])}
+        clients = Clients(address, [f"{LIVE}-turns"])
+        clients.tell("out")
+        for found in paced(folder / f"{LIVE}-turns", 4 * (turns // 2), each, SETTLING):
+            times.append(found)
+            if len(times) % 2:
+                clients.tell("in" if len(times) % 4 == 1 else "out")
+        clients.end()
+    blocks = [times[first : first + 4] for first in range(0, len(times), 4)]
+    figures = {"step_ms": 1e3 * statistics.median(wall for wall, _ in times), "blocks": len(blocks)}
     for place, name in enumerate(("loss_percent", "loss_of_core_percent")):
-        pairs = zip(times[True], times[False], strict=True)
-        ratios = [100 * (on[place] / off[place] - 1) for on, off in pairs]
-        figures[name] = statistics.mean(ratios)
-        figures[f"{name}_error"] = statistics.stdev(ratios) / len(ratios) ** 0.5
+        turned = [[turn[place] for turn in block] for block in blocks]
+        ratios = sorted(100 * ((b + c) / (a + d) - 1) for a, b, c, d in turned)
+        outside = max(0, int(len(ratios) / 2 - 0.98 * len(ratios) ** 0.5))  # on either side
+        figures[name] = statistics.median(ratios)
+        figures |= {f"{name}_low": ratios[outside], f"{name}_high": ratios[-1 - outside]}
     return figures
 
 
@@ -276,15 +318,16 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0, help="of the load")
     parser.add_argument(
-        "--turns", type=int, default=4, help="with a page open, and as many with none"
+        "--turns", type=int, default=8, help="with a page open, and as many with none"
     )
-    parser.add_argument("--turn-seconds", type=float, default=2.0)
+    parser.add_argument("--turn-seconds", type=float, default=0.5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--listen", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.listen:
         listen(given.listen[0], given.listen[1:])
         return
+    torch.set_num_threads(1)  # threads that wait for each other would count as work
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "runs"
         folder.mkdir()
