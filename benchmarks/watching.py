@@ -177,7 +177,7 @@ class Clients:
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[tuple[str, int]]:
     """The live page of a folder in a process of its own: its address and its number."""
-    words = [sys.executable, "-m", "esper.watch.live_server", str(folder), str(os.getpid())]
+    words = [sys.executable, "-m", "esper.watch.live_server", str(os.getpid()), str(folder)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)  # noqa: S603
     assert process.stdout is not None
     try:

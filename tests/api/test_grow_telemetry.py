@@ -86,7 +86,9 @@ def test_every_epoch_is_in_the_store_as_in_the_history(whole: Any) -> None:
     with reading(whole) as reader:
         before, *epochs = reader.each("epochs")
         contributions = list(reader.each("contributions"))
-        spent = dict(reader.query("SELECT round, sum(value) FROM samples GROUP BY round").rows)
+        asked = "SELECT round, sum(value) FROM samples WHERE name GLOB 'seconds_*' GROUP BY round"
+        spent = dict(reader.query(asked).rows)
+        alphas = reader.query("SELECT round, name, value FROM samples WHERE name GLOB 'alpha_*'")
         assert reader.last_commit() == EPOCHS
     assert (before["round"], before["score"]) == (0, whole.before["score"])
     assert before["train_loss"] is None
@@ -98,6 +100,8 @@ def test_every_epoch_is_in_the_store_as_in_the_history(whole: Any) -> None:
         mine = {each["slot"]: each["contribution"] for each in contributions
                 if each["round"] == record["epoch"]}  # fmt: skip
         assert mine == record["contributions"]
+        held = {f"alpha_{slot}": each["alpha"] for slot, each in record["slots"].items()}
+        assert {name: at for number, name, at in alphas.rows if number == record["epoch"]} == held
     assert {each["blueprint"] for each in contributions} == {"mlp", "norm"}
 
 

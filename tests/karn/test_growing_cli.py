@@ -68,7 +68,7 @@ def run(folder: Path) -> Path:
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_ends_like_a_whole_one(
-    run: Path, folder: Path
+    run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = folder / "stopped"
     process = started(
@@ -89,8 +89,11 @@ def test_an_interrupted_run_says_how_to_go_on_and_ends_like_a_whole_one(
     assert told.returncode == 2
     assert f"esper resume {out}" in told.stderr, "it is not finished"
 
-    told = esper_here("resume", out)
+    watched: list[Path] = []
+    monkeypatch.setattr("esper.karn.grow_commands.start_watching", watched.append)
+    told = esper_here("resume", out, "--watch")
     assert told.returncode == 0, told.stderr
+    assert watched == [out]
     assert f"epoch {EPOCHS}/{EPOCHS}" in told.stderr
     assert "epoch 1/" not in told.stderr
     assert tensors_of(out) == tensors_of(run)

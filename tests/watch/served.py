@@ -27,6 +27,7 @@ from esper.nissa import (
     RunLayout,
     RunStarted,
     RunStore,
+    Sampled,
 )
 from esper.watch.live_server import listening, server_of
 from tests.nissa.runs import LAYOUT, stepped
@@ -141,6 +142,8 @@ def grown(path: Path) -> Path:
                 reason=["it fits the budget", ""],
             )
         )
+        hub.emit(Sampled(round=2, values={"alpha_0": 0.0}))
+        hub.emit(Sampled(round=3, values={"alpha_0": 0.5}))
         hub.emit(Contributed(round=4, slot=["0"], blueprint=["conv"], contribution=[7.5]))
         refused = {"slot": [0], "op": [LifecycleOp.ADVANCE], "reason": ["0 epochs in TRAINING"]}
         hub.emit(Refused(round=3, step=0, env=[0], **refused))

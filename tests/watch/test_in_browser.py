@@ -128,6 +128,9 @@ def test_a_network_that_grows_shows_its_places_its_audition_and_why_it_waited(pa
     page.get_by_text("conv training, +7.50 points").wait_for()
     page.get_by_role("cell", name="conv at 0: gain +0.2500 ± 0.02").wait_for()
     page.get_by_text("plant conv at 0").wait_for()
+    seeds = page.locator("svg.episode rect[fill-opacity]")  # the third epoch and the fourth
+    strengths = seeds.evaluate_all("found => found.map(each => each.getAttribute('fill-opacity'))")
+    assert strengths == ["0.28", "0.64"], "faint at alpha 0, stronger at a half"
     page.get_by_text("ValueError of yours").wait_for()
     opened(page, "#/run/net/round/3/env/0/step/0")
     page.get_by_text("Decision after epoch 3").wait_for()

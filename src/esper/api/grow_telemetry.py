@@ -132,6 +132,9 @@ class GrowthTelemetry(Observer):
             return
         names = ("train_loss", "val_loss", "score", "committed", "added", "most_added")
         emit(events.EpochEnded(round=epoch, **{name: record[name] for name in names}))
+        if held := record["slots"]:
+            alphas = {f"alpha_{slot}": each["alpha"] for slot, each in held.items()}
+            emit(events.Sampled(round=epoch, values=alphas))
         if worth:
             columns = {"slot": list(worth), "blueprint": seeds, "contribution": [*worth.values()]}
             emit(events.Contributed(round=epoch, **columns))

@@ -165,6 +165,7 @@ class Resume(OfRun):
 
     does = "train_commands.resume_run"
     does_of_growth = "grow_commands.resume_growing"
+    watch: Watched = False
     quiet: Quiet = False
     json: Path | None = None
     """of esper train: write the final figures as one flat object"""

@@ -2,20 +2,22 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from esper.api import GrownRun, audit, grow
+from esper.api import GrownRun, GrowthFolder, audit, grow
 from esper.garden import evaluate, find_suite, standings
 from esper.garden.controller_choice import controller_of
-from esper.karn.commands import Demo, Train
+from esper.karn.commands import RUNS, Demo, Train
 from esper.karn.garden_commands import print_standings, standing_figures
 from esper.karn.train_commands import figures_of, start_run
+from esper.karn.watch_commands import start_watching
 from esper.show import write_report
 from esper.show.audit_facts import Audit
 from esper.show.terminal import progress, write_flat
-from esper.simic.training import PRESETS, load_controller
+from esper.simic.training import PRESETS, RunFolder, load_controller
 from esper.tolaria.tasks import mnist1d
 
 COMPARED = ("random", "heuristic", "best_constant")  # with what the demo learned
@@ -26,9 +28,14 @@ EPOCHS, RATE, BUDGET = 20, 1e-2, "+25%"  # of the network that is audited
 
 def run_demo(options: Demo) -> None:
     config = replace(PRESETS["demo"], rounds=options.rounds, seed=options.seed)
-    found, gained = grow_one(options.seed)
+    path = options.out or RunFolder.next_in(RUNS, config.suite)
+    network = None
+    if options.watch:  # the page shows what is kept
+        network = GrowthFolder.next_in(path.parent, f"{path.name}-network")
+        start_watching(network, path)
+    found, gained = grow_one(options.seed, network)
     print("\nNow a controller is trained to decide such things by itself, on a garden of tasks:")
-    run = start_run(Train(config=config, out=options.out, watch=options.watch))
+    run = start_run(Train(config=config, out=path))
     found.save(run.path / AUDIT_PAGE)
     suite = find_suite(config.suite)
     players = [load_controller(run.path), *(controller_of(name, suite) for name in COMPARED)]
@@ -71,7 +78,7 @@ def network(seed: int) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-def grow_one(seed: int) -> tuple[Audit, dict[str, float]]:
+def grow_one(seed: int, folder: Path | None = None) -> tuple[Audit, dict[str, float]]:
     """Audit a network and grow it; what was found, and its accuracy beside one never grown."""
     parts = {name: (each.inputs, each.labels) for name, each in mnist1d(seed).named().items()}
     train, val, test = (parts[name] for name in ("train", "validation", "test"))
@@ -83,14 +90,14 @@ def grow_one(seed: int) -> tuple[Audit, dict[str, float]]:
     )
     print(f"\n{found}\n", flush=True)
 
-    def trained(controller: str) -> GrownRun:
+    def trained(controller: str, out: Path | None = None) -> GrownRun:
         return grow(
             network(seed), train, val, test=test, loss="cross_entropy", budget=BUDGET, lr=RATE,
-            epochs=EPOCHS, seed=seed, controller=controller, quiet=controller == "never",
+            epochs=EPOCHS, seed=seed, controller=controller, quiet=controller == "never", out=out,
         )  # fmt: skip
 
     print("Now it grows, with nothing chosen by hand:", flush=True)
-    never, grown = trained("never"), trained("audition")
+    never, grown = trained("never"), trained("audition", folder)
     print(f"\n{grown.report()}\n")
     before, after = (run.after["test_score"] for run in (never, grown))
     print(f"On test data: {before:.1f} % never grown, {after:.1f} % grown ({after - before:+.1f}).")

@@ -101,6 +101,8 @@ def resume_growing(command: Resume) -> None:
     device = find_device(origin.notes["device"])
     if not quiet:
         print(f"{path}: going on after epoch {epochs}", flush=True)
+    if command.watch:
+        start_watching(path)
     _watched(
         path,
         lambda: api.resume(

@@ -73,6 +73,8 @@ def resume_run(command: Resume) -> None:
         print(f"{run.path} is finished: {done[0]} rounds. Its report: esper report {run.path}")
         return
     allow_code(run.code, run.path, quiet=command.quiet)
+    if command.watch:
+        start_watching(run.path)
     now, then = versions(), run.facts.get("versions", {})
     changed = [f"{name} {then[name]} -> {now[name]}" for name in then if then[name] != now[name]]
     if changed:

@@ -17,10 +17,10 @@ def watch_runs(command: Watch) -> None:
     serve(command.folders, port=command.port, open_=command.open)
 
 
-def start_watching(folder: Path) -> None:
-    """Show a folder by a process of its own, which ends with this one and takes nothing from it."""
+def start_watching(*folders: Path) -> None:
+    """Show folders by a process of its own, which ends with this one and takes nothing from it."""
     _require_server()
-    words = ["-m", "esper.watch.live_server", str(folder), str(os.getpid())]
+    words = ["-m", "esper.watch.live_server", str(os.getpid()), *map(str, folders)]
     subprocess.Popen([sys.executable, *words], process_group=0)  # noqa: S603 - our own module
 
 

@@ -222,6 +222,6 @@ def listening(port: int | None) -> socket.socket:
     raise EsperError(f"Port {port} cannot be listened on", fix="name another, or none")
 
 
-if __name__ == "__main__":  # beside a run: shows its folder for as long as its process lives
-    follow(int(sys.argv[2]))
-    serve([Path(sys.argv[1])])
+if __name__ == "__main__":  # beside a run: shows its folders for as long as its process lives
+    follow(int(sys.argv[1]))
+    serve([Path(folder) for folder in sys.argv[2:]])

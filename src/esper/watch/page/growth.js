@@ -160,7 +160,11 @@ function Phases({ seconds }) {
 function Course({ facts, run, route }) {
   const { answer, changes, epochs, ops } = facts;
   // What is decided after an epoch acts on the next one, where it is drawn.
-  const steps = epochs.filter((row) => row.round > 0).map((row) => ({ ...row, step: row.round - 1 }));
+  const alphas = {};
+  for (const { round, slot, alpha } of rows(answer.alphas)) (alphas[round] ??= {})[`alpha_${slot}`] = alpha;
+  const steps = epochs
+    .filter((row) => row.round > 0)
+    .map((row) => ({ ...row, ...alphas[row.round - 1], step: row.round - 1 }));
   if (!steps.length) return null;
   const last = steps.at(-1).step;
   const marks = rows(answer.decisions).map((row) => ({ step: row.round, op: ops[row.op] }));
