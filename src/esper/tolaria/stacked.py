@@ -29,6 +29,8 @@ def stack(module: nn.Module, prefix: str = "") -> Form:
     """The stacked form of `module`, whose parameters are named with `prefix`."""
     if isinstance(module, _ELEMENTWISE):
         return lambda params, x: module(x)
+    if isinstance(module, nn.AdaptiveMaxPool1d) and module.output_size == 1:
+        return lambda params, x: _largest(x)
     if (layer := _LAYERS.get(type(module))) is not None and _is_usual(module):
         weight, bias = f"{prefix}weight", f"{prefix}bias"
         return lambda params, x: layer(module, x, params[weight], params.get(bias))
@@ -70,6 +72,11 @@ def _linear(module: nn.Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -
     turned = weight.transpose(1, 2)
     y = torch.bmm(rows, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, turned)
     return torch.unflatten(y, 1, x.shape[1:-1])
+
+
+def _largest(x: Tensor) -> Tensor:
+    """The first of the largest numbers of a line; without gradients nobody asks for its place."""
+    return x.max(-1, keepdim=True).values if x.requires_grad else x.amax(-1, keepdim=True)
 
 
 def _channel_norm(module: ChannelNorm, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
