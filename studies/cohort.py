@@ -24,8 +24,8 @@ from esper.leyline.constants import DEFAULT_LSTM_HIDDEN_DIM
 from esper.simic.agent import Outcome, PPOAgent, PPOConfig
 from esper.simic.training.config import DEFAULT_FINAL_RATE, DEFAULT_PATIENCE, changed_settings
 from esper.simic.training.trainer import suited_to_gardens
-from esper.tamiyo.controllers.schedules import Teacher
 from studies.imitation import Lessons, LessonSettings, Notebook, learn_lessons
+from studies.teacher import Teacher
 
 STATE, KIND, VERSION = "state", "esper cohort", 1
 _LESSONS = "lessons."

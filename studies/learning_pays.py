@@ -23,11 +23,11 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.config import changed_settings
 from esper.tamiyo.controllers import Controller, LearnedController, make_controller
 from esper.tamiyo.controllers.learned import keep_controller
-from esper.tamiyo.controllers.schedules import Teacher
 from studies.bandit import fit_bandit
 from studies.cohort import Cohort, MemberReport, MemberSettings
 from studies.folders import DESCRIPTION, RESULTS, Clock, StudyFolder, Tell
 from studies.sizes import SIZES, C2Size
+from studies.teacher import Teacher
 from studies.tuning import Tuned, tune
 
 TUNED_FILE, CURVES_FILE, BOUND_TO = "tuned.json", "curves.json", "bound-to.json"

@@ -14,9 +14,9 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.agent.rollout_buffer import NonFiniteError
 from esper.tamiyo.controllers import Arm, Oracle, RandomLegal, SideBySide
-from esper.tamiyo.controllers.schedules import Teacher
 from studies.cohort import Cohort, CohortSettings, MemberSettings
 from studies.imitation import Lessons, LessonSettings, learn_lessons
+from studies.teacher import Teacher
 from tests.garden.plots import BATCHES, CONTEXTS, make_garden, walk
 
 ARM = Arm(slot="early", blueprint="convpool", blend="immediate", epoch=4)

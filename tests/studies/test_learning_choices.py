@@ -10,12 +10,13 @@ from esper.garden import Atlas, Case, Episodes, Source, find_suite
 from esper.garden.atlas import Plans, shipped_atlas
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.tamiyo.controllers import Arm
-from esper.tamiyo.controllers.schedules import Schedule, Teacher
+from esper.tamiyo.controllers.schedules import Schedule
 from studies.learning_pays import LAST, SIZES, best_training, card_of, teacher_of
+from studies.teacher import Teacher
 from tests.garden.plots import DOUBLE, DRIFT, HORIZON, LESION, NOISY, PLAIN
+from tests.studies.test_teacher import wait, word
 from tests.tamiyo.gardens import HORIZON as WHOLE
 from tests.tamiyo.gardens import Tape, TapeGarden
-from tests.tamiyo.test_teacher import wait, word
 
 PLANS: dict[str, Schedule] = {
     "plain": (Arm(slot="early", blueprint="conv", epoch=2),),

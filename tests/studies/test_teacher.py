@@ -11,7 +11,8 @@ from esper.leyline.stages import SeedStage
 from esper.tamiyo import Privileged, make_controller
 from esper.tamiyo.controllers import Arm
 from esper.tamiyo.controllers.proposals import epochs_to_permanence
-from esper.tamiyo.controllers.schedules import Planned, Teacher
+from esper.tamiyo.controllers.schedules import Planned
+from studies.teacher import Teacher
 from tests.tamiyo.gardens import HORIZON, Tape, TapeGarden, catalogue_of, decisions, ops_of
 
 CATALOGUE = catalogue_of()
