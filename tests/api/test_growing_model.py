@@ -208,7 +208,7 @@ def test_mixed_precision_with_a_gradient_scaler(isolation: str) -> None:
         value = loss()
         scaler.scale(value).backward()
         if isolation == "dual_pass":
-            host.seed_step(lambda: scaler.scale(loss()))
+            host.seed_step(loss, scaler=scaler)
         scaler.step(optimizer)
         scaler.update()
         return value.item()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from esper.api import GrownRun, grow, load_run, resume
 from esper.api.grow_settings import GrowError
+from esper.api.ticking import NotFiniteError
 
 
 def net() -> nn.Module:
@@ -90,6 +91,17 @@ def test_retraining_trains_every_rate_and_tells_which_was_best(tmp_path: Path) -
     with pytest.raises(GrowError, match="data"):
         load_run(tmp_path / "run", net()).retrain()
     assert resume(tmp_path / "run", net()).finished
+
+
+def test_a_rate_that_diverges_does_not_cost_what_the_others_came_to() -> None:
+    run = grown(net(), optimizer="SGD")
+    found = run.retrain([1e30, 0.01])
+    assert set(found.runs) == {0.01}
+    assert found.diverged == (1e30,)
+    assert found.best is found.runs[0.01]
+    assert "afresh, lr 1e+30 diverged" in str(found)
+    with pytest.raises(NotFiniteError):
+        run.retrain([1e30])
 
 
 def test_norms_without_weights_forget_what_they_have_seen_and_no_rates_are_the_runs_own() -> None:

@@ -84,6 +84,29 @@ def shadowed(share: float = 1.0) -> tuple[GrowingModel, torch.optim.Optimizer, S
     return host, optimizer, key
 
 
+def test_a_scaled_loss_teaches_a_shadow_what_the_loss_itself_does() -> None:
+    taught = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**14)):
+        host, _, key = shadowed()
+        host.optimizer(torch.optim.SGD, lr=0.1)
+        for _ in range(3):
+            host.seed_step(lambda net=host: losses(net).mean(), scaler=scaler)
+        shadow = host.shadows.living[key]
+        taught.append([shadow.seed.state_dict(), shadow.gains, shadow.squares])
+    assert equal(*taught)
+    assert bool(torch.stack(taught[0][2]).all())
+
+
+def test_a_step_of_a_shadow_whose_gradients_overflow_is_left_out() -> None:
+    host, _, key = shadowed()
+    newborn = deepcopy(host.shadows.living[key].seed.state_dict())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
+    host.seed_step(lambda: 1e6 * losses(host).mean(), scaler=scaler)
+    assert equal(host.shadows.living[key].seed.state_dict(), newborn)
+    host.seed_step(lambda: losses(host).mean())
+    assert not equal(host.shadows.living[key].seed.state_dict(), newborn)
+
+
 def epoch(host: GrowingModel, optimizer: torch.optim.Optimizer, batches: int = 8) -> None:
     inputs, labels = data()
     host.train()

@@ -5,7 +5,7 @@ import math
 import os
 import random
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.api.ticking import NotFiniteError
-from esper.kasmina import export_python
+from esper.kasmina import blueprint, export_python, unregister_blueprint, zeroed
 from esper.leyline.errors import EsperError, ExportError, printable
 from esper.simic.training import train_run
 from tests.programs import esper_here
@@ -73,6 +73,56 @@ def test_what_is_wrong_in_the_data_is_named_by_split_and_place(
 def test_a_loss_that_turns_nan_says_in_which_batch_and_what_grew_last() -> None:
     with pytest.raises(NotFiniteError, match=r"not finite in batch \d+ of 4.*nothing has grown"):
         grow(net(), (X, Y), optimizer="SGD", lr=1e38, batch_size=16)
+
+
+class Explosive(nn.Module):
+    """A seed that is nothing when it is new, and more than numbers hold after a step."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layer = zeroed(nn.Linear(channels, channels))
+
+    def forward(self, h: Tensor) -> Tensor:
+        out: Tensor = self.layer(h) * 1e30 * 1e30
+        return out
+
+
+@pytest.fixture
+def explosive() -> Iterator[None]:
+    blueprint("explosive", "dense")(lambda spec: Explosive(spec.channels))
+    yield
+    unregister_blueprint("explosive", "dense")
+
+
+@pytest.mark.usefixtures("explosive")
+def test_a_loss_that_turns_nan_while_a_seed_grows_costs_the_newest_seed(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    same: dict[str, Any] = {"slots": ["1"], "epochs": 4, "batch_size": 16}
+    bad = same | {"controller": "fixed:slot=1,blueprint=explosive,epoch=2"}
+    run = grow(net(), (X, Y), out=tmp_path / "run", on_epoch=told.append, **bad)
+    assert run.finished
+    assert [record["epoch"] for record in told] == [1, 2, 3, 4]
+    (back,) = [record for record in told if "rollback" in record]
+    assert back["rollback"]["seed"] == "explosive at 1"
+    assert "not finite" in back["rollback"]["what"]
+    assert ("1", "PRUNED", "GOVERNOR") in [
+        (each["slot"], each["after"], each["cause"]) for each in back["events"]
+    ]
+    assert all(math.isfinite(record["val_loss"]) for record in told)
+    assert "explosive at 1 was taken out" in str(run.report())
+    assert "ANOMALY The loss is not finite" in esper_here("show", tmp_path / "run").stdout
+    alone = grow(net(), (X, Y), **same)
+    for mine, its in zip(run.export().parameters(), alone.export().parameters(), strict=True):
+        assert torch.equal(mine, its)
+
+
+@pytest.mark.usefixtures("explosive")
+def test_the_second_time_a_loss_turns_nan_ends_the_run() -> None:
+    again = {"slots": ["1"], "controller": "fixed:slot=1,blueprint=explosive,epoch=2"}
+    seen: list[dict[str, Any]] = []
+    with pytest.raises(NotFiniteError, match=r"batch 2 of 4.*last: plant explosive at 1"):
+        grow(net(), (X, Y), epochs=9, batch_size=16, on_epoch=seen.append, **again)
+    assert sum("rollback" in record for record in seen) == 1
 
 
 @pytest.fixture(scope="module")

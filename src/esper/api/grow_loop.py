@@ -29,19 +29,20 @@ from esper.api.grow_settings import (
 from esper.api.grow_telemetry import GrowthTelemetry
 from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
-from esper.api.host_state import unpack
+from esper.api.host_state import pack, unpack
 from esper.api.inspection import Slots, audited
 from esper.api.observers import EpochNews, Observer, OnEpoch, Shown, Told, observed
 from esper.api.retraining import Train
-from esper.api.run_records import shadow_notes, size_of, slot_notes, step_flops
+from esper.api.run_records import rolled_back, shadow_notes, size_of, slot_notes, step_flops
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring
-from esper.api.ticking import GrowthDecision, NotFiniteError, measuring
+from esper.api.ticking import GrowthDecision, NotFiniteError, StageChange, measuring
 from esper.api.tryouts import Trained, Tryouts, casting_of
 from esper.archive import Archive
 from esper.kasmina.isolation import Isolation, randomness_kept
 from esper.kasmina.probe import Sample, Target
 from esper.kasmina.shadow_seeds import CHECKED, PartLoss
+from esper.leyline import LIVING_STAGES
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.streams import derive_seed
 from esper.nissa import Clock, Sink
@@ -295,7 +296,7 @@ class Growth:
 
     def go_on(self, archive: Archive) -> None:
         """From this checkpoint of the run, which holds its optimiser and its scheduler too."""
-        unpack(self.host, archive)
+        self.return_to(archive)
         for what, now in self._leader().items():
             was = getattr(self.run.settings, what)
             if now != was:
@@ -306,8 +307,6 @@ class Growth:
                     fix="go on with the one that it began with",
                 )
         self._settle(self.data["train"].first(self.seed, self.device))
-        if self.schedule is not None:
-            self.schedule.restore(archive.notes["scheduler"])
         if self.tryouts is not None:
             self.tryouts.go_on()
 
@@ -316,7 +315,7 @@ class Growth:
         with observed(self.run, self.observers):
             while not self.host.memory.ended:
                 with self._explaining():
-                    news = self.epoch(int(self.host.lifecycle.epoch))
+                    news = self._lived()
                 if self.tryouts is not None and self.tryouts.due:
                     news = self.tryouts.held(news)
                 self.run.history.append(news.record)
@@ -328,6 +327,45 @@ class Growth:
                 self._keep(self._ready)
                 for observer in self.observers:
                     observer.kept(news)
+
+    def _lived(self) -> EpochNews:
+        """The next epoch. If its numbers fail while a seed grows, it is lived again without the
+        newest one, once in a run.
+        """
+        host, number = self.host, int(self.host.lifecycle.epoch)
+        living = [slot for slot in host.seed_slots.values() if slot.stage in LIVING_STAGES]
+        again = any("rollback" in record for record in self.run.history)
+        good = self.state() if living and not again else None
+        try:
+            return self.epoch(number)
+        except NotFiniteError as error:
+            if good is None or self.data.broken(self.scoring.classes) is not None:
+                raise
+            what, given = error.what, str(error.given)
+        self.return_to(good)
+        slot, seed = min(
+            ((slot, slot.seed) for slot in living if slot.seed is not None),
+            key=lambda each: each[1].age,
+        )
+        note = {"what": what, "given": given, "seed": f"{seed.blueprint} at {slot.name}"}
+        for observer in self.observers:
+            observer.trying(rolled_back(note))
+        gone = [asdict(StageChange.by(each, host.catalogue)) for each in host.remove_now(slot.name)]
+        news = self.epoch(number)
+        events = [*gone, *news.record["events"]]
+        return replace(news, record=news.record | {"rollback": note, "events": events})
+
+    def state(self) -> Archive:
+        """All that training goes on from, in memory."""
+        tensors, notes = pack(self.host)
+        schedule = None if self.schedule is None else self.schedule.note()
+        copies = {name: each.detach().to("cpu", copy=True) for name, each in tensors.items()}
+        return Archive(copies, notes | {"scheduler": schedule})
+
+    def return_to(self, state: Archive) -> None:
+        unpack(self.host, state)
+        if self.schedule is not None:
+            self.schedule.restore(state.notes["scheduler"])
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:

@@ -135,6 +135,9 @@ class GrowthTelemetry(Observer):
         if held := record["slots"]:
             alphas = {f"alpha_{slot}": each["alpha"] for slot, each in held.items()}
             emit(events.Sampled(round=epoch, values=alphas))
+        if "rollback" in record:
+            note = record["rollback"]
+            emit(not_a_number(epoch, note["what"], f"{note['seed']} was taken out."))
         if worth:
             columns = {"slot": list(worth), "blueprint": seeds, "contribution": [*worth.values()]}
             emit(events.Contributed(round=epoch, **columns))

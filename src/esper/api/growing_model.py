@@ -194,12 +194,19 @@ class GrowingModel(SlottedModel):
             optimizer.register_load_state_dict_pre_hook(_require_fitting_state)
             revive_shadows(self)
 
-    def seed_step(self, loss: Callable[[], Tensor], part: PartLoss | None = None) -> None:
+    def seed_step(
+        self,
+        loss: Callable[[], Tensor],
+        part: PartLoss | None = None,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
         """Let isolated seeds learn from a loss: call it after the model's own backward.
 
-        `loss` runs the model and returns the loss (scaled, if you scale it), as in
-        `host.seed_step(lambda: loss_fn(host(x), y))`. Shadows learn from it too, or from `part`,
-        which gives the loss of a share of the batch. Does nothing while there is neither.
+        `loss` runs the model and returns the loss, as in
+        `host.seed_step(lambda: loss_fn(host(x), y))`; a `scaler` that scales it is passed beside.
+        Shadows learn from it too, or from `part`, which gives the loss of a share of the batch.
+        Does nothing while there is neither.
         """
         require_averaged(self.isolation)
         if self.isolation is not Isolation.DUAL_PASS:
@@ -208,11 +215,12 @@ class GrowingModel(SlottedModel):
                 given=f"isolation {self.isolation.value!r}",
                 fix="leave seed_step out, or wrap with isolation='dual_pass'",
             )
+        scale = 1.0 if scaler is None else scaler.get_scale()
         if self.has_isolated_seeds:
             with self.seed_pass():
-                loss().backward()
+                (loss() if scaler is None else loss() * scale).backward()
         self.watch.bring_back()  # within the closure of a step
-        self.shadows.learn(self, loss, part)
+        self.shadows.learn(self, loss, part, scale)
 
     def train(self, mode: bool = True) -> Self:
         if mode and not self.training:

@@ -34,7 +34,7 @@ class Observer:
         """Training begins or goes on; what was before is in the run's history."""
 
     def trying(self, told: str) -> None:
-        """An epoch of a tryout is over, which is none of the run's own."""
+        """Something happened that is no epoch of the run's own: one of a tryout, a rollback."""
 
     def epoch(self, news: EpochNews) -> None:
         """An epoch is over and in the history, and about to be kept."""

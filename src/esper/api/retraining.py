@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from esper.api.grow_settings import GrowError
+from esper.api.ticking import NotFiniteError
 from esper.kasmina.isolation import randomness_kept
 from esper.leyline.settings import POSITIVE, require
 from esper.leyline.streams import derive_seed
@@ -30,6 +31,7 @@ class Retrained:
 
     grown: "GrownRun"
     runs: dict[float, "GrownRun"]  # by rate
+    diverged: tuple[float, ...] = ()  # rates that came to nothing
 
     @property
     def rate(self) -> float:
@@ -56,6 +58,7 @@ class Retrained:
         spent = sum(
             sum(map(sum, (each.values() for each in r.seconds))) for r in self.runs.values()
         )
+        lines += [f"afresh, lr {rate:g} diverged" for rate in self.diverged]
         return "\n".join([*lines, f"Training afresh took {spent:.1f} s more."])
 
 
@@ -71,7 +74,14 @@ def retrain(run: "GrownRun", train: Train | None, rates: Sequence[float] | None)
     chosen = tuple([] if rates is None else rates) or (run.settings.lr,)
     for rate in chosen:
         require("A learning rate", rate, POSITIVE, error=GrowError)
-    return Retrained(run, {rate: train(fresh(run), rate) for rate in chosen})
+    found: dict[float, GrownRun] = {}
+    for rate in chosen:
+        try:
+            found[rate] = train(fresh(run), rate)
+        except NotFiniteError:
+            if rate == chosen[-1] and not found:
+                raise
+    return Retrained(run, found, tuple(rate for rate in chosen if rate not in found))
 
 
 def fresh(run: "GrownRun", model: nn.Module | None = None) -> nn.Module:

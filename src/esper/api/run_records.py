@@ -159,7 +159,11 @@ def epoch_of(record: Record, seconds: Mapping[str, float]) -> ShownEpoch:
         ],
         seconds=seconds,
         flops=_flops(record),
-        tried=_tried(record["tryout"]) if "tryout" in record else "",
+        tried="; ".join(
+            words(record[key])
+            for key, words in (("rollback", rolled_back), ("tryout", _tried))
+            if key in record
+        ),
         **{name: record[name] for name in FIGURES},
     )
 
@@ -183,6 +187,11 @@ def _tried(tryout: Record) -> str:
     came = "it diverged" if after is None else f"validation loss {after:.4g}"
     end = "kept" if tryout["chosen"] else "left out"
     return f"{all_of(seeds)} tried out: {came}, {alone:.4g} without: {end}"
+
+
+def rolled_back(note: Record) -> str:
+    """A rollback in words."""
+    return f"{note['what']} ({note['given']}): {note['seed']} was taken out, and the epoch repeated"
 
 
 def report_of(name: str, notes: Record) -> Report:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from esper.api.growing_model import GrowingModel
-from esper.api.host_state import pack, unpack
 from esper.api.observers import EpochNews
 from esper.api.run_records import all_of
 from esper.api.scoring import Scores
@@ -74,7 +73,7 @@ class Tryouts:
 
     def begin(self, trained: Trained) -> None:
         """The decision after which shadows are heard comes next."""
-        state = self._state()
+        state = self.growth.state()
         self.start = state, trained
         if self._place is not None:
             figures = {"loss": trained.loss, "scores": asdict(trained.scores)}
@@ -96,18 +95,6 @@ class Tryouts:
         if self.start is None and self._place is not None and self._place.is_dir():
             shutil.rmtree(self._place)
 
-    def _state(self) -> Archive:
-        growth = self.growth
-        tensors, notes = pack(growth.host)
-        schedule = None if growth.schedule is None else growth.schedule.note()
-        copies = {name: each.detach().to("cpu", copy=True) for name, each in tensors.items()}
-        return Archive(copies, notes | {"scheduler": schedule})
-
-    def _return_to(self, state: Archive) -> None:
-        unpack(self.growth.host, state)
-        if self.growth.schedule is not None:
-            self.growth.schedule.restore(state.notes["scheduler"])
-
     # --- trying out ----------------------------------------------------------------------------
 
     def held(self, news: EpochNews) -> EpochNews:
@@ -116,7 +103,7 @@ class Tryouts:
         cast = casting.finalists
         casting.take(ALONE)
         run.host.shadows.end()
-        alone, before = self._state(), _validation_loss([*run.history, news.record])
+        alone, before = self.growth.state(), _validation_loss([*run.history, news.record])
         told = self._tried(cast, news.record["epoch"])
         whole = bool(told) and told[-1].record["epoch"] == news.record["epoch"]  # did not diverge
         after = _validation_loss([each.record for each in told]) if whole else math.nan
@@ -124,7 +111,7 @@ class Tryouts:
         if chosen := after < before - casting.rule.config.ahead * abs(before):
             record = _record_of(told, news.record)
         else:
-            self._return_to(alone)
+            self.growth.return_to(alone)
             casting.take(ALONE)
         self.start = None
         spent = Counter(news.seconds)
@@ -147,7 +134,7 @@ class Tryouts:
         """What becomes of these, from where the audition began; less if it diverges."""
         assert self.start is not None  # the audition began before it ended
         state, trained = self.start
-        self._return_to(state)
+        self.growth.return_to(state)
         self.casting.take(cast)
         told: list[EpochNews] = []
         with suppress(NotFiniteError):

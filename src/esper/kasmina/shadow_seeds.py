@@ -61,19 +61,27 @@ class Shadow:
     gains: list[Tensor] = field(default_factory=list)  # on training batches
     squares: list[Tensor] = field(default_factory=list)  # of the gradient's norm
 
-    def learn(self, like: Optimizer, rate: float, base: Tensor, value: Tensor) -> None:
-        """One step at this share of the rate, from this loss; the model alone had `base`."""
+    def learn(
+        self, like: Optimizer, rate: float, base: Tensor, value: Tensor, scale: float
+    ) -> None:
+        """One step at this share of the rate, from this loss; the model alone had `base`. Gradients
+        go back times `scale`, so that half precision does not lose them.
+        """
         optimizer = self.equip(like)
         for mine, other in zip(optimizer.param_groups, like.param_groups, strict=True):
             mine["lr"] = rate * other["lr"]
         optimizer.zero_grad()
         if value.requires_grad:  # else nothing from its place reaches the loss
-            value.backward()
+            (value if scale == 1.0 else value * scale).backward()
         gradients = [each.grad for each in self.seed.parameters() if each.grad is not None]
+        if scale != 1.0:  # a step whose gradients overflow is left out, as a scaler does it
+            finite = all(bool(each.div_(scale).isfinite().all()) for each in gradients)
+            gradients = gradients if finite else []
         self.squares.append(get_total_norm(gradients).to(base.device, torch.float32).square())
         self.gains.append((base - value.detach()).float())
         try:
-            optimizer.step()
+            if gradients:
+                optimizer.step()
         except (AttributeError, KeyError) as error:
             what = "Shadows cannot learn with this optimiser, which keeps more than numbers"
             given = f"{type(optimizer).__name__}: {first_line(error)}"
@@ -153,7 +161,11 @@ class Shadows:
         self.flops = self.share * costs if keys else 0.0
 
     def learn(
-        self, host: "SlottedModel", loss: Callable[[], Tensor], part: PartLoss | None = None
+        self,
+        host: "SlottedModel",
+        loss: Callable[[], Tensor],
+        part: PartLoss | None = None,
+        scale: float = 1.0,
     ) -> None:
         """From one batch, if it is its turn; `loss` runs the model and returns its, `part` that of
         a share of the batch: a part of many batches, where nothing goes by whole ones.
@@ -179,7 +191,7 @@ class Shadows:
                 base = loss().detach()
             for key, shadow in self.living.items():
                 with host.trying(key.slot, shadow.seed, stream):
-                    shadow.learn(host.optimizers[0], rate, base, loss())
+                    shadow.learn(host.optimizers[0], rate, base, loss(), scale)
 
     def measure(
         self, host: "SlottedModel", losses: Losses, relative: Rescale, host_gradient: float
