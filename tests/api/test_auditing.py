@@ -125,13 +125,26 @@ def test_an_audit_is_a_value_that_json_holds() -> None:
 
 def test_verdicts_say_no_more_than_intervals_do() -> None:
     worth = WORTH * 2.0
-    assert judged(worth, worth / CERTAIN * 0.99, 0.0, 2.0) is Verdict.MISSING
-    assert judged(worth, worth / CERTAIN * 1.01, 0.0, 2.0) is Verdict.UNCLEAR
-    assert judged(0.9 * worth, 0.01 * worth, 0.0, 2.0) is Verdict.NOTHING
-    assert judged(-worth, 0.4 * worth, 1.1 * worth, 2.0) is Verdict.MEMORISE
-    assert judged(-worth, 0.4 * worth, 0.9 * worth, 2.0) is Verdict.NOTHING
-    assert judged(-worth, 1.5 * worth, 1.1 * worth, 2.0) is Verdict.UNCLEAR
-    assert judged(9.0, None, 9.0, 2.0) is Verdict.UNCLEAR
+    assert judged(worth, worth / CERTAIN * 0.99, 0.0, 2.0, 0.0) is Verdict.MISSING
+    assert judged(worth, worth / CERTAIN * 1.01, 0.0, 2.0, 0.0) is Verdict.UNCLEAR
+    assert judged(0.9 * worth, 0.01 * worth, 0.0, 2.0, 0.0) is Verdict.NOTHING
+    assert judged(-worth, 0.4 * worth, 1.1 * worth, 2.0, 0.0) is Verdict.MEMORISE
+    assert judged(-worth, 0.4 * worth, 0.9 * worth, 2.0, 0.0) is Verdict.NOTHING
+    assert judged(-worth, 1.5 * worth, 1.1 * worth, 2.0, 0.0) is Verdict.UNCLEAR
+    assert judged(9.0, None, 9.0, 2.0, 0.0) is Verdict.UNCLEAR
+
+
+def test_what_a_model_gains_faster_by_itself_is_not_called_missing() -> None:
+    gain = 9 * WORTH * 2.0
+    assert judged(gain, gain / 10, 0.0, 2.0, 0.9 * gain) is Verdict.MISSING
+    assert judged(gain, gain / 10, 0.0, 2.0, 1.1 * gain) is Verdict.UNCLEAR
+    best = found().best()[0]
+    still = [replace(best, verdict=Verdict.UNCLEAR), *(silent().candidates)]
+    early = replace(found(), candidates=tuple(still), fell=2 * best.gain)
+    assert early.verdict is Verdict.UNCLEAR
+    assert "the model alone by" in early.headline
+    assert not early.combinations
+    assert replace(early, fell=0.5 * best.gain).verdict is not Verdict.UNCLEAR
 
 
 def silent(**losses: float) -> Audit:

@@ -56,13 +56,6 @@ def test_the_page_needs_nothing_else_and_says_what_was_found(tmp_path: Path) -> 
     assert "conv at stem" in audit()._repr_html_()
 
 
-def test_a_model_that_still_learns_fast_alone_is_said_to() -> None:
-    assert audit().headline.endswith("from 1.1")
-    young = replace(audit(), fell=0.5)
-    assert young.headline.endswith("from 1.1; alone it still falls by 0.5 an epoch")
-    assert young.verdict is Verdict.MISSING
-
-
 def test_long_tables_are_summed_up_in_print() -> None:
     many = tuple(replace(audit().candidates[1], blueprint=f"kind{n}") for n in range(25))
     text = str(replace(audit(), candidates=many))

@@ -110,6 +110,7 @@ def _guess(run: GrownRun, val: Batches, loss: str | Loss) -> float:
 
 def _found(run: GrownRun, guess: float, **asked: Any) -> Audit:
     (*_, before, last), host, heard = run.history, run.host, []
+    fell = before["val_loss"] - last["val_loss"]
     catalogue, unit = host.catalogue, host.memory.relative(1.0)
     for note in last["shadows"]:
         found = {name: note[name] / unit for name in ("gain", "train_gain", "slope")}
@@ -119,7 +120,7 @@ def _found(run: GrownRun, guess: float, **asked: Any) -> Audit:
         same = {name: note[name] for name in ("slot", "blueprint", "cost", "epochs")}
         place = catalogue.slots.index(note["slot"]), catalogue.index(note["blueprint"])
         params = catalogue.costs[place[0]][place[1]]
-        verdict = judged(found["gain"], found["error"], found["train_gain"], guess)
+        verdict = judged(found["gain"], found["error"], found["train_gain"], guess, fell)
         heard.append(Candidate(params=params, verdict=verdict, **same, **found))
     if not heard:
         raise GrowError("No seed could be heard: all have diverged", fix="take a smaller rate, lr=")
@@ -130,7 +131,7 @@ def _found(run: GrownRun, guess: float, **asked: Any) -> Audit:
         costs=catalogue.costs, guess=guess, settings=settings,
         candidates=tuple(sorted(heard, key=lambda each: each.low, reverse=True)),
         train_loss=last["train_loss"], val_loss=last["val_loss"],
-        fell=before["val_loss"] - last["val_loss"], **asked,
+        fell=fell, **asked,
     )  # fmt: skip
 
 

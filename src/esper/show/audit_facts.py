@@ -45,12 +45,15 @@ class Verdict(StrEnum):
     CAPACITY = "plain capacity"
 
 
-def judged(gain: float, error: float | None, train_gain: float, guess: float) -> Verdict:
-    """Of one candidate, from losses and that of guessing."""
+def judged(
+    gain: float, error: float | None, train_gain: float, guess: float, fell: float
+) -> Verdict:
+    """Of one candidate, from losses, that of guessing, and by how much the model's own fell in an
+    epoch: what helps less than that may be learned without it, only later."""
     if error is None:
         return Verdict.UNCLEAR
     if gain > CERTAIN * error and gain >= WORTH * guess:
-        return Verdict.MISSING
+        return Verdict.MISSING if gain > fell else Verdict.UNCLEAR
     highest = gain + INTERVAL * error
     if train_gain >= WORTH * guess and highest < 0.0:
         return Verdict.MEMORISE
@@ -113,6 +116,8 @@ class Audit:
         found = Counter(each.verdict for each in self.candidates)
         if found[Verdict.MISSING]:
             return Verdict.MISSING
+        if self.outrun:
+            return Verdict.UNCLEAR
         if self.val_loss - self.train_loss > BY_HEART * self.guess:
             return Verdict.MEMORISE
         if self.val_loss >= UNMOVED * self.guess:
@@ -124,14 +129,21 @@ class Audit:
         return Verdict.CAPACITY if self.train_loss >= UNLEARNED * self.guess else Verdict.NOTHING
 
     @property
+    def outrun(self) -> bool:
+        """Does the best seed help for certain, but by less than the model alone gains an epoch?"""
+        best = self.candidates[0]
+        return best.verdict is Verdict.UNCLEAR and WORTH * self.guess <= best.gain < self.fell
+
+    @property
     def headline(self) -> str:
         """The answer in a sentence."""
-        sentence: str = tomllib.loads(_SENTENCES.read_text(encoding="utf-8"))[self.verdict]
-        gain = self.candidates[0].cells(self.digits)[4].lstrip("+")
+        sentences: dict[str, str] = tomllib.loads(_SENTENCES.read_text(encoding="utf-8"))
+        sentence = sentences["still learning" if self.outrun else self.verdict]
+        missing = (each for each in self.candidates if each.verdict is Verdict.MISSING)
+        best = next(missing, self.candidates[0])
+        gain = best.cells(self.digits)[4].lstrip("+")
         planted = named(self.combinations[0]) if self.combinations else ""
-        said = sentence.format(best=named(self.best()), gain=gain, planted=planted, **vars(self))
-        alone = self.verdict is Verdict.MISSING and self.candidates[0].gain < self.fell
-        return f"{said}; alone it still falls by {self.fell:.2g} an epoch" if alone else said
+        return sentence.format(best=named([best]), gain=gain, planted=planted, **vars(self))
 
     @property
     def cost(self) -> str:
