@@ -32,7 +32,6 @@ from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import pack, unpack
 from esper.api.inspection import Slots, audited
 from esper.api.observers import EpochNews, Observer, OnEpoch, Shown, Told, observed
-from esper.api.retraining import Train
 from esper.api.run_records import rolled_back, shadow_notes, size_of, slot_notes, step_flops
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring
@@ -134,7 +133,10 @@ def grow(
     if isinstance(slots, str) and slots == AUTO and listens(controller):
         slots = EVERY
     host = _host(model, first[0] if sample is None else sample, slots, settings)
-    again = _plain_training(settings, train, val, test, loss, metric, optimizer, scheduler)
+    again = partial(
+        _trained_plain, settings, train=train, val=val, test=test, loss=loss, metric=metric,
+        optimizer=optimizer, scheduler=scheduler,
+    )  # fmt: skip
     run = GrownRun(host, settings, folder=folder, train_plain=again)
     run.settle(slots=tuple(map(asdict, host.targets)), data=data.fingerprints(seed))
     if folder is not None:
@@ -183,19 +185,20 @@ def resume(
         auto = isinstance(metric, str) and metric == AUTO
         where = next(run.host.parameters()).device
         scoring = Scoring.of(
-            _again("loss", settings.loss, loss, fixed=True),
-            _again("metric", settings.metric, None if auto else metric, fixed=True),
+            settings.again("loss", loss, fixed=True),
+            settings.again("metric", None if auto else metric, fixed=True),
             where,
             settings.autocast(where.type),
         )
-        kind = _again("optimizer", settings.optimizer, optimizer)
-        leader = _again("controller", settings.leader, controller)
-        _require_given(settings, train=train, val=val, test=test, scheduler=scheduler)
+        kind = settings.again("optimizer", optimizer)
+        leader = settings.again("controller", controller)
+        settings.require_given(train=train, val=val, test=test, scheduler=scheduler)
         data = Data(train, val, test, settings.batch_size)
         data.require_same(settings.data, settings.seed)
-        again = _plain_training(
-            settings, train, val, test, scoring.loss, scoring.metric, kind, scheduler
-        )
+        again = partial(
+            _trained_plain, settings, train=train, val=val, test=test, loss=scoring.loss,
+            metric=scoring.metric, optimizer=kind, scheduler=scheduler,
+        )  # fmt: skip
         run = replace(run, train_plain=again, folder=folder)  # this one is locked
         growth = Growth(run, data, scoring, leader, kind, scheduler, observers)
         growth.go_on(folder.checkpoint())
@@ -203,28 +206,11 @@ def resume(
     return run
 
 
-def _plain_training(
-    settings: GrowSettings,
-    train: Source | None,
-    val: Source | None,
-    test: Source | None,
-    loss: str | Loss,
-    metric: str | Metric,
-    optimizer: str | MakeOptimizer,
-    scheduler: MakeScheduler | None,
-) -> Train:
-    """How a network that does not grow is trained like a run, at another rate."""
-
-    def trained(plain: nn.Module, rate: float) -> GrownRun:
-        assert train is not None and val is not None  # noqa: PT018 (a run has them)
-        kept = ("epochs", "weight_decay", "batch_size", "precision", "seed")
-        same = {name: getattr(settings, name) for name in kept}
-        return grow(
-            plain, train, val, test=test, loss=loss, metric=metric, optimizer=optimizer, lr=rate,
-            scheduler=scheduler, budget=None, controller="never", quiet=True, **same,
-        )  # fmt: skip
-
-    return trained
+def _trained_plain(settings: GrowSettings, plain: nn.Module, rate: float, **given: Any) -> GrownRun:
+    """A network that does not grow, trained like a run, at another rate."""
+    kept = ("epochs", "weight_decay", "batch_size", "precision", "seed")
+    same = {name: getattr(settings, name) for name in kept}
+    return grow(plain, lr=rate, budget=None, controller="never", quiet=True, **same, **given)
 
 
 def load_run(
@@ -343,16 +329,15 @@ class Growth:
                 raise
             what, given = error.what, str(error.given)
         self.return_to(good)
-        slot, seed = min(
-            ((slot, slot.seed) for slot in living if slot.seed is not None),
-            key=lambda each: each[1].age,
-        )
-        note = {"what": what, "given": given, "seed": f"{seed.blueprint} at {slot.name}"}
+        newest = min(living, key=lambda each: int(host.lifecycle.age[0, each.slot]))
+        kind = host.catalogue.names[int(host.lifecycle.blueprint[0, newest.slot])]
+        note = {"what": what, "given": given, "seed": f"{kind} at {newest.name}"}
         for observer in self.observers:
             observer.trying(rolled_back(note))
-        gone = [asdict(StageChange.by(each, host.catalogue)) for each in host.remove_now(slot.name)]
+        gone = host.remove_now(newest.name)
         news = self.epoch(number)
-        events = [*gone, *news.record["events"]]
+        events = [asdict(StageChange.by(each, host.catalogue)) for each in gone]
+        events += news.record["events"]
         return replace(news, record=news.record | {"rollback": note, "events": events})
 
     def state(self) -> Archive:
@@ -588,43 +573,3 @@ def _host(model: nn.Module, sample: Sample, slots: Slots, settings: GrowSettings
         isolation=Isolation.DUAL_PASS,
         seed=settings.seed,
     )
-
-
-# --- going on --------------------------------------------------------------------------------
-
-
-def _again(name: str, was: str | None, given: Any, *, fixed: bool = False) -> Any:
-    """What the run was asked for, or what stands for it now.
-
-    `fixed`: something else would make its scores mean something else.
-    """
-    if given is None:
-        if was is None:
-            raise GrowError(
-                f"The run's {name} was a function or an object, which is not stored",
-                fix=f"pass it again: resume(path, ..., {name}=...)",
-            )
-        return was
-    now = given if isinstance(given, str) else None
-    if fixed and now != was:
-        raise GrowError(
-            f"The run has another {name}",
-            given="a function" if now is None else repr(now),
-            valid="the function that grow was given" if was is None else repr(was),
-            fix=f"leave {name} away" if was is not None else f"pass that {name}",
-        )
-    return given
-
-
-def _require_given(settings: GrowSettings, **given: object) -> None:
-    """Refuse to go on without what the run had: data, by part, and a scheduler."""
-    had = {"test": "test" in settings.data, "scheduler": settings.scheduled}
-    missing = [name for name, each in given.items() if each is None and had.get(name, True)]
-    if missing:
-        raise GrowError(
-            "Going on needs what the run was given",
-            given=f"no {', no '.join(missing)}",
-            fix=f"pass {', '.join(missing)} to resume, as to grow",
-        )
-    if given["scheduler"] is not None and not settings.scheduled:
-        raise GrowError("The run has no scheduler", given="one", fix="leave scheduler away")

@@ -136,6 +136,40 @@ class GrowSettings:
         """The kind of device that computes in bf16, if any does."""
         return device if self.precision == HALF else None
 
+    def again(self, name: str, given: Any, *, fixed: bool = False) -> Any:
+        """What the run was asked for, or what stands for it now.
+
+        `fixed`: something else would make its scores mean something else.
+        """
+        was = self.leader if name == "controller" else getattr(self, name)
+        now = given if isinstance(given, str) else None
+        if given is None and was is None:
+            raise GrowError(
+                f"The run's {name} was a function or an object, which is not stored",
+                fix=f"pass it again: resume(path, ..., {name}=...)",
+            )
+        if given is not None and fixed and now != was:
+            raise GrowError(
+                f"The run has another {name}",
+                given="a function" if now is None else repr(now),
+                valid="the function that grow was given" if was is None else repr(was),
+                fix=f"leave {name} away" if was is not None else f"pass that {name}",
+            )
+        return was if given is None else given
+
+    def require_given(self, **given: object) -> None:
+        """Refuse to go on without what the run had: data, by part, and a scheduler."""
+        had = {"test": "test" in self.data, "scheduler": self.scheduled}
+        missing = [name for name, each in given.items() if each is None and had.get(name, True)]
+        if missing:
+            raise GrowError(
+                "Going on needs what the run was given",
+                given=f"no {', no '.join(missing)}",
+                fix=f"pass {', '.join(missing)} to resume, as to grow",
+            )
+        if given["scheduler"] is not None and not self.scheduled:
+            raise GrowError("The run has no scheduler", given="one", fix="leave scheduler away")
+
     @classmethod
     def of(cls, note: Mapping[str, Any]) -> "GrowSettings":
         """From a checkpoint's notes; what an older one does not name is as by default."""

@@ -63,6 +63,7 @@ from esper.tamiyo.controllers import (
 )
 from esper.tolaria.random_streams import uniform
 
+Scaler = torch.amp.GradScaler
 HOST_EVERY = 32  # steps between two looks at the gradient of the whole host
 UNTICKED_STEPS = 1000  # without any tick, until it is said that one seems to be forgotten
 # From evaluation to training before the first tick, until the same is said. Many validate more than
@@ -195,18 +196,13 @@ class GrowingModel(SlottedModel):
             revive_shadows(self)
 
     def seed_step(
-        self,
-        loss: Callable[[], Tensor],
-        part: PartLoss | None = None,
-        *,
-        scaler: torch.amp.GradScaler | None = None,
+        self, loss: Callable[[], Tensor], part: PartLoss | None = None, scaler: Scaler | None = None
     ) -> None:
         """Let isolated seeds learn from a loss: call it after the model's own backward.
 
-        `loss` runs the model and returns the loss, as in
-        `host.seed_step(lambda: loss_fn(host(x), y))`; a `scaler` that scales it is passed beside.
-        Shadows learn from it too, or from `part`, which gives the loss of a share of the batch.
-        Does nothing while there is neither.
+        `loss` runs the model and returns the loss, which `scaler` scales if there is one, as in
+        `host.seed_step(lambda: loss_fn(host(x), y))`. Shadows learn from it too, or from `part`,
+        which gives the loss of a share of the batch. Does nothing while there is neither.
         """
         require_averaged(self.isolation)
         if self.isolation is not Isolation.DUAL_PASS:
@@ -218,7 +214,7 @@ class GrowingModel(SlottedModel):
         scale = 1.0 if scaler is None else scaler.get_scale()
         if self.has_isolated_seeds:
             with self.seed_pass():
-                (loss() if scaler is None else loss() * scale).backward()
+                (scale * loss()).backward()
         self.watch.bring_back()  # within the closure of a step
         self.shadows.learn(self, loss, part, scale)
 
