@@ -10,8 +10,10 @@ from torch import Tensor
 from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.constants import STORED_LOG_PROB_TOLERANCE, STORED_LOG_PROB_TOLERANCE_TF32
 from esper.simic.agent import NonFiniteError, PPOAgent, PPOConfig, RolloutError, collect
+from esper.simic.training import Trainer
 from esper.tamiyo import InvalidStateMachineError
 from tests.simic.toys import Noise
+from tests.simic.training.tiny import tiny_run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -193,3 +195,16 @@ def test_bf16_on_cuda_stays_within_its_tolerance() -> None:
     for _ in range(8):
         roll_out(agent, world)
         assert agent.update()["optimizer_steps"] == CONFIG.epochs  # strict: it has agreed
+
+
+@pytest.mark.parametrize("backend", ["fused", "chip"])
+def test_cuda_trains_a_run_from_its_controls_to_its_best_agent(
+    backend: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = tiny_run(tmp_path_factory.mktemp("cuda") / "run", device="cuda", backend=backend)
+    with Trainer(run) as trainer:
+        assert trainer.begin()
+        assert trainer.train()
+        assert trainer.agent.device.type == trainer.garden.population.device.type == "cuda"
+        assert trainer.best is not None
+        assert not trainer.undone

@@ -279,7 +279,7 @@ class Update:
         moments = (each for state in self.optimizer.state.values() for each in state.values())
         found |= {f"moment {place}": each for place, each in enumerate(moments)}
         if len(batch.valid):
-            probed = torch.arange(min(PROBED, len(batch.valid)), device=self.device)
+            probed = torch.arange(min(PROBED, len(batch.valid)))
             few = self.evaluate(batch.rows(probed))
             found |= {"log-probs": few.log_probs, "values": few.values}
         floating = {name: each for name, each in found.items() if each.is_floating_point()}
