@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 import esper
-from esper.archive import ArchiveError, read_archive, write_archive
+from esper.archive import ArchiveError, read_archive, scratch_folder, write_archive
+from esper.kasmina.export_files import writing
 from esper.leyline.errors import EsperError
 from esper.simic.training import RoundReport, RunFolder, train_run
+from tests import programs
 from tests.programs import esper_here
 from tests.simic.training.tiny import ROUNDS, assert_same, tiny_run
 
@@ -95,6 +98,44 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(EsperError, match="lock cannot be made"):
         train_run(run)
     assert other.read_text() == "mine"
+
+
+HOLDING = """
+import sys, time
+from pathlib import Path
+from esper.archive import scratch_folder
+with scratch_folder(Path(sys.argv[1]), sys.argv[2]) as folder:
+    (folder / "half").write_text("of it")
+    print("made", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_temporary_folders_of_killed_processes_go_with_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, run = tmp_path / "tmp", RunFolder(tmp_path / "run")
+    (place / ".net-mine").mkdir(parents=True)
+    (place / "esper-scratch-link").symlink_to(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    others = [programs.start(HOLDING, place, name) for name in ("", ".net-")]
+    assert [each.stdout.readline() for each in others] == ["made\n"] * 2
+
+    def scratch() -> list[str]:
+        return sorted(each.name.rpartition("-")[0] for each in place.iterdir())
+
+    known = [".net", ".net-esper-scratch", "esper-scratch", "esper-scratch"]  # mine and the link
+    with run.locked():
+        assert scratch() == known, "they are held"
+    for each in others:
+        each.kill()
+        each.wait()
+    with scratch_folder() as mine, run.locked():
+        assert mine.is_dir()
+        assert scratch() == known
+    with writing(place / "net", place / "net" / "file") as draft:
+        draft.write_text("whole")
+    assert scratch() == ["", ".net", "esper-scratch"]
 
 
 @pytest.mark.parametrize("left", [(), ("sample",), ("sample", "checkpoint")])

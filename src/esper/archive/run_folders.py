@@ -24,7 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from esper.archive.files import unfinished, write_whole
+from esper.archive.files import clear_scratch, unfinished, write_whole
 from esper.leyline.errors import EsperError
 
 LOCK = "lock"
@@ -94,6 +94,7 @@ class KeptFolder:
         A lock does not outlive the processes that hold it; those of a run that was killed need a
         moment to notice, which is waited for. Yields the lock's descriptor, for children to hold.
         """
+        clear_scratch()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             # A link is not followed: it may lead to a file of another's.

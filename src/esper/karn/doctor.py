@@ -3,7 +3,6 @@
 import os
 import platform
 import shutil
-import tempfile
 import time
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper import __version__
+from esper.archive import scratch_folder
 from esper.karn.commands import Doctor
 from esper.leyline.errors import EsperError
 from esper.simic.training import PRESETS, EvaluationConfig, RunFolder, Stopping, train_run
@@ -81,8 +81,8 @@ def _self_check(console: Console) -> bool:
     )
     began, stop = time.monotonic(), Stopping(say=False)
     try:
-        with tempfile.TemporaryDirectory(prefix="esper-doctor-") as folder:
-            run = RunFolder.create(Path(folder) / "run", config, {})
+        with scratch_folder() as folder:
+            run = RunFolder.create(folder / "run", config, {})
             stopped = not train_run(run, listener=lambda report: stop.ask(), stop=stop)
             works = stopped and train_run(run) and run.rounds()[-1] == config.rounds
     except EsperError as error:

@@ -4,7 +4,6 @@ all, in the place of nothing but an earlier export.
 
 import copy
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from esper.archive.files import replace_whole
+from esper.archive.files import replace_whole, scratch_folder
 from esper.kasmina.isolation import randomness_kept, state_kept
 from esper.kasmina.watching import Arguments, Sample, arguments_of
 from esper.leyline.errors import ExportError, first_line
@@ -158,12 +157,12 @@ def writing(target: Path, file: Path) -> Iterator[Path]:
 
     Other files that were written beside it do so first.
     """
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-        draft = Path(scratch) / file.name
+    with scratch_folder(target.parent, f".{target.name}-") as scratch:
+        draft = scratch / file.name
         with failing(f"{target.name!r} could not be written, read back and run"):
             yield draft
         file.parent.mkdir(exist_ok=True)
-        drafts = [each for each in Path(scratch).iterdir() if each.is_file() and each != draft]
+        drafts = [each for each in scratch.iterdir() if each.is_file() and each != draft]
         for each in [*drafts, draft]:
             replace_whole(each, file.parent / each.name)
 

@@ -9,10 +9,9 @@ import math
 import os
 import shutil
 import sqlite3
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.archive.files import replace_whole, unfinished
+from esper.archive.files import replace_whole, scratch_folder, unfinished
 from esper.leyline import SeedStage
 from esper.nissa.events import KINDS, Event
 from esper.nissa.schema import RunLayout
@@ -108,11 +107,11 @@ class RunReader(AbstractContextManager["RunReader"]):
                 given=f"no file {self.path}",
                 fix=f"name the directory of a run, the one with {FILE} in it",
             )
+        self._copy = ExitStack()
         log, opened = self.path.with_name(f"{self.path.name}-wal"), self.path
         if log.is_file() and not os.access(self.path.parent, os.W_OK):
             # What its writer left in the log is read with a file that SQLite makes beside it.
-            self._copy = tempfile.TemporaryDirectory(prefix="esper-")
-            opened = Path(self._copy.name) / FILE
+            opened = self._copy.enter_context(scratch_folder()) / FILE
             shutil.copy(self.path, opened)
             shutil.copy(log, opened.with_name(f"{FILE}-wal"))
         try:
@@ -125,6 +124,7 @@ class RunReader(AbstractContextManager["RunReader"]):
 
     def close(self) -> None:
         self._connection.close()
+        self._copy.close()
 
     def __exit__(self, *failure: object) -> None:
         self.close()
