@@ -227,7 +227,8 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
     """Feature net -> LSTM -> one head for each head of the action space, and a value head.
 
     With `direct` the heads see the present beside the memory, and tanh stands in place of layer
-    norms and ReLU: what is learned of one state then hardly moves the choice in another.
+    norms and ReLU: what is learned of one state then hardly moves the choice in another. The memory
+    sees what was observed itself, and forgets by default: so it learns first what was seen of late.
     """
 
     visible: Tensor  # [F] 1 or 0: features that count; the others might as well not be there
@@ -255,21 +256,23 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         inwards = nn.Linear(state_dim, lstm_hidden_dim)
         shape = (nn.Tanh(),) if direct else (nn.LayerNorm(lstm_hidden_dim), nn.ReLU())
         self.features = nn.Sequential(inwards, *shape)
-        self.lstm = nn.LSTM(lstm_hidden_dim, lstm_hidden_dim, lstm_layers, batch_first=True)
+        sensed = state_dim if direct else lstm_hidden_dim
+        self.lstm = nn.LSTM(sensed, lstm_hidden_dim, lstm_layers, batch_first=True)
         self.memory_norm = nn.Identity() if direct else nn.LayerNorm(lstm_hidden_dim)
         self.heads = nn.ModuleList(mlp(lstm_hidden_dim, size, direct) for size in space.sizes)
         self.value_head = mlp(lstm_hidden_dim, 1, direct)
         self.register_buffer("visible", torch.ones(state_dim))
         # Rewards may be tiny, and a first guess drowns them.
         self.draw_weights(POLICY_GAIN, 0.0 if direct else VALUE_GAIN)
+        if direct:
+            self.lstm.reset_parameters()
 
     def sense(self, states: Tensor) -> Tensor:
-        seen = self.observation_norm(states) * self.visible.to(states.dtype)
-        sensed: Tensor = self.features(seen)
-        return sensed
+        seen: Tensor = self.observation_norm(states) * self.visible.to(states.dtype)
+        return seen if self.direct else self.features(seen)
 
     def conclude(self, memory: Tensor, sensed: Tensor, states: Tensor) -> tuple[Logits, Tensor]:
-        memory = self.memory_norm(memory + sensed if self.direct else memory)
+        memory = self.memory_norm(memory + self.features(sensed) if self.direct else memory)
         logits = [
             pad(head(memory), (0, max(self.space.sizes) - size), value=constants.MASK_VALUE)
             for head, size in zip(self.heads, self.space.sizes, strict=True)
