@@ -85,8 +85,7 @@ def blurred(agent: PPOAgent, states: Tensor, noise: float) -> Tensor:
 def learn_lessons(agent: PPOAgent, lessons: Lessons, settings: LessonSettings) -> float:
     """Make the teacher's decisions likelier; returns the mean -log-probability of the last pass."""
     network = agent.network
-    for group in agent.optimizer.param_groups:
-        group["lr"] = settings.learning_rate
+    agent.optimizer.learning_rate = settings.learning_rate
     seen: list[Tensor] = []
     broken = torch.zeros((), dtype=torch.bool, device=agent.device)
     for _ in range(settings.passes):

@@ -39,7 +39,7 @@ def too_large(agent: PPOAgent) -> None:
 
 
 def moments(agent: PPOAgent) -> None:
-    next(iter(agent.optimizer.state.values()))["exp_avg"].fill_(math.inf)
+    next(iter(agent.optimizer.moments.values())).fill_(math.inf)
 
 
 def normaliser(agent: PPOAgent) -> None:
@@ -63,7 +63,7 @@ Poison = Callable[[PPOAgent], None]
 def poisoned(patch: pytest.MonkeyPatch, poison: Poison, *rounds: int) -> list[int]:
     """Every update of these rounds is spoiled; returns the rounds that were, as they come."""
     spoiled: list[int] = []
-    update, report = PPOAgent.update, Update._report
+    update, figures = PPOAgent.update, Update._figures
     number = 0
     learning: list[PPOAgent] = []
 
@@ -77,15 +77,15 @@ def poisoned(patch: pytest.MonkeyPatch, poison: Poison, *rounds: int) -> list[in
                 poison(agent)
         return update(agent)
 
-    def reported(of: Update, *given: Any) -> Any:
+    def measured(of: Update, *given: Any) -> Any:
         """The last step is taken: no other one will meet what it came to."""
-        metrics = report(of, *given)
+        found = figures(of, *given)
         if learning and poison in AFTER_THE_STEPS:
             poison(learning[0])
-        return metrics
+        return found
 
     patch.setattr(PPOAgent, "update", updated)
-    patch.setattr(Update, "_report", reported)
+    patch.setattr(Update, "_figures", measured)
     return spoiled
 
 

@@ -1,12 +1,13 @@
 """The agent: rounds, updates, agreement, and going on from a checkpoint."""
 
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.leyline import (
     DEFAULT_ADAM_EPS,
@@ -233,19 +234,38 @@ def test_what_is_annealed_holds_for_the_next_update_and_is_saved(tmp_path: Path)
     assert 0 < moved <= 1.01e-5 * metrics["optimizer_steps"]
     again = PPOAgent.load(agent.save(tmp_path / "agent"))
     assert again.config.entropy_coef == 0.0
-    assert {group["lr"] for group in again.optimizer.param_groups} == {1e-5}
+    assert again.optimizer.learning_rate == 1e-5
 
 
 def test_weight_decay_is_on_the_value_head_only() -> None:
     agent, _ = make()
-    trunk, critic = agent.optimizer.param_groups
-    assert trunk["weight_decay"] == 0
-    assert critic["weight_decay"] > 0
-    assert trunk["eps"] == critic["eps"] == DEFAULT_ADAM_EPS
-    expected = {id(p) for p in agent.network.value_head.parameters()}
-    assert {id(p) for p in critic["params"]} == expected
-    together = len(trunk["params"]) + len(critic["params"])
-    assert together == len(list(agent.network.parameters()))
+    for parameter in agent.network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    before = {name: weight.clone() for name, weight in agent.network.named_parameters()}
+    agent.optimizer.step_unless(torch.tensor(False))
+    for name, weight in agent.network.named_parameters():
+        decays = name.startswith("value_head") and bool(weight.any())
+        assert torch.equal(weight, before[name]) != decays, name
+
+
+def test_an_optimiser_step_is_that_of_torch_with_clipped_gradients_unless_it_is_broken() -> None:
+    agent, _ = make()
+    network, theirs = agent.network, copy.deepcopy(agent.network)
+    plain = torch.optim.AdamW(theirs.parameters(), agent.config.learning_rate, weight_decay=0.0)
+    plain.param_groups[0]["eps"] = DEFAULT_ADAM_EPS
+    for size in (0.1, 30.0, math.nan, 2.0):
+        for one, other in zip(network.parameters(), theirs.parameters(), strict=True):
+            one.grad = size * torch.randn_like(one)
+            other.grad = one.grad.clone()
+        broken = torch.tensor(math.isnan(size))
+        norm = nn.utils.clip_grad_norm_(theirs.parameters(), agent.config.max_grad_norm)
+        agent.optimizer.step_unless(broken, (norm / agent.config.max_grad_norm).clamp(min=1))
+        if not broken:
+            plain.step()
+        for (name, one), other in zip(network.named_parameters(), theirs.parameters(), strict=True):
+            assert one.grad is None
+            if not name.startswith("value_head"):  # which decays
+                torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-5)
 
 
 @pytest.mark.parametrize("sequence", [None, TIME // 4])
@@ -417,9 +437,7 @@ def test_misuse_is_refused_with_a_sentence(tmp_path: Path) -> None:
 def state_of(agent: PPOAgent) -> dict[str, Tensor]:
     """All that an update may change: weights, normalisers, the optimiser's moments."""
     state = {name: tensor.clone() for name, tensor in agent.network.state_dict().items()}
-    for index, moments in agent.optimizer.state_dict()["state"].items():
-        state |= {f"{index}.{name}": tensor.clone() for name, tensor in moments.items()}
-    return state
+    return state | {name: each.clone() for name, each in agent.optimizer.moments.items()}
 
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:

@@ -62,11 +62,9 @@ def evaluate(logits: Tensor, batch: SequenceBatch) -> Evaluation:
     return Evaluation(chosen.log_prob(batch.actions), chosen.entropy(), batch.values)
 
 
-def terms_of(
-    space: ActionSpace, batch: SequenceBatch, found: Evaluation, config: PPOConfig
-) -> Terms:
+def terms_of(batch: SequenceBatch, found: Evaluation, config: PPOConfig) -> Terms:
     share = shares(step_counts(batch).sum(0), config)
-    return ppo_terms(space, batch, found, share, ONE, config)
+    return ppo_terms(batch, found, share, ONE, config)
 
 
 def sizes_mask(space: ActionSpace) -> Tensor:
@@ -95,7 +93,7 @@ def test_logits_that_did_not_matter_receive_exactly_no_gradient() -> None:
     batch, logits = random_batch(0)
     leaf = (logits + 0.3 * torch.randn_like(logits)).requires_grad_()
     config = PPOConfig()
-    terms = terms_of(SPACE, batch, evaluate(leaf, batch), config)
+    terms = terms_of(batch, evaluate(leaf, batch), config)
     total_loss(terms, torch.full((len(SPACE),), config.entropy_coef), config).backward()
     relevant = torch.tensor(SPACE.relevance)[batch.actions[..., 0]]
     assert leaf.grad is not None
@@ -123,7 +121,7 @@ def test_averaged_over_all_steps_the_expected_gradient_is_the_unmasked_one() -> 
         batch = make_batch(actions, masks, probability * reward * len(every), torch.empty(0), space)
         found = evaluate(leaf, batch)
         batch = replace(batch, log_probs=found.log_probs.detach())
-        terms_of(space, batch, found, config).policy.sum().backward()
+        terms_of(batch, found, config).policy.sum().backward()
         assert leaf.grad is not None
         return leaf.grad
 
@@ -150,7 +148,7 @@ def test_sampling_actions_that_do_not_matter_gives_the_same_gradient_on_average(
         batch = make_batch(actions, masks, reward, torch.empty(0), space)
         found = evaluate(leaf, batch)
         batch = replace(batch, log_probs=found.log_probs.detach())
-        terms_of(space, batch, found, PPOConfig(head_average=average)).policy.sum().backward()
+        terms_of(batch, found, PPOConfig(head_average=average)).policy.sum().backward()
         assert leaf.grad is not None
         return leaf.grad
 
@@ -169,7 +167,7 @@ def test_a_head_that_never_mattered_contributes_exactly_zero() -> None:
     waiting, masks = canonical(SPACE, torch.zeros_like(batch.actions))
     batch = make_batch(waiting, masks, batch.advantages, batch.log_probs)
     leaf = logits.requires_grad_()
-    terms = terms_of(SPACE, batch, evaluate(leaf, batch), PPOConfig())
+    terms = terms_of(batch, evaluate(leaf, batch), PPOConfig())
     for part in (terms.policy, terms.entropy, terms.kl, terms.clipped):
         assert bool((part[1:] == 0).all())
         assert bool(part.isfinite().all())
@@ -182,7 +180,7 @@ def test_a_head_that_never_mattered_contributes_exactly_zero() -> None:
 def test_a_heads_loss_is_averaged_over_the_configured_steps(average: str) -> None:
     batch, logits = random_batch(2)
     config = PPOConfig(head_average=average)
-    terms = terms_of(SPACE, batch, evaluate(logits, batch), config)
+    terms = terms_of(batch, evaluate(logits, batch), config)
     relevant = torch.tensor(SPACE.relevance)[batch.actions[..., 0]]
     for head in range(len(SPACE)):
         kept = batch.advantages[relevant[..., head]]
@@ -217,7 +215,7 @@ def test_steps_with_only_one_legal_composite_action_have_no_weight() -> None:
     louder.advantages[0] = 1e6
     config = PPOConfig()
     found = evaluate(logits, batch)
-    quiet, loud = (terms_of(SPACE, b, found, config).policy for b in (batch, louder))
+    quiet, loud = (terms_of(b, found, config).policy for b in (batch, louder))
     assert torch.equal(quiet, loud)
 
 
@@ -226,11 +224,11 @@ def test_parts_add_up_to_the_whole() -> None:
     config = PPOConfig()
     moved = logits + 0.3 * torch.randn_like(logits)
     share = shares(step_counts(batch).sum(0), config)
-    whole = ppo_terms(SPACE, batch, evaluate(moved, batch), share, ONE, config)
+    whole = ppo_terms(batch, evaluate(moved, batch), share, ONE, config)
     parts = []
     for rows in torch.arange(len(batch.valid)).split(2):
         part = batch.rows(rows)
-        parts.append(ppo_terms(SPACE, part, evaluate(moved[rows], part), share, ONE, config))
+        parts.append(ppo_terms(part, evaluate(moved[rows], part), share, ONE, config))
     summed = parts[0].plus(parts[1]).plus(parts[2])
     torch.testing.assert_close(tuple(summed), tuple(whole))
 
@@ -239,7 +237,7 @@ def test_the_divergence_is_the_sum_over_heads_of_the_mean_over_steps() -> None:
     batch, logits = random_batch(5)
     moved = logits + 0.3 * torch.randn_like(logits)
     found = evaluate(moved, batch)
-    terms = terms_of(SPACE, batch, found, PPOConfig())
+    terms = terms_of(batch, found, PPOConfig())
     log_ratio = found.log_probs - batch.log_probs
     k3 = log_ratio.exp() - 1 - log_ratio
     torch.testing.assert_close(terms.kl.sum(), k3.sum(-1).mean())
@@ -270,7 +268,7 @@ def test_the_value_clip_is_apart_from_the_policys() -> None:
     batch = replace(batch, returns=torch.full_like(batch.returns, 10.0))
     found = evaluate(logits, batch)._replace(values=torch.full_like(batch.values, 3.0))
     near, far = PPOConfig(value_clip=1.0), PPOConfig(value_clip=5.0)
-    assert float(terms_of(SPACE, batch, found, near).value) == pytest.approx(0.5 * 9.0**2)
-    assert float(terms_of(SPACE, batch, found, far).value) == pytest.approx(0.5 * 7.0**2)
+    assert float(terms_of(batch, found, near).value) == pytest.approx(0.5 * 9.0**2)
+    assert float(terms_of(batch, found, far).value) == pytest.approx(0.5 * 7.0**2)
     wider = replace(near, clip_ratio=0.9)
-    assert float(terms_of(SPACE, batch, found, wider).value) == pytest.approx(0.5 * 9.0**2)
+    assert float(terms_of(batch, found, wider).value) == pytest.approx(0.5 * 9.0**2)

@@ -56,10 +56,8 @@ class Loader:
         self.trainer._restore(ROUND, run.read_checkpoint(ROUND))
         agent = self.trainer.agent
         weights = agent.network.state_dict()
-        moments = agent.optimizer.state_dict()["state"]
         found = {f"network.{name}": tensor for name, tensor in weights.items()}
-        for index, values in moments.items():
-            found |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+        found |= {f"optimizer.{name}": each for name, each in agent.optimizer.moments.items()}
         found |= self.trainer.controls.state_dict()
         found["sampler"], found["shuffler"] = agent.sampler.get_state(), agent.shuffler.get_state()
         notes = {"best": self.trainer.best, "anomalies": self.trainer.detector.state_dict()}

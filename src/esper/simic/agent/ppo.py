@@ -37,7 +37,7 @@ from esper.tamiyo.network import (
     unwrapped,
 )
 
-KIND, VERSION = "ppo-agent", 2
+KIND, VERSION = "ppo-agent", 3
 
 # What a saved agent notes as numbers: the buffer's sizes, which are the network's too, and a seed.
 _SIZES = ("state_dim", "lstm_hidden_dim", "lstm_layers", "envs", "steps")
@@ -228,15 +228,13 @@ class PPOAgent:
         the next one is another."""
         streams = {n: t for n, t in self._tensors().items() if n.startswith("random.")}
         before = {name: tensor.clone() for name, tensor in state.tensors.items()}
-        self.optimizer = GuardedAdamW(self.network, self.config)  # it may not have had moments yet
         self._restore(Archive(before | streams, {}), "the state before")
         self.buffer.reset()
 
     def anneal(self, *, entropy_coef: float, learning_rate: float) -> None:
         """What the next update uses in place of its settings."""
         self.config = replace(self.config, entropy_coef=entropy_coef, learning_rate=learning_rate)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        self.optimizer.learning_rate = learning_rate
 
     def _here(self, tensor: Tensor) -> Tensor:
         """Where the agent lives; a world may live elsewhere. Not waited for."""
@@ -340,10 +338,9 @@ class PPOAgent:
 
     def _tensors(self) -> dict[str, Tensor]:
         weights = unwrapped(self.network).state_dict()  # a compiled one has other names
-        tensors = {f"network.{name}": tensor for name, tensor in weights.items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
-        return tensors | {
+        return {
+            **{f"network.{name}": tensor for name, tensor in weights.items()},
+            **{f"optimizer.{name}": tensor for name, tensor in self.optimizer.moments.items()},
             "hidden.h": self.hidden[0],
             "hidden.c": self.hidden[1],
             "buffer.next_starts": self.buffer.next_starts,
@@ -358,22 +355,13 @@ class PPOAgent:
         _require_none(not_finite(tensors), path)
         expected = {name: _form(tensor) for name, tensor in self._tensors().items()}
         found = {name: _form(tensor) for name, tensor in tensors.items()}
-        if any(name.startswith("optimizer.") for name in found):  # absent before the first update
-            order = [p for group in self.optimizer.param_groups for p in group["params"]]
-            for index, parameter in enumerate(order):
-                expected[f"optimizer.{index}.step"] = _form(torch.zeros(()))
-                for moment in ("exp_avg", "exp_avg_sq"):
-                    expected[f"optimizer.{index}.{moment}"] = _form(parameter)
         if found.get("random.sampler", ((), None))[1] is torch.uint8:
             expected["random.sampler"] = found["random.sampler"]  # another device's: another size
         _require_none(sorted({name for name, _ in found.items() ^ expected.items()}), path)
 
         unwrapped(self.network).load_state_dict(archive.part("network"))
-        groups = self.optimizer.state_dict()["param_groups"]
-        places = [place for group in groups for place in group["params"]]
-        moments = {place: archive.part(f"optimizer.{place}") for place in places}
-        state = {place: found for place, found in moments.items() if found}  # none before updates
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        for name, moment in self.optimizer.moments.items():
+            moment.copy_(tensors[f"optimizer.{name}"])
         self.hidden = (tensors["hidden.h"].to(self.device), tensors["hidden.c"].to(self.device))
         self.buffer.next_starts.copy_(tensors["buffer.next_starts"])
         self.shuffler.set_state(tensors["random.shuffler"])

@@ -7,16 +7,17 @@ up to, and the result depends on neither. Numbers stay on the device until the r
 Shapes: `R` sequences, `T` time, `H` heads, `K` optimiser steps.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.leyline import ActionSpace, EsperError, constants
 from esper.leyline.results import HeadGradientNorms, HeadUpdateMetrics, PerHead, PPOUpdateMetrics
-from esper.simic.agent.advantages import credited
 from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.agent.processes import ALONE, Processes
 from esper.simic.agent.rollout_buffer import NonFiniteError, RolloutError, TamiyoRolloutBuffer
@@ -103,7 +104,6 @@ def entropy_coefficients(
 
 
 def ppo_terms(
-    space: ActionSpace,
     batch: SequenceBatch,
     evaluation: Evaluation,
     share: Shares,
@@ -119,7 +119,7 @@ def ppo_terms(
     log_ratio = log_ratio.clamp(-constants.LOG_RATIO_CLAMP, constants.LOG_RATIO_CLAMP)
     ratio = log_ratio.exp()
     near = ratio.clamp(1 - config.clip_ratio, 1 + config.clip_ratio)
-    advantages = credited(batch.advantages, batch.actions[..., 0], space)
+    advantages = batch.advantages[..., None]  # where a head did not matter all is closed
     surrogate = -torch.minimum(ratio * advantages, near * advantages)
 
     values, before = evaluation.values / return_scale, batch.values / return_scale
@@ -154,32 +154,60 @@ def total_loss(terms: Terms, entropy_coefs: Tensor, config: PPOConfig) -> Tensor
 # --- steps -----------------------------------------------------------------------------------
 
 
-class GuardedAdamW(torch.optim.AdamW):
-    """AdamW that takes no step where it would be one into numbers that are not finite.
+class GuardedAdamW:
+    """AdamW in torch's fused form, which takes no step into numbers that are not finite.
 
     Decided on the device, as for torch's gradient scaler, and so not waited for: weights and
-    moments stay what they are, and the caller says so when it next waits anyway. The fused form is
-    the fastest on the CPU too: half the time of the foreach form.
+    moments stay what they are, and the caller says so when it next waits anyway. The kernel also
+    shrinks the gradients. On the CPU it is the fastest form too, and one count of steps for all
+    parameters spares an operation for each.
     """
-
-    found_inf: Tensor
 
     def __init__(self, network: RecurrentActorCritic, config: PPOConfig) -> None:
         """Weight decay on the value head only: it would pull trunk and policy towards uniform."""
-        critic = list(network.value_head.parameters())
-        inside = {id(parameter) for parameter in critic}
-        rest = [parameter for parameter in network.parameters() if id(parameter) not in inside]
-        groups = [
-            {"params": rest, "weight_decay": 0.0},
-            {"params": critic, "weight_decay": config.value_weight_decay},
-        ]
-        super().__init__(groups, lr=config.learning_rate, eps=config.adam_eps, fused=True)
+        self.learning_rate, self.eps = config.learning_rate, config.adam_eps
+        # All that is to be kept, zero before the first step.
+        self.moments = {"steps": torch.zeros((), device=network.return_scale.device)}
+        trunk, critic = [], []  # parameters with their moments
+        for name, parameter in network.named_parameters():
+            mean, square = (torch.zeros_like(parameter, requires_grad=False) for _ in range(2))
+            self.moments |= {f"{name}.mean": mean, f"{name}.square": square}
+            group = critic if name.startswith("value_head.") else trunk
+            group.append((parameter, mean, square))
+        self.groups = [(0.0, trunk), (config.value_weight_decay, critic)]
 
-    def step_unless(self, broken: Tensor) -> None:
-        """One step, unless `broken` [] bool; the gradients are used up in either case."""
-        self.found_inf = broken.float()
-        self.step()
+    @torch.no_grad()
+    def step_unless(self, broken: Tensor, shrink: Tensor | None = None) -> None:
+        """One step with the gradients over `shrink` [], unless `broken` [] bool; the gradients are
+        used up in either case."""
+        stopped, steps = broken.float(), self.moments["steps"]
+        steps += 1 - stopped
+        for decay, group in self.groups:
+            taken = [each for each in group if each[0].grad is not None]
+            parameters, means, squares = (list(each) for each in zip(*taken, strict=True))
+            torch._fused_adamw_(
+                parameters,
+                [parameter.grad for parameter in parameters],
+                means,
+                squares,
+                [],
+                [steps] * len(taken),
+                lr=self.learning_rate,
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=decay,
+                eps=self.eps,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=shrink,
+                found_inf=stopped,
+            )
         self.zero_grad()
+
+    def zero_grad(self) -> None:
+        for _, group in self.groups:
+            for parameter, *_ in group:
+                parameter.grad = None
 
 
 def precision(config: PPOConfig, device: torch.device) -> AbstractContextManager[object]:
@@ -197,10 +225,11 @@ def tolerance(config: PPOConfig, device: torch.device) -> float:
     return constants.STORED_LOG_PROB_TOLERANCE
 
 
-def fetched(tensor: Tensor) -> list[float]:
-    """The numbers [n] themselves: the one place where an update waits for the device."""
-    numbers: list[float] = tensor.double().tolist()
-    return numbers
+def fetched(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """The numbers [] or [n] themselves: the one place where an update waits for the device."""
+    rows = [tensor.double().flatten() for tensor in tensors.values()]
+    numbers = iter(torch.cat(rows).tolist())
+    return {name: list(islice(numbers, len(row))) for name, row in zip(tensors, rows, strict=True)}
 
 
 class Update:
@@ -248,10 +277,10 @@ class Update:
         buffer.spend()
         self.network.observe_returns(batch.returns, batch.valid, summed)
         batch, self._coefs, error = self._anchored(batch)
-        if self.config.strict and not (found := fetched(error[None])[0]) < self.tolerance:
+        if self.config.strict and not (off := fetched({"": error})[""][0]) < self.tolerance:
             raise StoredLogProbError(
                 "The log-probs stored during the rollout are not those that the update finds",
-                given=f"|ratio - 1| up to {found:.3g}",
+                given=f"|ratio - 1| up to {off:.3g}",
                 valid=f"below {self.tolerance:g}",
                 fix="look for hidden states, masks, episode starts or a precision that differ "
                 "between acting and learning",
@@ -263,33 +292,30 @@ class Update:
             if not self._step(part, shares(count, self.config)):
                 break
 
-        metrics = self._report(batch, counts, error)
-        if metrics is None:
+        figures = self._figures(batch, counts, error)
+        signs = self._signs(batch)
+        found = fetched(figures | signs)
+        if found["broken"][0]:
             raise self._what_is_not_finite(batch, minibatches, buffer)
-        if self.config.normalize_observations:
-            self.network.observation_norm.observe(batch.states, batch.valid, summed)
-        self._require_sound(batch)
-        return metrics
-
-    @torch.no_grad()
-    def _require_sound(self, batch: SequenceBatch) -> None:
-        """Refuse what the update came to where it is not finite, or so large that nothing that
-        follows from it is."""
-        found = dict(self.network.state_dict())
-        moments = (each for state in self.optimizer.state.values() for each in state.values())
-        found |= {f"moment {place}": each for place, each in enumerate(moments)}
-        if len(batch.valid):
-            probed = torch.arange(min(PROBED, len(batch.valid)))
-            few = self.evaluate(batch.rows(probed))
-            found |= {"log-probs": few.log_probs, "values": few.values}
-        floating = {name: each for name, each in found.items() if each.is_floating_point()}
-        flags = fetched(torch.stack([~each.isfinite().all() for each in floating.values()]))
-        wrong = [name for name, flag in zip(floating, flags, strict=True) if flag]
-        if self.processes.largest(len(wrong), self.device):
-            field = ", ".join(wrong[:3]) or "something in another process"
+        if wrong := [name for name in signs if found[name][0]]:
             fix = "go on from the agent before this update, with a smaller learning rate"
             what = "What was learned is NaN or infinite, or leads to it"
-            raise NonFiniteError(what, field, None, fix=fix)
+            raise NonFiniteError(what, ", ".join(wrong[:3]), None, fix=fix)
+        if self.config.normalize_observations:
+            self.network.observation_norm.observe(batch.states, batch.valid, summed)
+        return self._report(found)
+
+    @torch.no_grad()
+    def _signs(self, batch: SequenceBatch) -> dict[str, Tensor]:
+        """[1] bool by name: is what the update came to not finite in some process, or so large that
+        what follows from it is not?"""
+        held = {**self.network.state_dict(), **self.optimizer.moments}
+        held |= {"log-probs": batch.log_probs, "values": batch.values}
+        if len(batch.valid):
+            few = self.evaluate(batch.rows(torch.arange(min(PROBED, len(batch.valid)))))
+            held |= {"log-probs": few.log_probs, "values": few.values}
+        flags = torch.stack([~each.isfinite().all() for each in held.values()])
+        return dict(zip(held, self.processes.max_(flags.float()).split(1), strict=True))
 
     def evaluate(self, batch: SequenceBatch) -> Evaluation:
         """The batch's decisions, seen with the present weights; carries gradient."""
@@ -344,61 +370,47 @@ class Update:
             if loss is not None:
                 loss.backward()
             scale = self.network.return_scale
-            some = ppo_terms(self.space, part, self.evaluate(part), share, scale, self.config)
+            some = ppo_terms(part, self.evaluate(part), share, scale, self.config)
             loss = total_loss(some, self._coefs, self.config)
             some = Terms(*(term.detach() for term in some))
             terms = terms.plus(some) if number else some
         self._measured.append(terms)
         if (limit := self.config.target_kl) is not None:
             # Needs the number itself: one wait for the device at each step that has a limit.
-            (kl,) = fetched(self.processes.sum_(terms.kl.sum()[None]))
+            (kl,) = fetched({"kl": self.processes.sum_(terms.kl.sum())})["kl"]
             if kl > constants.KL_STOP_FACTOR * limit:
                 self.optimizer.zero_grad()
                 return False
         if loss is not None:
             loss.backward()
         self.processes.sum_gradients(self.network.parameters())
-        norms = self._clip_gradients()
-        finite = total_loss(terms, self._coefs, self.config).isfinite() & norms[-1].isfinite()
-        self._broken = self._broken | self.processes.max_((~finite).float()).bool()
+        norms = self._gradient_norms()
+        whole = norms[-1] + torch.cat((terms.policy, terms.value, terms.bonus)).sum()
+        self._broken = self._broken | self.processes.max_((~whole.isfinite()).float()).bool()
         self._sound = self._sound + ~self._broken
         self._norms.append(norms)
-        self.optimizer.step_unless(self._broken)
+        self.optimizer.step_unless(
+            self._broken, (norms[-1] / self.config.max_grad_norm).clamp(min=1)
+        )
         return True
 
-    def _clip_gradients(self) -> Tensor:
-        """[H + 2]: the gradients' norms before clipping, of every head, the value head and all."""
+    def _gradient_norms(self) -> Tensor:
+        """[H + 2]: the norms of the gradients of every head, of the value head and of all."""
         groups = [[p.grad for p in group if p.grad is not None] for group in self._groups]
         each = torch.stack(torch._foreach_norm([grad for group in groups for grad in group]))
-        norms = torch.stack([part.norm() for part in each.split([len(group) for group in groups])])
-        total = norms.norm()
-        nn.utils.clip_grads_with_norm_(self.network.parameters(), self.config.max_grad_norm, total)
-        return torch.cat((norms[:-1], total[None]))
+        norms = [part.norm() for part in each.split([len(group) for group in groups])]
+        return torch.stack((*norms[:-1], each.norm()))
 
     # --- the report --------------------------------------------------------------------------
 
-    def _report(
-        self, batch: SequenceBatch, counts: Tensor, error: Tensor
-    ) -> PPOUpdateMetrics | None:
-        """The metrics of all processes together, after one synchronisation with the device.
-
-        None where a loss or a gradient was not finite.
-        """
-        whole, of_heads = self._figures(batch, counts, error)
-        numbers = torch.stack([*whole.values(), self._broken]).double()
-        rows = torch.stack([*of_heads.values()], 1).double()  # [H, figures of a head]
-        found = fetched(torch.cat((numbers, rows.flatten())))
-        width, first = len(of_heads), len(numbers)
-        if found[first - 1]:
-            return None
-        heads = [
-            dict(zip(of_heads, found[place : place + width], strict=True))
-            for place in range(first, len(found), width)
-        ]
-        values = dict(zip(whole, found, strict=False))
-        names = self.space.names
-        by_head = cast(dict[str, HeadUpdateMetrics], dict(zip(names, heads, strict=True)))
-        norms = {name: head.pop("gradient_norm") for name, head in zip(names, heads, strict=True)}
+    def _report(self, found: Mapping[str, list[float]]) -> PPOUpdateMetrics:
+        """The metrics of all processes together, from their numbers."""
+        names, values = self.space.names, {name: numbers[0] for name, numbers in found.items()}
+        heads = {
+            head: {name: found[f"head {name}"][place] for name in HeadUpdateMetrics.__annotations__}
+            for place, head in enumerate(names)
+        }
+        norms = dict(zip(names, found["head gradient_norm"], strict=True))
         metrics: dict[str, object] = {
             **values,
             "gradient_norms": HeadGradientNorms(PerHead(names, norms), values["value_head"]),
@@ -410,15 +422,13 @@ class Update:
             "peak_memory_bytes": (
                 torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
             ),
-            "heads": PerHead(names, by_head),
+            "heads": PerHead(names, heads),
         }
         return cast(
             PPOUpdateMetrics, {name: metrics[name] for name in PPOUpdateMetrics.__annotations__}
         )
 
-    def _figures(
-        self, batch: SequenceBatch, counts: Tensor, error: Tensor
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _figures(self, batch: SequenceBatch, counts: Tensor, error: Tensor) -> dict[str, Tensor]:
         """What is reported of all heads together, [] each, and of each head, [H] each.
 
         `counts` [K, H + 1] and `error` [] are those of all processes already.
@@ -434,21 +444,11 @@ class Update:
             norms = torch.stack(self._norms).mean(0)
         steps = counts.sum(0) // self.config.epochs  # every epoch sees every step once
         mattered = counts[: len(self._measured), :-1].sum(0).clamp(min=1)
-        of_heads = {
-            "loss": every.policy.mean(0),
-            "entropy": (every.entropy.sum(0) / mattered).clamp(max=1.0),  # not 1 and a rounding
-            "kl": every.kl[-1],
-            "clip_fraction": every.clipped.sum(0) / mattered,
-            "relevant_fraction": steps[:-1] / steps[-1],
-            "ratio_min": every.ratio_min.amin(0),
-            "ratio_mean": every.ratio.sum(0) / mattered,
-            "ratio_max": every.ratio_max.amax(0),
-            "gradient_norm": norms[:-2],
-        }
-        whole = {
+        entropy = (every.entropy.sum(0) / mattered).clamp(max=1.0)  # not 1 and a rounding
+        return {
             "policy_loss": every.policy.sum(1).mean(),
             "value_loss": every.value.mean(),
-            "entropy": of_heads["entropy"].mean(),
+            "entropy": entropy.mean(),
             "kl": every.kl[-1].sum(),
             **_value_statistics(batch, self.processes),
             "return_scale": self.network.return_scale,
@@ -456,8 +456,17 @@ class Update:
             "value_head": norms[-2],
             "stored_log_prob_error": error,
             "valid_steps": steps[-1],
+            "broken": self._broken,
+            "head loss": every.policy.mean(0),
+            "head entropy": entropy,
+            "head kl": every.kl[-1],
+            "head clip_fraction": every.clipped.sum(0) / mattered,
+            "head relevant_fraction": steps[:-1] / steps[-1],
+            "head ratio_min": every.ratio_min.amin(0),
+            "head ratio_mean": every.ratio.sum(0) / mattered,
+            "head ratio_max": every.ratio_max.amax(0),
+            "head gradient_norm": norms[:-2],
         }
-        return whole, of_heads
 
     @torch.no_grad()
     def _what_is_not_finite(
