@@ -32,7 +32,7 @@ _ANY = PPOConfig(learning_rate=1e-3, epochs=10, minibatches=8, entropy_coef=0.01
 # Steps of every environment between updates, and the settings; the reasons are in docs/rl.md.
 PRESETS = {
     "reactive": (32, replace(_ANY, gamma=0.99, gae_lambda=0.9, sequence=16)),
-    "memory": (64, replace(_ANY, gamma=0.99, gae_lambda=0.6, sequence=32, learning_rate=4e-3)),
+    "memory": (64, replace(_ANY, gamma=0.99, gae_lambda=0.3, sequence=32, learning_rate=4e-3)),
     "long": (64, replace(_ANY, gamma=0.99, gae_lambda=0.95, sequence=32)),
 }
 

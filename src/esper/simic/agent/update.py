@@ -168,7 +168,8 @@ class GuardedAdamW:
         self.learning_rate, self.eps = config.learning_rate, config.adam_eps
         # All that is to be kept, zero before the first step.
         self.moments = {"steps": torch.zeros((), device=network.return_scale.device)}
-        trunk, critic = [], []  # parameters with their moments
+        trunk: list[tuple[Tensor, Tensor, Tensor]] = []  # parameters with their moments
+        critic: list[tuple[Tensor, Tensor, Tensor]] = []
         for name, parameter in network.named_parameters():
             mean, square = (torch.zeros_like(parameter, requires_grad=False) for _ in range(2))
             self.moments |= {f"{name}.mean": mean, f"{name}.square": square}
