@@ -28,12 +28,15 @@ Told = Callable[[PPOAgent, Mapping[str, float]], bool | None]
 PARTS = 10  # of a training
 MEMORY = 128  # size of the LSTM
 FEW, FAR = 10_000, 100  # less steps leave no time to learn a memory; longer episodes need more λ
-_ANY = PPOConfig(learning_rate=1e-3, epochs=10, minibatches=8, entropy_coef=0.01, target_kl=None)
+_ANY = PPOConfig(
+    learning_rate=1e-3, epochs=10, minibatches=8, entropy_coef=0.01, target_kl=None, gamma=0.99
+)
+_LONG = replace(_ANY, gae_lambda=0.95, sequence=32)
 # Steps of every environment between updates, and the settings; the reasons are in docs/rl.md.
 PRESETS = {
-    "reactive": (32, replace(_ANY, gamma=0.99, gae_lambda=0.9, sequence=16)),
-    "memory": (64, replace(_ANY, gamma=0.99, gae_lambda=0.3, sequence=32, learning_rate=4e-3)),
-    "long": (64, replace(_ANY, gamma=0.99, gae_lambda=0.95, sequence=32)),
+    "reactive": (32, replace(_ANY, gae_lambda=0.9, sequence=16)),
+    "memory": (64, replace(_LONG, gae_lambda=0.3, learning_rate=4e-3, value_coef=0.1)),
+    "long": (64, _LONG),
 }
 
 
