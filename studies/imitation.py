@@ -85,7 +85,6 @@ def blurred(agent: PPOAgent, states: Tensor, noise: float) -> Tensor:
 def learn_lessons(agent: PPOAgent, lessons: Lessons, settings: LessonSettings) -> float:
     """Make the teacher's decisions likelier; returns the mean -log-probability of the last pass."""
     network = agent.network
-    agent.optimizer.learning_rate = settings.learning_rate
     seen: list[Tensor] = []
     broken = torch.zeros((), dtype=torch.bool, device=agent.device)
     for _ in range(settings.passes):
@@ -103,7 +102,7 @@ def learn_lessons(agent: PPOAgent, lessons: Lessons, settings: LessonSettings) -
             loss.backward()
             norm = nn.utils.clip_grad_norm_(network.parameters(), agent.config.max_grad_norm)
             broken = broken | ~(loss.isfinite() & norm.isfinite())
-            agent.optimizer.step_unless(broken)
+            agent.optimizer.step_unless(broken, settings.learning_rate)
             seen.append(missed.detach())
     if bool(broken):
         raise NonFiniteError(

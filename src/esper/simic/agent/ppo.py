@@ -234,7 +234,6 @@ class PPOAgent:
     def anneal(self, *, entropy_coef: float, learning_rate: float) -> None:
         """What the next update uses in place of its settings."""
         self.config = replace(self.config, entropy_coef=entropy_coef, learning_rate=learning_rate)
-        self.optimizer.learning_rate = learning_rate
 
     def _here(self, tensor: Tensor) -> Tensor:
         """Where the agent lives; a world may live elsewhere. Not waited for."""

@@ -165,7 +165,7 @@ class GuardedAdamW:
 
     def __init__(self, network: RecurrentActorCritic, config: PPOConfig) -> None:
         """Weight decay on the value head only: it would pull trunk and policy towards uniform."""
-        self.learning_rate, self.eps = config.learning_rate, config.adam_eps
+        self.eps = config.adam_eps
         # All that is to be kept, zero before the first step.
         self.moments = {"steps": torch.zeros((), device=network.return_scale.device)}
         trunk: list[tuple[Tensor, Tensor, Tensor]] = []  # parameters with their moments
@@ -178,7 +178,7 @@ class GuardedAdamW:
         self.groups = [(0.0, trunk), (config.value_weight_decay, critic)]
 
     @torch.no_grad()
-    def step_unless(self, broken: Tensor, shrink: Tensor | None = None) -> None:
+    def step_unless(self, broken: Tensor, rate: float, shrink: Tensor | None = None) -> None:
         """One step with the gradients over `shrink` [], unless `broken` [] bool; the gradients are
         used up in either case."""
         stopped, steps = broken.float(), self.moments["steps"]
@@ -193,7 +193,7 @@ class GuardedAdamW:
                 squares,
                 [],
                 [steps] * len(taken),
-                lr=self.learning_rate,
+                lr=rate,
                 beta1=0.9,
                 beta2=0.999,
                 weight_decay=decay,
@@ -390,9 +390,8 @@ class Update:
         self._broken = self._broken | self.processes.max_((~whole.isfinite()).float()).bool()
         self._sound = self._sound + ~self._broken
         self._norms.append(norms)
-        self.optimizer.step_unless(
-            self._broken, (norms[-1] / self.config.max_grad_norm).clamp(min=1)
-        )
+        shrink = (norms[-1] / self.config.max_grad_norm).clamp(min=1)
+        self.optimizer.step_unless(self._broken, self.config.learning_rate, shrink)
         return True
 
     def _gradient_norms(self) -> Tensor:
