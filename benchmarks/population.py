@@ -10,9 +10,11 @@ the other. Ratios are what counts; absolute times depend on the machine and its 
 """
 
 import argparse
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.gates import GateRules
 from esper.kasmina.hosts import Conv1dHost, Conv2dHost, MlpHost, SegmentedHost
-from esper.leyline import DEFAULT_EPISODE_LENGTH, Actions, Blend, LifecycleOp
+from esper.leyline import DEFAULT_EPISODE_LENGTH, Actions, Blend, EsperError, LifecycleOp
 from esper.leyline.shadows import AuditionPlan
 from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.extraction import extract
@@ -292,42 +294,74 @@ def with_all_shadows(case: Case, count: int) -> float:
     return (finish("cuda") - start) / (count * population.feed.batches)
 
 
-def chip_figures(case: Case, sizes: tuple[int, ...], rows: list[list[str]]) -> dict[str, float]:
-    """By size and by what is planted, against one by one and fused in the same run."""
-    flat: dict[str, float] = {}
-    slow, fused = {}, {}
-    for percent in FILLINGS:
-        small = make_population(case, 1024, "cuda", 40)
-        fill(small, percent)
-        slow[percent] = one_by_one(small, 8, "cuda", repeats=3)
-        fused[percent] = together(small, "cuda", repeats=1)
-        flat[f"{case.name}_n1024_filled{percent}_fused_host_steps_per_second"] = 1 / fused[percent]
-        flat[f"{case.name}_filled{percent}_one_by_one_host_steps_per_second"] = 1 / slow[percent]
+class ChipTable:
+    """On chip by size and by what is planted, against one by one and fused in the same run."""
 
-    def note(key: str, count: int, planted: str, fast: float, percent: int | None = None) -> None:
-        flat[f"{case.name}_{key}_chip_host_steps_per_second"] = 1 / fast
-        shown = ["", ""]
-        if percent is not None:
-            flat[f"{case.name}_{key}_chip_ratio"] = slow[percent] / fast
-            shown[0] = f"{slow[percent] / fast:,.0f}"
-            shown[1] = f"{1 / fused[percent]:,.0f}" if count == 1024 else ""
-        rows.append([case.name, f"{count:,}", planted, f"{1 / fast:,.0f}", *shown])
-        print(" | ".join(rows[-1]), flush=True)
+    def __init__(self) -> None:
+        self.figures: dict[str, float] = {}
+        self.rows: list[list[str]] = []
+        self._slow: dict[tuple[str, int], float] = {}
+        self._fused: dict[tuple[str, int], float] = {}
 
-    for count in sizes:
+    def alternatives(self, case: Case) -> None:
+        """One by one and fused, at N = 1,024."""
+        for percent in FILLINGS:
+            hosts = make_population(case, 1024, "cuda", 40)
+            fill(hosts, percent)
+            slow = self._slow[case.name, percent] = one_by_one(hosts, 8, "cuda", repeats=3)
+            fused = self._fused[case.name, percent] = together(hosts, "cuda", repeats=1)
+            key = f"{case.name}_n1024_filled{percent}"
+            self.figures[f"{key}_fused_host_steps_per_second"] = 1 / fused
+            self.figures[f"{key}_one_by_one_host_steps_per_second"] = 1 / slow
+
+    def size(self, case: Case, count: int) -> None:
         for percent in FILLINGS if count == 1024 else FILLINGS[-1:]:
-            fast = together(on_chip(case, count, percent), "cuda", repeats=3)
-            note(f"n{count}_filled{percent}", count, f"{percent} % of slots", fast, percent)
-    names = on_chip(case, 8, 0).catalogue.names
-    for kind, name in enumerate(names):
+            repeats = 3 if count < 16384 else 1
+            fast = together(on_chip(case, count, percent), "cuda", repeats)
+            key = f"n{count}_filled{percent}"
+            self._note(case, key, count, f"{percent} % of slots", fast, percent)
+
+    def planted(self, case: Case, kind: int, name: str) -> None:
         fast = together(on_chip(case, 1024, 0, kind), "cuda", repeats=1)
-        note(f"n1024_{name}", 1024, f"{name} in all slots", fast)
-    note("n1024_shadows", 1024, "shadows of all, with gains", with_all_shadows(case, 1024))
-    for backend, label in (("chip", "episodes"), ("fused", "fused_episodes")):
-        key = f"{case.name}_n{EPISODES_OF}_{label}_per_minute"
-        flat[key] = episodes_per_minute(case, EPISODES_OF, "cuda", backend)
-        print(key, round(flat[key]), flush=True)
-    return flat
+        self._note(case, f"n1024_{name}", 1024, f"{name} in all slots", fast)
+
+    def shadows(self, case: Case) -> None:
+        fast = with_all_shadows(case, 1024)
+        self._note(case, "n1024_shadows", 1024, "shadows of all, with gains", fast)
+
+    def episodes(self, case: Case, backend: str) -> None:
+        key = f"{case.name}_n{EPISODES_OF}_{backend}_episodes_per_minute"
+        self.figures[key] = episodes_per_minute(case, EPISODES_OF, "cuda", backend)
+        print(key, round(self.figures[key]), flush=True)
+
+    def _note(
+        self, case: Case, key: str, count: int, planted: str, fast: float, percent: int = -1
+    ) -> None:
+        self.figures[f"{case.name}_{key}_chip_host_steps_per_second"] = 1 / fast
+        slow, fused = (side.get((case.name, percent)) for side in (self._slow, self._fused))
+        shown = ["", ""]
+        if slow is not None:
+            self.figures[f"{case.name}_{key}_chip_ratio"] = slow / fast
+            shown[0] = f"{slow / fast:,.0f}"
+        if fused is not None and count == 1024:
+            shown[1] = f"{1 / fused:,.0f}"
+        self.rows.append([case.name, f"{count:,}", planted, f"{1 / fast:,.0f}", *shown])
+        print(" | ".join(self.rows[-1]), flush=True)
+
+    def parts(self, hosts: Sequence[str], sizes: Sequence[int]) -> list[Callable[[], None]]:
+        """What there is to measure; what takes longest comes last."""
+        found: list[Callable[[], None]] = []
+        for case in (CASES[name] for name in hosts):
+            found.append(partial(self.alternatives, case))
+            found += [partial(self.size, case, count) for count in sizes if count <= 4096]
+            found.append(partial(self.episodes, case, "chip"))
+        for case in (CASES[name] for name in hosts):
+            names = on_chip(case, 8, 0).catalogue.names
+            found += [partial(self.planted, case, kind, name) for kind, name in enumerate(names)]
+            found.append(partial(self.shadows, case))
+            found += [partial(self.size, case, count) for count in sizes if count > 4096]
+        found += [partial(self.episodes, CASES[name], "fused") for name in hosts]
+        return [*found, lambda: self.figures.update(paired_figures(CASES["conv1d"]))]
 
 
 def life_of(case: Case, backend: str, data: Splits, device: str, grows: bool) -> Tensor:
@@ -400,6 +434,9 @@ def main() -> None:
     parser.add_argument("--backend", choices=("fused", "chip"), help="by default chip on a GPU")
     parser.add_argument("--hosts", nargs="+", choices=list(CASES))
     parser.add_argument("--sizes", nargs="+", type=int, help="population sizes, for all hosts")
+    parser.add_argument(
+        "--limit", type=float, default=math.inf, help="seconds after which no other part begins"
+    )
     parser.add_argument("--json", type=Path, help="write the figures flat to this file")
     parser.add_argument("--write", action="store_true", help="update docs/performance.md")
     options = parser.parse_args()
@@ -410,17 +447,27 @@ def main() -> None:
     chip = (options.backend or {"cpu": "fused", "cuda": "chip"}[options.device]) == "chip"
     rows: list[list[str]] = []
     if chip:
-        flat: dict[str, float] = {}
-        for name in options.hosts or ON_CHIP:
-            flat |= chip_figures(CASES[name], tuple(options.sizes or CHIP_SIZES), rows)
+        table = ChipTable()
+        flat, rows, began = table.figures, table.rows, time.perf_counter()
+        for part in table.parts(options.hosts or ON_CHIP, options.sizes or CHIP_SIZES):
+            start = time.perf_counter()
+            if start - began > options.limit:
+                print("the time is over", flush=True)
+                break
+            try:
+                part()
+            except (RuntimeError, EsperError) as error:  # the others are measured all the same
+                print(f"not measured: {error}", flush=True)
+            print(f"    {time.perf_counter() - start:.1f} s", flush=True)
             write_json(options.json, flat)
-        flat |= paired_figures(CASES["conv1d"])
+            torch.cuda.empty_cache()
+        rows.sort(key=lambda row: row[0])
     else:
         flat = fused_figures(options.hosts or list(CASES), options.sizes, options.device, rows)
     write_json(options.json, flat)
     if options.write:
-        given = f" --backend fused --sizes {' '.join(map(str, options.sizes))}"
-        given = "" if options.sizes is None else given
+        given = "" if chip else " --backend fused"
+        given += f" --sizes {' '.join(map(str, options.sizes))}" if options.sizes else ""
         command = f"python benchmarks/population.py --device {options.device}{given} --write"
         section, header = ("chip", CHIP_HEADER) if chip else ("population", HEADER)
         write_section(section, options.device, command, header, rows)

@@ -5,6 +5,7 @@ That follows from names and numbers alone, never from order or N.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -65,9 +66,8 @@ class Draw:
     def __call__(self, row: int, episode: int) -> Case:
         """The case of the `episode`-th episode of a row."""
         row += self.first_row
-        chance = torch.Generator().manual_seed(derive_seed(self.seed, "deal", episode))
-        order = torch.randperm(len(self.contexts), generator=chance)
-        context = self.contexts[int(order[row % len(self.contexts)])]
+        order = _order(self.seed, episode, len(self.contexts))
+        context = self.contexts[order[row % len(self.contexts)]]
         number = derive_seed(self.seed, "draw", row, episode) % self.seeds
         return Case(context, self.first_seed + number)
 
@@ -78,3 +78,10 @@ class Draw:
             for context in self.contexts
             for number in range(self.seeds)
         ]
+
+
+@lru_cache(maxsize=64)
+def _order(seed: int, episode: int, contexts: int) -> list[int]:
+    """Of the contexts, in the `episode`-th episode of all rows."""
+    chance = torch.Generator().manual_seed(derive_seed(seed, "deal", episode))
+    return torch.randperm(contexts, generator=chance).tolist()

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Self
 
 import torch
@@ -191,7 +191,7 @@ class Context:
         """Contexts with the same one can share a population."""
         return " ".join([self.host, *(f"{name}={size}" for name, size in self.host_sizes)])
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A short hash of everything that changes numbers: not the name, the label or the scale."""
         record = self.to_dict()

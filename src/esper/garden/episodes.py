@@ -180,10 +180,12 @@ class Episodes:
             self.population.silence_rows(rows, live)
         for row, case in zip(rows.tolist(), cases, strict=True):
             self.cases[row] = case
-            epoch = case.context.drift_epoch(case.seed)
-            self._drift_epoch[row] = -1 if epoch is None else epoch
-            if epoch is not None and case.context.drift is not None:
-                self._drift_data[row] = place[case.context.drift]
+        epochs = [case.context.drift_epoch(case.seed) for case in cases]
+        self._drift_epoch[rows] = torch.tensor([-1 if each is None else each for each in epochs])
+        # Where nothing changes it is not looked at.
+        drifts = [case.context.drift for case in cases]
+        later = [0 if each is None else place[each] for each in drifts]
+        self._drift_data[rows] = torch.tensor(later)
         self.governor.forget(rows)
         self.ledger.clear(rows)
         self.running[rows] = True

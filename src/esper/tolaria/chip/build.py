@@ -81,7 +81,11 @@ def _device_launcher(
     target = _kept("cubin", text, *flags, str(torch.version.cuda))
     if not target.exists():
         with _being_made(target) as made:
-            made.write_bytes(_compile_for_device(text, flags))
+            try:  # on all processors at once
+                code = _compile_for_device(text, [*flags, "--split-compile=0"])
+            except EsperError:  # an NVRTC that does not know how
+                code = _compile_for_device(text, flags)
+            made.write_bytes(code)
     kernels = _cuda_load_module(target.read_bytes(), ["describe_rows", "compute_rows"])
     assert isinstance(kernels, dict)
     kernels["compute_rows"].set_shared_memory_config(most)

@@ -9,7 +9,8 @@ Shapes: `N` environments, `S` slots, `P` blueprints, `Q` passes with some seeds 
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -23,7 +24,7 @@ from esper.leyline import NOTHING, BlueprintCatalogue, EsperError, Lifecycle, Se
 from esper.leyline.signals import FLOW_STATISTICS
 from esper.tolaria.chip.build import REALS, Launch, launcher, shared_bytes
 from esper.tolaria.chip.source import SCRATCH, ChipProgram, require_fitting, write_program
-from esper.tolaria.feed import Feed
+from esper.tolaria.feed import Feed, pinned
 from esper.tolaria.optimisers import AdamW, Sgd
 from esper.tolaria.plan import HOST, PoolKey
 from esper.tolaria.pools import VACANT, Pool
@@ -102,6 +103,7 @@ class Chip:
         self.gate_widths, self.host_width = torch.tensor(gates), widths[HOST]
         self.lengths = torch.tensor([math.prod(spec.extent) for spec in host.slot_specs()])  # [S]
         self.program = self._largest(host, catalogue)
+        self._written: tuple[Sequence[object], Tensor] = ((), torch.zeros(0))  # see `_pools`
 
     def _largest(self, host: SegmentedHost, catalogue: BlueprintCatalogue) -> ChipProgram:
         """The program that takes as much of a batch at once as fits, whatever is planted."""
@@ -237,7 +239,14 @@ class Chip:
         return [*found, *shadows, bits, starts]
 
     def _pools(self, homes: Homes) -> Tensor:
-        """Where everything begins that pools keep by row, and the bytes of a row, [pools, 20]."""
+        """Where everything begins that pools keep by row, and the bytes of a row, [pools, 20].
+
+        Written again where storage has moved: a pool that does so has another state.
+        """
+        states = [homes.live, *(pool.state for pool in homes.pools.values())]
+        before, written = self._written
+        if len(before) == len(states) and all(map(operator.is_, before, states)):
+            return written
         gates: list[PoolKey] = [("gate", slot, NOTHING) for slot in range(self.slots)]
         others: list[PoolKey] = [(kind, *p) for kind in ("seed", "shadow") for p in self.places]
         table = []
@@ -250,7 +259,8 @@ class Chip:
                 kept.append(homes.live if key == HOST else None)
             table.append([0 if each is None else each.data_ptr() for each in kept])
             table[-1] += [0 if t is None or len(t) == 1 else t[0].nbytes for t in kept]
-        return torch.tensor(table)
+        self._written = states, torch.tensor(table)
+        return self._written[1]
 
     def _arguments(
         self, tensors: list[Tensor | None], parts: list[Tensor | None], sizes: list[int]
@@ -265,7 +275,8 @@ class Chip:
             for part, begin in zip(parts, begins[:-1], strict=True)
         ]
         whole = [part.flatten() for part in parts if part is not None]
-        return table.copy_(torch.cat([torch.tensor([*addresses, *sizes]), *whole]))
+        numbers = torch.cat([torch.tensor([*addresses, *sizes]), *whole])
+        return table.copy_(pinned(numbers, table.device), non_blocking=True)
 
 
 def choose_chip(chip: Callable[[], Chip], feed: Feed, config: PopulationConfig) -> Chip | None:
