@@ -3,7 +3,7 @@ of its model; and all of it as facts for pages, pictures and the display of its 
 """
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import groupby
@@ -18,6 +18,7 @@ from esper.kasmina.watching import call
 from esper.leyline.constants import TRAINING_PASSES
 from esper.leyline.stages import SeedStage
 from esper.show.growth_facts import Part, Report, ShownEpoch, SlotState
+from esper.show.terminal import listed
 from esper.tolaria.flops import counted
 
 if TYPE_CHECKING:
@@ -176,17 +177,12 @@ def _flops(record: Record) -> float | None:
     return float(record["flops"] * (1.0 + record.get("shadow_cost", 0.0)) + tried)
 
 
-def all_of(names: Sequence[str]) -> str:
-    """In words: "a, b and c"."""
-    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
-
-
 def _tried(tryout: Record) -> str:
     """A tryout in words."""
     seeds, after, alone = tryout["seeds"], tryout["val_loss"], tryout["alone"]
     came = "it diverged" if after is None else f"validation loss {after:.4g}"
     end = "kept" if tryout["chosen"] else "left out"
-    return f"{all_of(seeds)} tried out: {came}, {alone:.4g} without: {end}"
+    return f"{listed(seeds)} tried out: {came}, {alone:.4g} without: {end}"
 
 
 def rolled_back(note: Record) -> str:

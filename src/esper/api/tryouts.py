@@ -19,11 +19,11 @@ import torch
 
 from esper.api.growing_model import GrowingModel
 from esper.api.observers import EpochNews
-from esper.api.run_records import all_of
 from esper.api.scoring import Scores
 from esper.api.ticking import NotFiniteError
 from esper.archive import Archive, read_archive, write_archive
 from esper.nissa import Clock
+from esper.show.terminal import listed
 from esper.tamiyo.controllers.auditioning import ALONE, LEAST_TRIED, Audition, Cast, Casting
 from esper.tamiyo.controllers.protocol import Controller
 
@@ -145,7 +145,7 @@ class Tryouts:
         return told
 
     def _tell(self, cast: Cast, record: Mapping[str, Any], last: int) -> None:
-        words = f"trying out {all_of(self._names(cast))}: epoch {record['epoch']}/{last}"
+        words = f"trying out {listed(self._names(cast))}: epoch {record['epoch']}/{last}"
         for observer in self.growth.observers:
             observer.trying(f"{words}, validation {record['val_loss']:.4f}")
 

@@ -8,7 +8,7 @@ values where all returns are equal) count as neither.
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class AnomalyDetector:
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self.thresholds = thresholds or Thresholds()
-        self._courses: dict[tuple[str, str], Course] = {}
+        self._courses: dict[str, Course] = {}  # by rule and head
 
     def observe(self, round: int, metrics: Mapping[str, Any]) -> list[AnomalyFound]:
         """Look at an update's metrics, nested or flat; returns what was raised or is over."""
@@ -78,7 +78,7 @@ class AnomalyDetector:
             rule, threshold = RULES[name], float(getattr(self.thresholds, name, 0.0))
             if name == "log_prob_mismatch":
                 threshold = numbers["stored_log_prob_tolerance"]
-            course = self._courses.setdefault((name, head), Course())
+            course = self._courses.setdefault(f"{name}/{head}", Course())
             if not self._turns(course, rule, value, threshold):
                 continue
             title = name.replace("_", " ").capitalize() + (f" of head {head!r}" if head else "")
@@ -123,23 +123,18 @@ class AnomalyDetector:
 
     def state_dict(self) -> dict[str, list[int]]:
         """All that is remembered, for a checkpoint's notes."""
-        return {
-            f"{name}/{head}": [course.bad, course.good, int(course.raised)]
-            for (name, head), course in self._courses.items()
-        }
+        return {key: [*map(int, astuple(course))] for key, course in self._courses.items()}
 
     def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
-        courses = {}
-        for key, (bad, good, raised) in state.items():
-            name, _, head = key.partition("/")
-            if name not in RULES:
-                raise AgreementError(
-                    "A saved detector knows another anomaly",
-                    given=repr(name),
-                    valid=", ".join(sorted(RULES)),
-                )
-            courses[name, head] = Course(bad, good, bool(raised))
-        self._courses = courses
+        if unknown := {key.partition("/")[0] for key in state} - RULES.keys():
+            raise AgreementError(
+                "A saved detector knows another anomaly",
+                given=", ".join(map(repr, unknown)),
+                valid=", ".join(sorted(RULES)),
+            )
+        self._courses = {
+            key: Course(bad, good, bool(raised)) for key, (bad, good, raised) in state.items()
+        }
 
 
 def not_a_number(round: int, message: str, advice: str) -> AnomalyFound:

@@ -18,7 +18,6 @@ from typing import Annotated, Any, ClassVar, dataclass_transform
 from esper.nissa import schema
 from esper.nissa.schema import Array, Field, Measures, PerEnvironment, RunLayout
 
-SUMMARY = "all"  # the context of an evaluation's figure over all contexts
 KINDS: "dict[str, type[Event]]" = {}
 """Every kind of event, by its name."""
 

@@ -244,11 +244,8 @@ _MOST = 1000  # numbers of a request
 
 # --- by name -----------------------------------------------------------------------------------
 
-TRACKERS: Mapping[str, type[Tracker]] = {
-    "tensorboard": TensorBoardSink,
-    "wandb": WandbSink,
-    "mlflow": MlflowSink,
-}
+_KNOWN: tuple[type[Tracker], ...] = (TensorBoardSink, WandbSink, MlflowSink)
+TRACKERS = {each.package: each for each in _KNOWN}
 
 
 def require_sinks(asked: Sequence[Sink | str]) -> None:

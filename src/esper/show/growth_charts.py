@@ -49,12 +49,11 @@ def _score(
     """As it is, with only what is permanent, and without each seed."""
     epochs, score, committed = _epochs(facts), facts.curve("score"), facts.curve("committed")
     dot: Look = {"marker": "." if len(epochs) < 3 else ""}
-    said: set[str] = set()  # one seed may come after another like it
     for life in lives:
         known = life.contributions
         without = [score[number - 1] - worth for number, worth in known.items()]
         look: Look = {"color": colours[life.name], "lw": 1.2}
-        axes.plot(list(known), without, label=_once(f"without {life.name}", said), **look, **dot)
+        axes.plot(list(known), without, label=f"without {life.name}", **look, **dot)
     axes.plot(epochs, score, color=BLUE, label="network as it is", zorder=3, **dot)
     if np.isfinite(committed).any() and not np.array_equal(committed, score, equal_nan=True):
         look = {"color": GREEN, "ls": _DASHED, "label": "what is permanent"}
@@ -81,21 +80,13 @@ def _contributions(
     axes: Axes, lives: list[SeedLife], colours: dict[str, str], theme: Theme
 ) -> None:
     """What the score loses without each seed."""
-    said: set[str] = set()
     for life in lives:
         known = life.contributions
         look: Look = {"color": colours[life.name], "marker": "." if len(known) < 3 else ""}
-        axes.plot(list(known), list(known.values()), label=_once(life.name, said), **look)
+        axes.plot(list(known), list(known.values()), label=life.name, **look)
     axes.axhline(0.0, color=theme.ink, lw=1.0, alpha=0.7)
     axes.set_title("contribution of each seed, points")
     legend_beside(axes)
-
-
-def _once(label: str, said: set[str]) -> str | None:
-    """The label when it is needed for the first time."""
-    new = label not in said
-    said.add(label)
-    return label if new else None
 
 
 # --- cost ----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from dataclasses import replace
 from esper.show.growth_charts import costs, growth, spoken_flops
 from esper.show.growth_facts import Report
 from esper.show.model_drawing import drawing
-from esper.show.page import Markup, Page, Section, Tile, sections_of, table
+from esper.show.page import Markup, Page, Section, Tile, cautions_of, sections_of, table
 from esper.show.terminal import duration, listed
 
 CHARTS = {"growth": growth, "costs": costs}  # by name of their pictures
@@ -76,21 +76,12 @@ def headline(facts: Report) -> str:
 
 def cautions(facts: Report) -> list[str]:
     """What a reader should know before believing the figures, and what is missing."""
-    found = []
-    if len(facts.epochs) < facts.planned:
-        done = f"{len(facts.epochs)} of {facts.planned}"
-        found.append(f"The run is not finished: {done} epochs so far.")
-    if facts.epochs and "test_score" not in facts.after:
-        found.append(
-            "Decisions look at the validation data, which flatters their score a little; a test "
-            "set (test=) is looked at by nothing but the report."
-        )
-    if facts.grown:
-        found.append(
-            "A contribution says how much the score falls if a seed is left out of this network, "
-            'not what growing has won: for that, train the same model with controller="never".'
-        )
-    return found
+    holds = {
+        "unfinished": len(facts.epochs) < facts.planned,
+        "untested": facts.epochs and "test_score" not in facts.after,
+        "contributions": facts.grown,
+    }
+    return cautions_of("growth", holds, facts=facts, epochs=len(facts.epochs))
 
 
 def _seeds(facts: Report) -> Markup:

@@ -80,6 +80,12 @@ def sections_of(
     }
 
 
+def cautions_of(kind: str, holds: Mapping[str, object], **known: object) -> list[str]:
+    """Those sentences of a kind of page that hold, with what is known."""
+    sentences = tomllib.loads(template("cautions.toml"))[kind]
+    return [sentences[name].format_map(known) for name, true in holds.items() if true]
+
+
 PIECES = {
     name: Template(piece)
     for name, piece in re.findall(

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from importlib import import_module
 from typing import Any, Self, TextIO
 
@@ -35,8 +36,8 @@ class GrowthProgress:
         """`about`: a line that is said once, of where it runs and what a score is."""
         self.stream, self.epochs, self.params, self.about = stream, epochs, params, about
         self.seen = 0  # epochs, since it was entered
-        self._show: Callable[[ShownEpoch], None] = self._print
-        self._say: Callable[[str], None] = self._print_line
+        self._show: Callable[[ShownEpoch], None] = lambda epoch: self._say(self.line(epoch))
+        self._say: Callable[[str], None] = self._print
         self._closing = ExitStack()
         self._lines: list[str] = []  # the latest
 
@@ -44,13 +45,12 @@ class GrowthProgress:
         self._began = time.monotonic()
         console = None if self.stream is None else Console(file=self.stream)
         if self.stream is None:  # programs without a console have none
-            self._show, self._say = lambda epoch: None, lambda told: None
+            self._say = lambda told: None
         elif (display := _notebook()) is not None:
             handle = display({"text/plain": "training …"}, raw=True, display_id=True)
-            self._show = lambda epoch: self._renew(handle, self.line(epoch))
-            self._say = lambda told: self._renew(handle, told)
+            self._say = partial(self._renew, handle)
         elif console is not None and console.is_terminal and not console.is_dumb_terminal:
-            self._show = self._live(console)
+            self._show = self._live(console) or self._show
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -81,18 +81,16 @@ class GrowthProgress:
             facts.append(f"{duration(left * spent)} left")
         return " · ".join(facts)
 
-    def _print(self, epoch: ShownEpoch) -> None:
-        said = [self.about] if self.about and self.seen == 1 else []
-        self._print_line("\n".join([*said, self.line(epoch)]))
-
-    def _print_line(self, told: str) -> None:
-        print(told, file=self.stream, flush=True)
+    def _print(self, told: str) -> None:
+        about = [self.about] if self.about and not self._lines else []
+        self._lines = [told]
+        print(*about, told, sep="\n", file=self.stream, flush=True)
 
     def _renew(self, handle: Any, told: str) -> None:
         self._lines = [*self._lines[1 - LINES :], told]
         handle.update({"text/plain": "\n".join([self.about, *self._lines]).strip()}, raw=True)
 
-    def _live(self, console: Console) -> Callable[[ShownEpoch], None]:
+    def _live(self, console: Console) -> Callable[[ShownEpoch], None] | None:
         """A bar, the figures and the seeds, renewed; what was decided stays above."""
         counted = TextColumn("epoch {task.completed}/{task.total}")
         bar = Progress(counted, BarColumn(), TimeRemainingColumn(), console=console)
@@ -101,7 +99,7 @@ class GrowthProgress:
         try:
             self._closing.enter_context(live)
         except LiveError:  # one of the caller's own is there
-            return self._print
+            return None
         self._say = lambda told: live.update(Group(bar, Text(told)), refresh=True)
 
         def show(epoch: ShownEpoch) -> None:

@@ -104,9 +104,10 @@ def over_rounds(axes: Axes, first: int, last: int, *, label: bool = True) -> Non
 
 
 def legend_beside(axes: Axes, **more: Any) -> None:
-    """To the right of the axes, where no data is; many entries in two columns."""
-    entries = more.get("handles") or axes.get_legend_handles_labels()[0]
-    more.setdefault("ncols", 1 if len(entries) <= ENTRIES else 2)
+    """To the right of the axes, where no data is, each entry once; many in two columns."""
+    handles, labels = axes.get_legend_handles_labels()
+    more.setdefault("handles", [*dict(zip(labels, handles, strict=True)).values()])
+    more.setdefault("ncols", 1 if len(more["handles"]) <= ENTRIES else 2)
     axes.legend(
         loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, handlelength=1.4, **more
     )

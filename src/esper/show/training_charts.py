@@ -42,15 +42,8 @@ PHASE_LOOKS = {  # words and colour, in order
     "judge": ("evaluate", palette.GREEN),
 }
 
-# Which panel an anomaly belongs to; those that are not here are marked in all of them.
-PANEL_OF_ANOMALY = {
-    "ratio_explosion": "clip",
-    "ratio_collapse": "clip",
-    "entropy_collapse": "entropy",
-    "value_collapse": "variance",
-    "gradient_vanishing": "gradient",
-    "gradient_explosion": "gradient",
-}
+# Which panel anomalies belong to whose names begin so; all others are marked in every panel.
+PANEL_OF = {"ratio": "clip", "entropy": "entropy", "value": "variance", "gradient": "gradient"}
 
 
 # --- the learning curve ---------------------------------------------------------------------------
@@ -216,7 +209,7 @@ def health(facts: Facts, theme: Theme) -> Figure:
         # A line where an anomaly was raised.
         on_top: Look = {"transform": axes.get_xaxis_transform(), "clip_on": False}
         for row in facts.anomalies:
-            if PANEL_OF_ANOMALY.get(row["name"], name) == name:
+            if PANEL_OF.get(row["name"].partition("_")[0], name) == name:
                 axes.axvline(row["round"], color=palette.VERMILION, lw=1.2, ls=(0, (2, 2)))
                 axes.plot(row["round"], 0.97, marker="v", ms=6, color=palette.VERMILION, **on_top)
     return figure

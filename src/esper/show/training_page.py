@@ -10,8 +10,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from esper.show import page as pages
 from esper.show.context_charts import gain_by_parameters, policy_by_context
-from esper.show.page import NOTHING, Markup, Page, Picture, Section, Tile, fill, sections_of, table
+from esper.show.page import NOTHING, Markup, Page, Picture, Section, Tile, fill, table
 from esper.show.run_facts import BEST, WAITING, Facts, Row, Score, Story, signed
 from esper.show.terminal import duration, listed
 from esper.show.theme import Theme
@@ -82,7 +83,7 @@ def _attribution(facts: Facts) -> Markup:
 
 def contents(facts: Facts) -> list[Section]:
     """All sections, their pictures not drawn yet."""
-    sections = sections_of(
+    sections = pages.sections_of(
         "sections.toml",
         CHARTS,
         facts,
@@ -163,44 +164,32 @@ def headline(facts: Facts) -> str:
 
 def cautions(facts: Facts) -> list[str]:
     """What a reader should know before believing the figures, and what is missing."""
-    found = []
-    if len(facts.learned) > 1:
-        last = facts.learned[-1]
-        found.append(
-            f"The best evaluation is chosen from {len(facts.learned)} by the very figure that is "
-            f"shown, which flatters it a little; the latest is {last} (round {last.round})."
-        )
-    if facts.best is not None and facts.best.interval is None:
-        found.append(
-            "There are no intervals: with one case of each context nothing is known about the "
-            "spread. Set evaluation.seeds to 2 or more."
-        )
-    if not facts.baselines:
-        found.append("No baseline was evaluated, so there is only never growing to compare with.")
-    planned = facts.setting("rounds")
-    if isinstance(planned, int) and facts.last_round < planned:
-        found.append(f"The run is not finished: {facts.last_round} of {planned} rounds so far.")
-    if facts.rolled_back:
-        found.append(
-            f"{facts.rolled_back:,} of {facts.played:,} episodes failed and were rolled back."
-        )
-    if facts.resumed_after:
-        rounds = ", ".join(map(str, facts.resumed_after))
-        found.append(f"The run was resumed after round {rounds}.")
-    if facts.dropped:
-        lost = ", ".join(f"{count:,} of {what}" for what, count in facts.dropped.items())
-        found.append(f"Telemetry lost events on the way: {lost}.")
-    if facts.played and not facts.updates:
-        found.append("Episodes were recorded but no update, so part of the telemetry is missing.")
-    envs = facts.setting("envs")
-    short = [each for each in facts.rounds if each["episodes"] < (envs or 0)]
-    if isinstance(envs, int) and short:
-        found.append(
-            f"In {len(short)} of {facts.last_round} rounds there are fewer episodes than the "
-            f"{envs} environments: the last may still be played; otherwise telemetry is missing."
-        )
-    found += [f"Round {number}: {text}" for number, text in facts.notes]
-    return found
+    best, planned, envs = facts.best, facts.setting("rounds"), facts.setting("envs")
+    short = sum(each["episodes"] < (envs or 0) for each in facts.rounds)
+    holds = {
+        "flattered": len(facts.learned) > 1,
+        "no_intervals": best is not None and best.interval is None,
+        "no_baseline": not facts.baselines,
+        "unfinished": isinstance(planned, int) and facts.last_round < planned,
+        "rolled_back": facts.rolled_back,
+        "resumed": facts.resumed_after,
+        "dropped": facts.dropped,
+        "no_update": facts.played and not facts.updates,
+        "short": isinstance(envs, int) and short,
+    }
+    found = pages.cautions_of(
+        "training",
+        holds,
+        facts=facts,
+        evaluations=len(facts.learned),
+        last=facts.learned[-1] if facts.learned else None,
+        planned=planned,
+        resumed=", ".join(map(str, facts.resumed_after)),
+        lost=", ".join(f"{count:,} of {what}" for what, count in facts.dropped.items()),
+        short=short,
+        envs=envs,
+    )
+    return found + [f"Round {number}: {text}" for number, text in facts.notes]
 
 
 def _relation(best: Score, other: Score) -> str:
