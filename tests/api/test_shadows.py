@@ -1,5 +1,6 @@
 """Shadows beside a model of one's own: never seen by it, measured, planted warm, kept."""
 
+import functools
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -232,14 +233,19 @@ def stopping(epochs: int) -> Callable[[Any], None]:
     return stop
 
 
+HEARING = "audition:tries=0,spend=50,unlearned=0,most_gap=9,rounds=3,certain=0,least=0,margin=-100"
+
+
+@functools.cache
+def undisturbed() -> GrownRun:
+    return run(HEARING)
+
+
 @pytest.mark.parametrize("after", [2, 4])
 def test_a_run_that_stops_in_its_audition_goes_on_to_the_bit(after: int, tmp_path: Path) -> None:
-    controller = (
-        "audition:tries=0,spend=50,unlearned=0,most_gap=9,rounds=3,certain=0,least=0,margin=-100"
-    )
-    whole = run(controller)
+    whole = undisturbed()
     with pytest.raises(KeyboardInterrupt):
-        run(controller, out=tmp_path / "run", on_epoch=stopping(after))
+        run(HEARING, out=tmp_path / "run", on_epoch=stopping(after))
     again = resume(tmp_path / "run", model(), data(), data(48), quiet=True)
     assert equal(whole.host.state_dict(), again.host.state_dict())
     heard = [

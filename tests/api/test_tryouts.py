@@ -2,6 +2,7 @@
 audition began, or as if nothing had been.
 """
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,12 @@ def settings(**more: Any) -> dict[str, Any]:
 def run(controller: Any, **choices: Any) -> GrownRun:
     choices = settings(loss="cross_entropy", budget="+90%", epochs=EPOCHS, slots="every") | choices
     return grow(model(), data(), data(48), controller=controller, **choices)
+
+
+@functools.cache
+def undisturbed(controller: str) -> GrownRun:
+    """To be compared with."""
+    return run(controller)
 
 
 def again(path: Path) -> GrownRun:
@@ -106,7 +113,7 @@ def test_several_are_planted_one_after_the_other_and_all_of_them_are_kept() -> N
 
 
 def test_a_host_that_is_ahead_of_its_finalists_goes_on_as_if_nothing_had_been() -> None:
-    tried, never = run(ahead_by(9.0)), run("never")
+    tried, never = run(ahead_by(9.0)), undisturbed("never")
     assert same(tried, never)
     assert [each["val_loss"] for each in tried.history] == [e["val_loss"] for e in never.history]
     note = tried.history[LAST - 1]["tryout"]
@@ -127,7 +134,7 @@ def test_a_run_that_stops_goes_on_to_the_bit_whatever_it_was_doing(
         if record["epoch"] == after:
             raise KeyboardInterrupt
 
-    whole, place = run(HEARD), tmp_path / "run"
+    whole, place = undisturbed(HEARD), tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         run(HEARD, out=place, on_epoch=stop)
     assert (place / START).is_dir() == (after < LAST)
@@ -140,7 +147,7 @@ def test_a_run_that_stops_goes_on_to_the_bit_whatever_it_was_doing(
 def test_a_run_that_stops_in_the_middle_of_a_tryout_begins_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, place, trained = run(HEARD), tmp_path / "run", Growth.epoch
+    whole, place, trained = undisturbed(HEARD), tmp_path / "run", Growth.epoch
     seen: list[int] = []
 
     def stopping(growth: Growth, number: int) -> Any:
