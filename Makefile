@@ -29,8 +29,8 @@ quick: $(READY) ## the part of the tests that takes a minute or two, for while y
 
 fault: $(READY) ## the whole matrix of faults, broken guards, kills and damage; half an hour
 	@rm -f .venv/matrix.json
-	@ESPER_MATRIX=.venv/matrix.json ESPER_FAULTS=1002 ESPER_KILLS=100 \
-		ESPER_FUZZ=5000 ESPER_KEYS=2000 ESPER_READS=10000 $(TESTS) \
+	@ESPER_MATRIX=.venv/matrix.json ESPER_FAULTS=1002 ESPER_KILLS=60 \
+		ESPER_FUZZ=5000 ESPER_KEYS=1000 ESPER_READS=10000 $(TESTS) \
 		tests/faults tests/tolaria/test_governor.py tests/simic/training/test_kill.py tests/simic/training/test_fuzz.py
 	@mv .venv/matrix.json docs/reliability.json
 	@$(BIN)/python -m tests.faults.mutations

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +58,7 @@ MUTATIONS = (
         "tests/faults/test_looking.py -k agreed_to",
     ),
     Mutation(
-        "checksum", "kasmina/templates/reader.txt", "if SHA256 not in (None, found):", "if False:",
+        "checksum", "kasmina/templates/model.txt", "if SHA256 not in (None, found):", "if False:",
         "tests/faults/test_data_and_exports.py -k changed_byte",
     ),
     Mutation(
@@ -72,32 +73,31 @@ MUTATIONS = (
 )  # fmt: skip
 
 
-def noticed(mutation: Mutation, tree: Path) -> bool:
+def noticed(mutation: Mutation) -> bool:
     """Do the tests fail on the broken guard? Without it they pass, as all tests do."""
-    file = tree / "src" / "esper" / mutation.file
-    whole = file.read_text(encoding="utf-8")
-    assert whole.count(mutation.text) == 1, f"{mutation.guard}: {mutation.file} has changed"
-    file.write_text(whole.replace(mutation.text, mutation.broken), encoding="utf-8")
-    try:
+    with tempfile.TemporaryDirectory(prefix="esper-mutation-") as folder:
+        tree = Path(folder)
+        for name in ("src", "tests"):
+            shutil.copytree(ROOT / name, tree / name)
+        shutil.copy(ROOT / "pyproject.toml", tree)
+        file = tree / "src" / "esper" / mutation.file
+        whole = file.read_text(encoding="utf-8")
+        assert whole.count(mutation.text) == 1, f"{mutation.guard}: {mutation.file} has changed"
+        file.write_text(whole.replace(mutation.text, mutation.broken), encoding="utf-8")
         words = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutation.tests.split()]
         environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(
             [sys.executable, *words], cwd=tree, env=environment, capture_output=True, check=False
         )
         return ended.returncode == 1
-    finally:
-        file.write_text(whole, encoding="utf-8")
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="esper-mutations-") as folder:
-        for name in ("src", "tests", "pyproject.toml"):
-            source = ROOT / name
-            (shutil.copytree if source.is_dir() else shutil.copy)(source, Path(folder) / name)
-        found = {each.guard: noticed(each, Path(folder)) for each in MUTATIONS}
-    for guard, caught in found.items():
-        print(f"{guard}: {'noticed' if caught else 'NOT NOTICED'}")
-    sys.exit(not all(found.values()))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(noticed, MUTATIONS))
+    for mutation, caught in zip(MUTATIONS, found, strict=True):
+        print(f"{mutation.guard}: {'noticed' if caught else 'NOT NOTICED'}")
+    sys.exit(not all(found))
 
 
 if __name__ == "__main__":
