@@ -26,6 +26,7 @@ from esper.leyline import (
 from esper.show.palette import STAGE_COLOURS, tint
 from esper.tamiyo.controllers import Schedule
 from esper.tamiyo.features import GLOBAL_FEATURES, FeatureTable
+from esper.tamiyo.token_layout import CANDIDATE_TOKEN, WHOLE_TOKEN
 
 HERE = Path(__file__).parent
 PLACES = "places.md"
@@ -215,8 +216,21 @@ def observations_page() -> str:
         "`early:alpha`.",
     ]
     head = ["", "| feature | range | in units of | what | present if |", "|---|---|---|---|---|"]
-    for title, features in (("Global", GLOBAL_FEATURES), ("Each slot", table.slot_features)):
-        lines += ["", f"## {title}", *head]
+    known = {feature.name for feature in (*GLOBAL_FEATURES, *table.slot_features)}
+    more = [f for f in WHOLE_TOKEN.features if f.name not in known]
+    told = (
+        "A network over [tokens](controllers.md#networks-over-tokens) sees the global features "
+        "and those below in one token, in one for each slot those of a slot but for its blueprint, "
+        "and one token for each candidate, a slot and a blueprint together. All have a flag "
+        "`advised` where the rule would do it. `TokenLayout.names` gives their names."
+    )
+    for title, features in (
+        ("Global", GLOBAL_FEATURES),
+        ("Each slot", table.slot_features),
+        ("Tokens: more of all", more),
+        ("Tokens: each candidate", CANDIDATE_TOKEN.features),
+    ):
+        lines += ["", f"## {title}", *(["", told] if features is more else []), *head]
         for feature in features:
             name = f"`{feature.name}`"
             if feature.options:

@@ -17,6 +17,8 @@ from esper.api.ticking import TickError
 from esper.kasmina.shadow_seeds import COUNTS, ShadowKey
 from esper.leyline.errors import DataError, EsperError
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
+from esper.tamiyo import TokenActorCritic
+from esper.tamiyo.controllers.learned import keep_controller
 
 # Listens, and plants nothing
 SILENT = "audition:tries=0,spend=50,certain=1000,unlearned=1,rounds=3,finalists=99"
@@ -254,6 +256,21 @@ def test_a_run_that_stops_in_its_audition_goes_on_to_the_bit(after: int, tmp_pat
     ]
     assert heard[0] == heard[1]
     assert any(each["decision"]["op"] == "GERMINATE" for each in whole.history)
+
+
+def test_an_untrained_network_over_tokens_grows_a_model_as_its_rule_does(tmp_path: Path) -> None:
+    """Kept in a directory, on a model that it never met; and a run of it goes on to the bit."""
+    rule = "audition:tries=0,spend=50,unlearned=0,most_gap=9,rounds=2,certain=0,least=0,margin=-100"
+    kept = str(keep_controller(TokenActorCritic(), tmp_path / "kept", None, {}, rule=rule))
+    by_rule, whole = run(rule), run(kept)
+    told = [[record["decision"] for record in each.history] for each in (by_rule, whole)]
+    assert told[0] == told[1]
+    assert any(each["op"] == "GERMINATE" for each in told[0])
+    assert equal(by_rule.export().state_dict(), whole.export().state_dict())
+    with pytest.raises(KeyboardInterrupt):
+        run(kept, out=tmp_path / "run", on_epoch=stopping(4))
+    again = resume(tmp_path / "run", model(), data(), data(48), quiet=True)
+    assert equal(whole.host.state_dict(), again.host.state_dict())
 
 
 def test_a_hosts_own_state_holds_its_shadows() -> None:

@@ -10,7 +10,8 @@ from esper.leyline import Actions, Legality, LifecycleOp
 from esper.leyline.ops import Blend
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
 from esper.leyline.signals import Signals
-from esper.tamiyo.controllers import NeverGrow, make_controller
+from esper.tamiyo import TokenActorCritic, TokenController
+from esper.tamiyo.controllers import Audition, NeverGrow, make_controller
 from esper.tolaria.plan import HOST
 from tests.garden.plots import CONTEXTS, DOUBLE, HORIZON, PLAIN, make_garden
 
@@ -119,18 +120,21 @@ def test_a_row_that_was_rolled_back_has_no_more_shadows_and_its_next_case_knows_
 
 
 def test_the_rule_audition_plays_beside_others_and_pays_for_what_it_hears() -> None:
-    rule = make_controller("audition:spend=0.5,certain=0")
-    never, auditioned = (
-        [
-            each
-            for each in evaluate([NeverGrow(), rule], (PLAIN,), seeds=2, horizon=HORIZON)
-            if each.controller == name
-        ]
-        for name in ("never", rule.name)
+    """And a network over tokens that was not trained yet plays as the rule that advises it."""
+    spec = "audition:spend=0.5,certain=0"
+    rule, again = make_controller(spec), make_controller(spec)
+    assert isinstance(again, Audition)
+    players = [NeverGrow(), rule, TokenController(TokenActorCritic(), again)]
+    found = evaluate(players, (PLAIN,), seeds=2, horizon=HORIZON)
+    never, auditioned, tokens = (
+        [each for each in found if each.controller == player.name] for player in players
     )
-    for alone, grown in zip(never, auditioned, strict=True):
+    for alone, grown, advised in zip(never, auditioned, tokens, strict=True):
         assert alone.flops < grown.flops
         assert grown.interventions > 0
+        for name in ("flops", "interventions", "seeds", "added"):
+            assert getattr(advised, name) == getattr(grown, name)
+        assert advised.test == pytest.approx(grown.test)
 
 
 def test_a_garden_trains_the_shadows_of_a_step() -> None:

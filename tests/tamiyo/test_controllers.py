@@ -23,6 +23,8 @@ from esper.tamiyo import (
     FeatureTable,
     LearnedController,
     Privileged,
+    TokenActorCritic,
+    TokenController,
     controller_names,
     make_controller,
     register_controller,
@@ -69,6 +71,14 @@ def learned(greedy: bool) -> Controller:
     return LearnedController(network, greedy=greedy)
 
 
+def over_tokens(greedy: bool) -> Controller:
+    torch.manual_seed(0)
+    network = TokenActorCritic()
+    for head in network.heads:  # so that it often does something else than the rule says
+        torch.nn.init.normal_(head[-1].weight)  # type: ignore[index]
+    return TokenController(network, greedy=greedy)
+
+
 MADE: dict[str, Callable[[], Controller]] = {
     **{spec: (lambda spec=spec: make_controller(spec, CATALOGUE)) for spec in SPECS},
     "oracle": lambda: Oracle(
@@ -76,6 +86,8 @@ MADE: dict[str, Callable[[], Controller]] = {
     ),
     "learned greedy": lambda: learned(True),
     "learned sampled": lambda: learned(False),
+    "tokens greedy": lambda: over_tokens(True),
+    "tokens sampled": lambda: over_tokens(False),
     "wasteful": scripted.wasteful,
     "destructive": lambda: scripted.destructive(ARM),
     "unfinished": lambda: scripted.unfinished(ARM),

@@ -5,7 +5,12 @@ from pathlib import Path
 from esper.kasmina.blueprints import blueprint_names
 from esper.leyline import AgreementError, BlueprintCatalogue, EsperError, Family, UnknownNameError
 from esper.simic.training.training_runs import CONFIG, RunFolder, load_controller
-from esper.tamiyo.controllers import LearnedController, controller_names, make_controller
+from esper.tamiyo.controllers import (
+    LearnedController,
+    TokenController,
+    controller_names,
+    make_controller,
+)
 from esper.tamiyo.controllers.protocol import Checkable, Controller, Privileged
 
 ENDLESS = 2**31  # epochs, where no budget says how many
@@ -17,28 +22,31 @@ class ControllerError(EsperError):
 
 def resolve(asked: str | Path, catalogue: BlueprintCatalogue, horizon: int | None) -> Controller:
     """The controller of that name, description or path, if it can decide for this host."""
+    controller, known = made(asked), tuple[str, ...]()
+    folder = Path(controller.name)  # if it is kept in one
+    if type(controller) is LearnedController and (folder / CONFIG).is_file():
+        known = RunFolder.open(folder).suite.training[0].catalogue().names
+    require_fitting(controller, catalogue, horizon, known)
+    return controller
+
+
+def made(asked: str | Path) -> Controller:
+    """The controller of that name, description or path, for whatever host."""
     word = str(asked)
-    known: tuple[str, ...] = ()
-    controller: Controller
     if word.partition(":")[0] in controller_names():
-        controller = make_controller(word)
-    elif Path(word).is_dir():
+        return make_controller(word)
+    if Path(word).is_dir():
         folder = Path(word).resolve()  # the same one from wherever it is asked for
-        controller = load_controller(folder, name=str(folder))
-        if (folder / CONFIG).is_file():
-            known = RunFolder.open(folder).suite.training[0].catalogue().names
-    elif "/" in word or "\\" in word:
+        return load_controller(folder, name=str(folder))
+    if "/" in word or "\\" in word:
         raise ControllerError(
             "There is no trained controller at this path",
             given=word,
             valid="the directory of a training run or of a saved agent",
             fix="look for it in the directory that esper train wrote",
         )
-    else:
-        fix = "or the path of a trained one"
-        raise UnknownNameError.of("controller", word, controller_names(), fix)
-    require_fitting(controller, catalogue, horizon, known)
-    return controller
+    fix = "or the path of a trained one"
+    raise UnknownNameError.of("controller", word, controller_names(), fix)
 
 
 def require_fitting(
@@ -65,6 +73,9 @@ def require_fitting(
             "A trained controller has to know how many epochs there are",
             fix="give them with the budget: Budget(params='+15%', epochs=20)",
         )
+    if isinstance(controller, TokenController):
+        controller.require_possible(catalogue, horizon)
+        return
     slots = controller.network.space.size("slot")
     known = blueprints or controller.blueprints
     if not known:  # those of the only family that has as many as it can choose from

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from esper.api.batches import Batches, Data, Pair, Source, divisible, first_of
 from esper.api.devices import device_name, placed, require_ordinary
+from esper.api.fitting_controllers import made
 from esper.api.grow_settings import (
     AUTO,
     EVERY,
@@ -558,9 +559,8 @@ def _optimizer(kind: str | MakeOptimizer, host: GrowingModel, settings: GrowSett
 
 def listens(controller: Controller | str | Path) -> bool:
     """Does it hear shadows of every place before it plants?"""
-    if isinstance(controller, (str, Path)):
-        return str(controller).partition(":")[0] == "audition"
-    return isinstance(controller, Auditioning)
+    given = made(controller) if isinstance(controller, (str, Path)) else controller
+    return isinstance(given, Auditioning)
 
 
 def _host(model: nn.Module, sample: Sample, slots: Slots, settings: GrowSettings) -> GrowingModel:

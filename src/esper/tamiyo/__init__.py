@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         HeuristicConfig,
         LearnedController,
         Privileged,
+        TokenController,
         controller_names,
         make_controller,
         register_controller,

@@ -54,7 +54,7 @@ _STANDING = "share"
 _HERE = Feature("present", 0.0, 1.0, "0 or 1", "It is none of the padding.")
 _BLENDS = tuple(blend.name for blend in Blend)
 
-_WHOLE = FeatureBlock(
+WHOLE_TOKEN = FeatureBlock(
     (
         *GLOBAL_FEATURES,
         Feature("horizon", 0.0, 1.0, "log10 / 3", "Epochs of the whole training."),
@@ -66,7 +66,7 @@ _WHOLE = FeatureBlock(
     )
 )  # fmt: skip
 
-_SLOT = FeatureBlock(
+SLOT_TOKEN = FeatureBlock(
     (
         _HERE,
         *(feature for feature in slot_features(()) if feature.name != "blueprint"),
@@ -74,7 +74,7 @@ _SLOT = FeatureBlock(
     )
 )
 
-_CANDIDATE = FeatureBlock(
+CANDIDATE_TOKEN = FeatureBlock(
     (
         _HERE,
         Feature("planted", 0.0, 1.0, "0 or 1", "It is the seed that the slot has."),
@@ -164,9 +164,9 @@ class TokenLayout:
         kinds = _padded(catalogue.names, self.blueprints)
         places = [f"{slot}/{kind}" for slot in slots for kind in kinds]
         return (
-            *_WHOLE.names,
-            *(f"{slot}:{name}" for slot in slots for name in _SLOT.names),
-            *(f"{place}:{name}" for place in places for name in _CANDIDATE.names),
+            *WHOLE_TOKEN.names,
+            *(f"{slot}:{name}" for slot in slots for name in SLOT_TOKEN.names),
+            *(f"{place}:{name}" for place in places for name in CANDIDATE_TOKEN.names),
         )
 
     def observe(self, signals: Signals, advice: Actions) -> Tensor:
@@ -184,12 +184,12 @@ class TokenLayout:
         own |= {"present": torch.ones_like(here), "advised": here}
         seeds = candidate_columns(signals)
         seeds["advised"] = plant[..., None] & (blend == torch.arange(len(Blend)))[:, None, None]
-        held = _CANDIDATE.held(seeds)
+        held = CANDIDATE_TOKEN.held(seeds)
         wider, more = self.slots - S, self.blueprints - P
         return torch.cat(
             (
-                _WHOLE.held(whole),
-                pad(_SLOT.held(own), (0, 0, 0, wider)).flatten(1),
+                WHOLE_TOKEN.held(whole),
+                pad(SLOT_TOKEN.held(own), (0, 0, 0, wider)).flatten(1),
                 pad(held, (0, 0, 0, more, 0, wider)).flatten(1),
             ),
             1,
@@ -224,7 +224,7 @@ class TokenLayout:
             )
 
 
-WIDTHS = tuple(len(block.names) for block in (_WHOLE, _SLOT, _CANDIDATE))  # G, D, C
+WIDTHS = tuple(len(block.names) for block in (WHOLE_TOKEN, SLOT_TOKEN, CANDIDATE_TOKEN))  # G, D, C
 # Where the advice stands in each kind of token, and last in all of them.
 ADVISED = (len(LifecycleOp), 1, len(Blend))
 

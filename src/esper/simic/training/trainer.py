@@ -48,7 +48,7 @@ from esper.simic.training.config import TrainConfig
 from esper.simic.training.selection import Judge, Judgement
 from esper.simic.training.telemetry import Reporter
 from esper.simic.training.training_runs import RunError, RunFolder, require_own
-from esper.tamiyo.controllers import LearnedController
+from esper.tamiyo.controllers import controller_of_network
 from esper.tamiyo.network import GARDEN_FLOOR
 from esper.tolaria.population_config import PopulationConfig
 
@@ -357,7 +357,7 @@ class Trainer:
         return returns, dict(zip(self.garden.catalogue.slots.names, counts, strict=True))
 
     def _judge(self, number: int) -> Judgement:
-        judged = self.judge.judge(LearnedController(self.agent.network), attribute=True)
+        judged = self.judge.judge(controller_of_network(self.agent.network), attribute=True)
         before = self.best
         self._tell_judged(judged, number)
         if self.processes.rank == 0 and self.best != before:

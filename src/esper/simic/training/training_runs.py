@@ -39,7 +39,7 @@ from esper.leyline.settings import Range, typed
 from esper.nissa.hub import tell
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.config import TrainConfig, changed_settings, read_config, to_toml
-from esper.tamiyo.controllers import LearnedController
+from esper.tamiyo.controllers import LearnedController, controller_of_network
 from esper.tamiyo.controllers.learned import is_kept, kept_controller
 
 CONFIG, FACTS, BEST, CHECKPOINTS = RunKind.TRAINING, "run.json", "best", "checkpoints"
@@ -286,4 +286,4 @@ def load_controller(
             fix=f"go on with: esper resume {folder}",
         )
     agent = PPOAgent.load(run.best if run.holds_run else folder, device=device)
-    return LearnedController(agent.network, name=name)
+    return controller_of_network(agent.network, name=name)

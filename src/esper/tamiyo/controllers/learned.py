@@ -1,10 +1,11 @@
 """Tamiyo: a trained network as a controller, and the directory in which one is kept.
 
     controller/
-      manifest.json                action space, sizes, slots, blueprints, card
+      manifest.json                action space, sizes, slots, blueprints, card; or rule, card
       tensors-<hash>.safetensors   the network with its normalisers
 
-`tamiyo` is the one that comes with Esper.
+`tamiyo` is the one that comes with Esper. A network over tokens is kept with the rule that advises
+it, and decides for hosts with any slots and blueprints.
 
 Shapes: `N` rows, `F` features, `H` heads, `A` actions of the largest head.
 """
@@ -20,17 +21,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esper.archive import ArchiveError, kind_of, read_archive, write_archive
+from esper.archive import Archive, ArchiveError, kind_of, read_archive, write_archive
 from esper.archive.tensors import not_finite
 from esper.leyline import HEADS, Actions, ActionSpace, EsperError, Legality, require_agreement
 from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.errors import ActionError
+from esper.leyline.errors import ActionError, require_known
+from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
 from esper.tamiyo.choosing import Logits, MaskedCategorical, head_logits, logits_given
+from esper.tamiyo.controllers.auditioning import Audition, AuditionConfig
 from esper.tamiyo.controllers.proposals import draw
 from esper.tamiyo.controllers.protocol import Thoughts
+from esper.tamiyo.controllers.specs import parse_settings
 from esper.tamiyo.features import FeatureTable, signals_to_features
 from esper.tamiyo.network import FactoredRecurrentActorCritic, Hidden, RecurrentActorCritic
+from esper.tamiyo.token_layout import TokenLayout
+from esper.tamiyo.token_network import TokenActorCritic
 
 
 class LearnedController:
@@ -90,7 +96,7 @@ class LearnedController:
     def act(self, signals: Signals | Tensor, legality: Legality, starts: Tensor) -> Actions:
         if bool(starts.all()):
             self._hidden = None
-        seen = signals if isinstance(signals, Tensor) else signals_to_features(signals)
+        seen = signals if isinstance(signals, Tensor) else self._observed(signals, legality, starts)
         seen, before = seen.to(self.network.return_scale.device), self._hidden
         if self.greedy or isinstance(signals, Tensor):
             choice, _, self._hidden = self.network.get_action(
@@ -107,6 +113,9 @@ class LearnedController:
         self._last = seen, before, starts, legality, actions
         return actions
 
+    def _observed(self, signals: Signals, legality: Legality, starts: Tensor) -> Tensor:
+        return signals_to_features(signals)
+
     @torch.no_grad()
     def thoughts(self) -> Thoughts:
         """How it came to its last decision; asks the network once more."""
@@ -118,6 +127,76 @@ class LearnedController:
         chances = MaskedCategorical(logits.cpu(), masks)
         log_probs = chances.log_prob(actions.values)
         return Thoughts(seen.cpu(), masks, chances.probs, outlook.values.cpu(), log_probs)
+
+
+class TokenController(LearnedController):
+    """A network over tokens and the rule that advises it: for any host.
+
+    Shadows train as the rule plans.
+    """
+
+    network: TokenActorCritic
+
+    def __init__(
+        self,
+        network: TokenActorCritic,
+        rule: Audition | None = None,
+        *,
+        greedy: bool = True,
+        name: str = "tamiyo",
+    ) -> None:
+        super().__init__(network, greedy=greedy, name=name)
+        self.rule = rule or Audition()
+
+    def memory(self) -> dict[str, Tensor]:
+        return {_RULE + name: each for name, each in self.rule.memory().items()} | super().memory()
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        told = {name.removeprefix(_RULE): each for name, each in memory.items() if _RULE in name}
+        self.rule.recall(told)
+        super().recall({name: each for name, each in memory.items() if _RULE not in name})
+
+    def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
+        """Refuse only what is too short for the rule."""
+        self.rule.require_possible(catalogue, horizon)
+
+    def act(self, signals: Signals | Tensor, legality: Legality, starts: Tensor) -> Actions:
+        actions = super().act(signals, legality, starts)
+        if isinstance(signals, Signals):
+            self.rule.overruled(self._advice, actions)
+        return actions
+
+    def audition(self, signals: Signals, legality: Legality) -> AuditionPlan:
+        return self.rule.audition(signals, legality)
+
+    def _observed(self, signals: Signals, legality: Legality, starts: Tensor) -> Tensor:
+        layout = TokenLayout.of(signals.catalogue)
+        if layout != self.network.layout:
+            self.network = self.network.laid_out(layout)
+        self._advice = self.rule.act(signals, legality, starts)
+        return layout.observe(signals, self._advice)
+
+
+_RULE = "rule."  # before what the rule remembers
+
+
+def controller_of_network(
+    network: RecurrentActorCritic,
+    *,
+    name: str = "tamiyo",
+    blueprints: tuple[str, ...] = (),
+    rule: str = "audition",
+) -> LearnedController:
+    """The network as a controller of its kind, which decides greedily."""
+    if isinstance(network, TokenActorCritic):
+        return TokenController(network, _rule(rule), name=name)
+    return LearnedController(network, name=name, blueprints=blueprints)
+
+
+def _rule(spec: str) -> Audition:
+    kind, _, text = spec.partition(":")
+    require_known("rule that advises", kind, ("audition",))
+    return Audition(parse_settings(kind, text, AuditionConfig))
 
 
 def drawn(logits: Logits, legality: Legality, draws: Tensor) -> Actions:
@@ -141,24 +220,36 @@ class Kept(NamedTuple):
     """What a directory holds beside the weights."""
 
     network: RecurrentActorCritic
-    slots: tuple[str, ...]
+    slots: tuple[str, ...]  # none where any will do, and no blueprints
     blueprints: tuple[str, ...]
     card: Card
+    rule: str = ""  # that advises
+
+    def controller(self, name: str = "tamiyo") -> LearnedController:
+        return controller_of_network(
+            self.network, name=name, blueprints=self.blueprints, rule=self.rule
+        )
 
 
 def keep_controller(
-    network: RecurrentActorCritic, path: Path, catalogue: BlueprintCatalogue, card: Card
+    network: RecurrentActorCritic,
+    path: Path,
+    catalogue: BlueprintCatalogue | None,
+    card: Card,
+    *,
+    rule: str = "audition",
 ) -> Path:
-    """Write a trained network as a controller for hosts with this catalogue's blueprints."""
-    notes = {
-        "space": asdict(network.space),
-        "state_dim": network.state_dim,
-        "lstm_hidden_dim": network.lstm_hidden_dim,
-        "lstm_layers": network.lstm_layers,
-        "slots": list(catalogue.slots.names),
-        "blueprints": list(catalogue.names),
-        "card": dict(card),
-    }
+    """Write a trained network as a controller for hosts with this catalogue's blueprints; one over
+    tokens is for any, and kept with the rule that advises it."""
+    notes: dict[str, Any] = {"card": dict(card)}
+    if isinstance(network, TokenActorCritic):
+        notes["rule"] = rule
+    else:
+        assert catalogue is not None, "it knows slots and blueprints by their places"
+        sizes = ("state_dim", "lstm_hidden_dim", "lstm_layers")
+        notes |= {"space": asdict(network.space), "slots": list(catalogue.slots.names)}
+        notes |= {"blueprints": list(catalogue.names)}
+        notes |= {name: getattr(network, name) for name in sizes}
     return write_archive(
         path, kind=KIND, version=VERSION, tensors=network.state_dict(), notes=notes
     )
@@ -167,17 +258,9 @@ def keep_controller(
 def read_kept(path: Path) -> Kept:
     """A kept network; refused if it is damaged or does not fit its own description."""
     archive = read_archive(path, kind=KIND, version=VERSION)
-    notes = archive.notes
     try:
-        told = [notes[name] for name in ("state_dim", "lstm_hidden_dim", "lstm_layers")]
-        space, card = ActionSpace.from_dict(notes["space"]), dict(notes["card"])
-        state_dim = len(archive.tensors["observation_norm.mean"])
-        hidden = archive.tensors["lstm.weight_hh_l0"].shape[-1]  # of [4 * hidden, hidden]
-        layers = sum(name.startswith("lstm.weight_hh_l") for name in archive.tensors)
-        sizes = [state_dim, hidden, layers]
-        if told != sizes or any(type(size) is not int for size in told):
-            raise ValueError(f"sizes {told}")
-        network = FactoredRecurrentActorCritic(space, *sizes)
+        kept = _described(archive)
+        network = kept.network
         ours = {name: tensor.shape for name, tensor in network.state_dict().items()}
         stored = {name: tensor.shape for name, tensor in archive.tensors.items()}
         if ours != stored:
@@ -186,12 +269,30 @@ def read_kept(path: Path) -> Kept:
         if broken := not_finite(archive.tensors):
             raise ValueError(f"NaN or infinite: {', '.join(broken[:3])}")
         network.load_state_dict(dict(archive.tensors))
-        slots, blueprints = (tuple(map(str, notes[name])) for name in ("slots", "blueprints"))
-        if (len(slots), len(blueprints)) != (space.size("slot"), space.size("blueprint")):
-            raise ValueError(f"{len(slots)} slots, {len(blueprints)} blueprints")
     except (LookupError, TypeError, ValueError, RuntimeError, EsperError) as error:
         raise ArchiveError(f"{path} does not describe a controller", given=error) from error
-    return Kept(network.eval(), slots, blueprints, card)
+    network.eval()
+    return kept
+
+
+def _described(archive: Archive) -> Kept:
+    """As the notes say, with weights that are yet to be read."""
+    notes, tensors = archive.notes, archive.tensors
+    card = dict(notes["card"])
+    if "rule" in notes:
+        return Kept(TokenActorCritic(), (), (), card, _rule(str(notes["rule"])).name)
+    told = [notes[name] for name in ("state_dim", "lstm_hidden_dim", "lstm_layers")]
+    space = ActionSpace.from_dict(notes["space"])
+    state_dim = len(tensors["observation_norm.mean"])
+    hidden = tensors["lstm.weight_hh_l0"].shape[-1]  # of [4 * hidden, hidden]
+    layers = sum(name.startswith("lstm.weight_hh_l") for name in tensors)
+    sizes = [state_dim, hidden, layers]
+    if told != sizes or any(type(size) is not int for size in told):
+        raise ValueError(f"sizes {told}")
+    slots, blueprints = (tuple(map(str, notes[name])) for name in ("slots", "blueprints"))
+    if (len(slots), len(blueprints)) != (space.size("slot"), space.size("blueprint")):
+        raise ValueError(f"{len(slots)} slots, {len(blueprints)} blueprints")
+    return Kept(FactoredRecurrentActorCritic(space, *sizes), slots, blueprints, card)
 
 
 def is_kept(path: Path) -> bool:
@@ -200,8 +301,7 @@ def is_kept(path: Path) -> bool:
 
 def kept_controller(path: Path, name: str) -> LearnedController:
     """The controller in a directory, under that name; it decides greedily."""
-    kept = read_kept(path)
-    return LearnedController(kept.network, name=name, blueprints=kept.blueprints)
+    return read_kept(path).controller(name)
 
 
 @lru_cache
@@ -217,5 +317,4 @@ class ShippedSettings:
 
 def shipped_controller(settings: ShippedSettings | None = None) -> LearnedController:
     """Tamiyo, as it was trained on the garden; `shipped().card` says what it can do."""
-    kept = shipped()
-    return LearnedController(deepcopy(kept.network), blueprints=kept.blueprints)
+    return deepcopy(shipped()).controller()

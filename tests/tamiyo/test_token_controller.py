@@ -1,0 +1,110 @@
+"""The network over tokens as a controller: the rule without training, for any host, kept."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esper.archive import ArchiveError, read_archive, write_archive
+from esper.leyline import EsperError, LifecycleOp
+from esper.tamiyo import TokenActorCritic, TokenController, TokenLayout
+from esper.tamiyo.controllers import Audition, make_controller
+from esper.tamiyo.controllers.learned import (
+    KIND,
+    VERSION,
+    controller_of_network,
+    keep_controller,
+    kept_controller,
+    read_kept,
+)
+from tests.tamiyo.gardens import Tape, TapeGarden, decisions, play
+from tests.tamiyo.test_controllers import over_tokens
+
+SPEC = "audition:spend=3.0,certain=1.0"
+
+
+@pytest.mark.parametrize(("host", "spec"), [("conv1d", SPEC), ("mlp", "audition"), ("gpt", SPEC)])
+def test_without_training_it_decides_as_the_rule_does(host: str, spec: str) -> None:
+    garden = TapeGarden(Tape.random(16, seed=5, host=host))
+    rule = make_controller(spec)
+    assert isinstance(rule, Audition)
+    alone = decisions(garden, rule)
+    spent = garden.spent
+    controller = TokenController(TokenActorCritic(), rule)
+    assert torch.equal(decisions(garden, controller), alone)
+    assert torch.equal(garden.spent, spent)
+    assert bool((alone[..., 0] == LifecycleOp.GERMINATE).any())
+
+
+def test_one_controller_decides_for_hosts_of_other_shapes_in_turn() -> None:
+    controller = over_tokens(True)
+    found = [
+        decisions(TapeGarden(Tape.random(4, host=host)), controller)
+        for host in ("conv1d", "gpt", "conv1d")
+    ]
+    assert torch.equal(found[0], found[2])
+    assert isinstance(controller, TokenController)
+    controller.require_possible(Tape.random(1, host="mlp").catalogue, 25)
+    with pytest.raises(EsperError, match="audition"):
+        controller.require_possible(Tape.random(1, host="mlp").catalogue, 2)
+
+
+def test_it_goes_on_with_what_it_is_told_that_it_remembered() -> None:
+    whole, first, second = over_tokens(True), over_tokens(True), over_tokens(True)
+    gardens = [TapeGarden(Tape.random(6)) for _ in range(2)]
+    for step, (one, _) in enumerate(zip(play(gardens[0], whole), range(12), strict=False)):
+        garden = gardens[1]
+        signals, legal = garden.signals(), garden.legal()
+        if step == 6:
+            second.recall({name: each.clone() for name, each in first.memory().items()})
+        controller = second if step >= 6 else first
+        actions = controller.act(signals, legal, torch.full((6,), step == 0))
+        garden.plan = controller.audition(signals, legal)
+        assert torch.equal(actions.values, one.values)
+        garden.step(actions)
+    assert controller.thoughts().observations.shape == (6, TokenLayout(3, 7).state_dim)
+    second.recall({})
+    assert second.memory() == {}
+
+
+def test_the_rule_counts_what_was_planted_and_not_what_it_said() -> None:
+    network = TokenActorCritic()
+    network.prefer("op", LifecycleOp.GERMINATE, -50.0)
+    controller = TokenController(network, make_controller(SPEC))
+    garden, advised = TapeGarden(Tape.random(16, seed=5)), 0
+    for actions in play(garden, controller):
+        assert not bool((actions["op"] == LifecycleOp.GERMINATE).any())
+        advised += int((controller._advice["op"] == LifecycleOp.GERMINATE).sum())
+        assert not bool(controller.rule.remembered.planted.any())
+    assert advised > 3 * 16  # it says so again and again
+
+
+def test_it_is_kept_with_its_rule_and_read_back(tmp_path: Path) -> None:
+    controller = over_tokens(True)
+    path = keep_controller(controller.network, tmp_path / "own", None, {"name": "own"}, rule=SPEC)
+    kept, back = read_kept(path), kept_controller(path, "own")
+    assert (kept.slots, kept.blueprints, kept.card, kept.rule) == ((), (), {"name": "own"}, SPEC)
+    assert isinstance(back, TokenController)
+    assert back.rule.name == SPEC
+    assert back.fingerprint == controller.fingerprint
+    assert type(controller_of_network(controller.network)) is TokenController
+
+
+@pytest.mark.parametrize("rule", ["heuristic", "audition:first=", 3, None])
+def test_a_rule_that_is_none_is_refused(rule: Any, tmp_path: Path) -> None:
+    path = keep_controller(TokenActorCritic(), tmp_path / "own", None, {})
+    old = read_archive(path, kind=KIND, version=VERSION)
+    notes = dict(old.notes) | {"rule": rule}
+    write_archive(path, kind=KIND, version=VERSION, tensors=old.tensors, notes=notes)
+    with pytest.raises(ArchiveError, match="does not describe a controller"):
+        read_kept(path)
+
+
+def test_weights_of_another_kind_are_refused(tmp_path: Path) -> None:
+    path = keep_controller(TokenActorCritic(), tmp_path / "own", None, {})
+    old = read_archive(path, kind=KIND, version=VERSION)
+    tensors = {name: each for name, each in old.tensors.items() if name != "recalled.bias"}
+    write_archive(path, kind=KIND, version=VERSION, tensors=tensors, notes=old.notes)
+    with pytest.raises(ArchiveError, match="other tensors: recalled"):
+        read_kept(path)
