@@ -89,26 +89,15 @@ def require_fitting(
     except AgreementError:
         fits = False
     if not fits:
+        kinds = [kind.value for kind in Family if blueprint_names(kind) == known]
+        where = f" whose activations are {kinds[0]}" if kinds else ""
         raise ControllerError(
             f"Controller {controller.name!r} was trained for other hosts",
             given=_told(len(catalogue.slots), catalogue.names),
             valid=_told(slots, known),
-            fix=f"{_advice(slots, known, catalogue)}, or use 'heuristic', which fits any model",
+            fix=f"give blueprints={list(known)} and name {slots} places in slots=[...]{where}, "
+            "or use 'heuristic', which fits any model",
         )
-
-
-def _advice(slots: int, known: tuple[str, ...], catalogue: BlueprintCatalogue) -> str:
-    """What to change in the host, as far as that is known."""
-    wanted = []
-    if len(catalogue.slots) != slots:
-        wanted.append(f"name {slots} places in slots=[...] (esper.inspect lists them)")
-    if known and known != catalogue.names:
-        kinds = [kind.value for kind in Family if blueprint_names(kind) == known]
-        if set(known) <= set(catalogue.names):
-            wanted.append(f"give blueprints={list(known)}")
-        elif kinds:
-            wanted.append(f"choose places whose activations are {' or '.join(kinds)}")
-    return " and ".join(wanted) or f"name {slots} slots of the kind that it was trained for"
 
 
 def _told(slots: int, blueprints: tuple[str, ...]) -> str:

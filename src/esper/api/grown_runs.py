@@ -18,13 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from esper.api.grow_settings import GrowError, GrowSettings
 from esper.api.growing_model import GrowingModel
 from esper.api.host_state import pack, unpack
 from esper.api.retraining import Retrained, Train, fresh, retrain
 from esper.api.run_records import model_notes, report_of
-from esper.archive import Archive, ArchiveError, KeptFolder, RunKind, read_archive, write_archive
+from esper.archive import (
+    Archive,
+    ArchiveError,
+    KeptFolder,
+    RunKind,
+    packed,
+    read_archive,
+    unpacked,
+    write_archive,
+)
 from esper.archive.tensors import MANIFEST
 from esper.kasmina.probe import Sample
 from esper.nissa.hub import tell
@@ -35,7 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CHECKPOINT, BEFORE, SAMPLE = "checkpoint", "checkpoint-before", "sample"
-KIND, VERSION = "grow-run", 2
+KIND, VERSION = "grow-run", 3
 SAMPLE_KIND = "grow-sample"
 
 
@@ -79,29 +89,22 @@ class GrowthFolder(KeptFolder):
 
     def keep_sample(self, sample: Sample) -> None:
         """Write the sample; inputs that are not tensors alone are left for the caller to give."""
-        if isinstance(sample, Tensor):
-            form, parts = "tensor", {"0": sample}
-        elif isinstance(sample, Mapping):
-            form, parts = "mapping", dict(sample)
-        else:
-            form, parts = "tuple", {str(place): each for place, each in enumerate(sample)}
-        if all(isinstance(each, Tensor) for each in parts.values()):
-            place, notes = self.path / SAMPLE, {"form": form}
-            write_archive(place, kind=SAMPLE_KIND, version=VERSION, tensors=parts, notes=notes)
+        plain = dict(sample) if isinstance(sample, Mapping) else sample
+        if all(isinstance(each, Tensor) for each in tree_leaves(plain)):
+            tensors: dict[str, Tensor] = {}
+            notes = {"form": packed(plain, tensors, of="The sample")}
+            place = self.path / SAMPLE
+            write_archive(place, kind=SAMPLE_KIND, version=VERSION, tensors=tensors, notes=notes)
 
     def sample(self, device: torch.device) -> Sample | None:
         """The sample, if it could be kept."""
         if not self.holds_sample:
             return None
         archive = read_archive(self.path / SAMPLE, kind=SAMPLE_KIND, version=VERSION)
-        form = archive.notes["form"]
         # Copied: products of numbers that lie in a mapped file may differ in their last bit.
         tensors = {name: tensor.to(device, copy=True) for name, tensor in archive.tensors.items()}
-        if form == "tensor":
-            return tensors["0"]
-        if form == "mapping":
-            return tensors
-        return tuple(tensors[str(place)] for place in range(len(tensors)))
+        found: Sample = unpacked(archive.notes["form"], tensors)
+        return found
 
 
 def read_report(path: str | Path) -> Report:

@@ -7,21 +7,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
-from esper.archive import Archive, ArchiveError
+from esper.archive import Archive, ArchiveError, KeepingError, packed, unpacked
 from esper.kasmina.shadow_seeds import COUNTS, Shadow, ShadowKey
-from esper.leyline.errors import EsperError, OptimizerMismatchError
+from esper.leyline.errors import OptimizerMismatchError
 from esper.leyline.shadows import ShadowReadings
 
 if TYPE_CHECKING:
     from esper.api.growing_model import GrowingModel
 
-KIND, VERSION = "growing-host", 2
-_PLAIN = (bool, int, float, str, type(None))
-
-
-class KeepingError(EsperError):
-    """Something that cannot be saved, or that does not fit what was saved."""
+KIND, VERSION = "growing-host", 3
 
 
 def pack(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -105,68 +101,52 @@ def _require_fitting(host: "GrowingModel", archive: Archive, *, training: bool) 
 # --- memory as part of a host's state --------------------------------------------------------
 
 MEMORY = "memory."
-SHADOW = f"{MEMORY}shadow."
 
 
 def memory_state(host: "GrowingModel") -> dict[str, Tensor]:
     """What ticks and the controller remember, as tensors, so that any file can hold them."""
-    remembered, notes = host.memory.pack()
-    shadows, heard = _pack_shadows(host)
-    text = json.dumps(notes | host.watch.pack() | {"shadows": heard}).encode()
-    found = {f"{MEMORY}controller.{name}": each for name, each in remembered.items()}
-    found |= {f"{SHADOW}{name}": each for name, each in shadows.items()}
+    found: dict[str, Tensor] = {}
+    parts = {"ticks": host.memory.pack(), "steps": host.watch.pack(), "shadows": _shadows_of(host)}
+    notes = packed(parts, found, of="The controller", where=f"{MEMORY}state")
+    text = json.dumps(notes).encode()
     return {f"{MEMORY}notes": torch.tensor(list(text), dtype=torch.uint8), **found}
 
 
 def recall_memory(host: "GrowingModel", state: Mapping[str, Tensor]) -> None:
     """Take over what `memory_state` gave, wherever its tensors lie now."""
     kept = {name: each.to("cpu", copy=True) for name, each in state.items()}
-    notes = json.loads(bytes(kept.pop(f"{MEMORY}notes").tolist()))
-    of_shadows = {n.removeprefix(SHADOW): kept.pop(n) for n in list(kept) if n.startswith(SHADOW)}
-    _unpack_shadows(host, of_shadows, notes["shadows"])
-    prefix = f"{MEMORY}controller."
-    host.memory.unpack({n.removeprefix(prefix): each for n, each in kept.items()}, notes)
-    host.watch.unpack(notes)
+    parts = unpacked(json.loads(bytes(kept.pop(f"{MEMORY}notes").tolist())), kept)
+    _take_shadows(host, parts["shadows"])
+    host.memory.unpack(parts["ticks"])
+    host.watch.unpack(parts["steps"])
 
 
 # --- shadows -------------------------------------------------------------------------------
 
 
-def _pack_shadows(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _shadows_of(host: "GrowingModel") -> dict[str, Any]:
     shadows, living = host.shadows, []
-    tensors: dict[str, Tensor] = {}
-    if shadows.readings is not None:
-        tensors |= {f"readings.{n}": each for n, each in shadows.readings.arrays().items()}
-    for number, (key, shadow) in enumerate(shadows.living.items()):
-        found, kept = shadow.kept or ({}, None)
-        if shadow.optimizer is not None:
-            found, kept = _pack_optimizer(shadow.optimizer)
-        seen = {"gains": torch.tensor(shadow.gains), "squares": torch.tensor(shadow.squares)}
-        parts = {"seed": shadow.seed.state_dict(), "optimizer": found, "seen": seen}
-        for part, values in parts.items():
-            tensors |= {f"{number}.{part}.{name}": each for name, each in values.items()}
-        blueprint = host.catalogue.names[key.blueprint]
-        living.append([key.slot, blueprint, shadow.epochs, kept])
-    return tensors, {"living": living, **{name: getattr(shadows, name) for name in COUNTS}}
+    for key, shadow in shadows.living.items():
+        kept = shadow.kept if shadow.optimizer is None else _pack_optimizer(shadow.optimizer)
+        name, state = host.catalogue.names[key.blueprint], shadow.seed.state_dict()
+        seen = {"epochs": shadow.epochs, "gains": shadow.gains, "squares": shadow.squares}
+        living.append({"slot": key.slot, "blueprint": name, "seed": state, "kept": kept, **seen})
+    readings = None if shadows.readings is None else shadows.readings.arrays()
+    counts = {name: getattr(shadows, name) for name in COUNTS}
+    return {"living": living, "readings": readings, **counts}
 
 
-def _unpack_shadows(
-    host: "GrowingModel", tensors: Mapping[str, Tensor], notes: Mapping[str, Any]
-) -> None:
-    def part(prefix: str) -> dict[str, Tensor]:
-        return {n[len(prefix) :]: each for n, each in tensors.items() if n.startswith(prefix)}
-
-    readings = part("readings.")
+def _take_shadows(host: "GrowingModel", notes: Mapping[str, Any]) -> None:
     living: dict[ShadowKey, Shadow] = {}
-    for number, (slot, blueprint, epochs, kept) in enumerate(notes["living"]):
-        key = ShadowKey(slot, host.catalogue.index(blueprint))
+    for each in notes["living"]:
+        key = ShadowKey(each["slot"], host.catalogue.index(each["blueprint"]))
         seed = host.shadow_seed(*key)
-        seed.load_state_dict(part(f"{number}.seed."))
-        pending = None if kept is None else (part(f"{number}.optimizer."), kept)
+        seed.load_state_dict(each["seed"])
         device = next(seed.parameters()).device
-        seen = {name: [*each.to(device)] for name, each in part(f"{number}.seen.").items()}
-        living[key] = Shadow(seed, epochs, None, pending, **seen)
-    host.shadows.restore(living, ShadowReadings(**readings) if readings else None, notes)
+        seen = {name: [one.to(device) for one in each[name]] for name in ("gains", "squares")}
+        living[key] = Shadow(seed, each["epochs"], None, each["kept"], **seen)
+    readings = notes["readings"]
+    host.shadows.restore(living, None if readings is None else ShadowReadings(**readings), notes)
     revive_shadows(host)
 
 
@@ -212,59 +192,44 @@ def _load_buffers(host: "GrowingModel", saved: Mapping[str, Tensor]) -> None:
 def _pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State goes by position, which follows from what has grown."""
     whole = optimizer.state_dict()
-    groups = whole["param_groups"]
-    tables = {f"state.{index}": state for index, state in whole["state"].items()}
-    tables |= {f"group.{index}": group for index, group in enumerate(groups)}
+    lists = ("params", "param_names")
+    groups = [{k: v for k, v in each.items() if k not in lists} for each in whole["param_groups"]]
     tensors: dict[str, Tensor] = {}
-    scalars: dict[str, Any] = {}
-    for table, values in tables.items():
-        for name, value in values.items():
-            several = isinstance(value, (tuple, list))
-            if isinstance(value, Tensor):
-                tensors[f"{table}.{name}"] = value
-            elif name in ("params", "param_names"):
-                continue
-            elif all(isinstance(each, _PLAIN) for each in (value if several else [value])):
-                scalars[f"{table}.{name}"] = list(value) if several else value
-            else:
-                raise KeepingError(
-                    "The optimiser keeps something that cannot be saved",
-                    given=f"{table}.{name}: {type(value).__name__}",
-                    valid="tensors and numbers",
-                )
-    sizes = [len(group["params"]) for group in groups]
-    return tensors, {"kind": type(optimizer).__name__, "sizes": sizes, "scalars": scalars}
+    state = packed([whole["state"], groups], tensors, of="The optimiser")
+    return tensors, {"kind": type(optimizer).__name__, "sizes": _sizes(optimizer), "state": state}
+
+
+def _sizes(optimizer: Optimizer) -> list[int]:
+    return [len(group["params"]) for group in optimizer.param_groups]
 
 
 def _unpack_optimizer(
     optimizer: Optimizer, tensors: Mapping[str, Tensor], kept: Mapping[str, Any]
 ) -> None:
     groups = optimizer.param_groups
-    sizes = [len(group["params"]) for group in groups]
-    if sizes != kept["sizes"]:
+    if _sizes(optimizer) != kept["sizes"]:
         raise OptimizerMismatchError(
             "The saved optimiser has other parameter groups",
-            given=f"saved groups of {kept['sizes']}, here {sizes}",
+            given=f"saved groups of {kept['sizes']}, here {_sizes(optimizer)}",
             fix="make the optimiser with the same groups",
         )
-    state: dict[int, dict[str, Any]] = {}
-    for place, value in (*kept["scalars"].items(), *tensors.items()):
-        part, index, name = place.split(".", 2)
-        if part == "state":
-            state.setdefault(int(index), {})[name] = value
-        else:
-            before = groups[int(index)].get(name)
-            given = value.clone() if isinstance(value, Tensor) else value
-            groups[int(index)][name] = tuple(given) if isinstance(before, tuple) else given
+    state, saved = unpacked(kept["state"], tensors)
+    for group, values in zip(groups, saved, strict=True):
+        group.update(tree_map_only(Tensor, Tensor.clone, values))
     owners = [(parameter, group) for group in groups for parameter in group["params"]]
     # Not by load_state_dict, which casts moments to the parameters' precision.
     optimizer.state.clear()
     for number in sorted(state):
         parameter, group = owners[number]
-        # Step counters stay on the CPU unless the kernel wants them.
-        on_cpu = () if group.get("capturable") or group.get("fused") else ("step",)
-        optimizer.state[parameter] = state[number] | {
-            name: value.to("cpu" if name in on_cpu else parameter.device, copy=True)
-            for name, value in state[number].items()
-            if isinstance(value, Tensor)
-        }
+        optimizer.state[parameter] = placed(state[number], parameter, group)
+
+
+def placed(state: Mapping[str, Any], parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of what an optimiser remembers of a parameter, where it wants them: step counters stay
+    on the CPU unless its kernel wants them."""
+    on_cpu = () if group.get("capturable") or group.get("fused") else ("step",)
+    return dict(state) | {
+        name: value.to("cpu" if name in on_cpu else parameter.device, copy=True)
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }

@@ -1,22 +1,20 @@
 """The learning-rate scheduler of a run: made, stepped once per epoch, and kept as JSON holds it."""
 
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from esper.api.grow_settings import GrowError
+from esper.archive import KeepingError, packed, unpacked
 from esper.leyline.errors import first_line
 
 MakeScheduler = Callable[[Optimizer], LRScheduler]
 
 _EXAMPLE = "scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"
 _NEEDED = ("step", "state_dict", "load_state_dict")
-# How what JSON has no word for is written: {"dict": [[key, value], ...]} and the like.
-_MAPPINGS = {kind.__name__: kind for kind in (dict, Counter, OrderedDict)}
 
 
 class Schedule:
@@ -50,7 +48,11 @@ class Schedule:
 
     def note(self) -> dict[str, Any]:
         """All of its state, for `restore`."""
-        state = as_json(self.scheduler.state_dict())
+        tensors: dict[str, Tensor] = {}
+        state = packed(self.scheduler.state_dict(), tensors, of="The scheduler")
+        if tensors:
+            given = f"a tensor, {next(iter(tensors))}"
+            raise KeepingError("The scheduler keeps something that cannot be saved", given=given)
         return {"kind": type(self.scheduler).__name__, "state": state}
 
     def restore(self, note: Mapping[str, Any]) -> None:
@@ -63,45 +65,10 @@ class Schedule:
                 fix="pass the one that it began with",
             )
         try:
-            self.scheduler.load_state_dict(from_json(note["state"]))
+            self.scheduler.load_state_dict(unpacked(note["state"], {}))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise GrowError(
                 "The scheduler is made otherwise than that of the run",
                 given=f"{kind}: {first_line(error)}",
                 fix="make it as it was made for the run",
             ) from error
-
-
-# --- state as JSON -------------------------------------------------------------------------
-
-
-def as_json(value: Any, where: str = "state") -> Any:
-    """What `from_json` makes the same of again: keys that are numbers stay numbers."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, list):
-        return [as_json(each, f"{where}[{place}]") for place, each in enumerate(value)]
-    if type(value) is tuple:
-        return {"tuple": as_json(list(value), where)}
-    if type(value) in _MAPPINGS.values():
-        pairs = [[as_json(key, where), as_json(value[key], f"{where}.{key}")] for key in value]
-        return {type(value).__name__: pairs}
-    raise GrowError(
-        "The scheduler keeps something that cannot be saved",
-        given=f"{where}: {type(value).__name__}",
-        valid="numbers, texts, lists, tuples and dicts",
-        fix="leave out=... away, or take another scheduler",
-    )
-
-
-def from_json(value: Any) -> Any:
-    if isinstance(value, list):
-        return [from_json(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    ((name, parts),) = value.items()
-    if name == "tuple":
-        return tuple(from_json(parts))
-    return _MAPPINGS[name]({from_json(key): from_json(each) for key, each in parts})

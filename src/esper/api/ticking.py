@@ -330,31 +330,31 @@ class GrowthMemory:
 
     # --- keeping -------------------------------------------------------------------------
 
-    def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What the controller that decided last remembers, and all else as JSON holds it."""
+    def pack(self) -> dict[str, Any]:
+        """All of it, with what the controller that decided last remembers."""
         controller, remembered = self._pending or (None, {})
         if self.controller is not None:
             controller, remembered = self.controller.name, {}
         if isinstance(self.controller, Remembering):
             remembered = self.controller.memory()
-        notes = {
+        return {
             "classes": self.classes,
             "unit": self._unit,
             "compared": self.compared,
             "ended": self.ended,
             "controller": controller,
+            "remembered": dict(remembered),
             "window": {name: each.tolist() for name, each in self.window.state_dict().items()},
         }
-        return dict(remembered), notes
 
-    def unpack(self, remembered: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
+    def unpack(self, notes: Mapping[str, Any]) -> None:
         window = notes["window"].items()
         self.window.load_state_dict({n: torch.tensor(v, dtype=torch.float64) for n, v in window})
         self.classes, self._unit = notes["classes"], notes["unit"]
         self.compared, self.ended = bool(notes["compared"]), bool(notes["ended"])
         controller = notes["controller"]
         self.controller = None
-        self._pending = None if controller is None else (controller, remembered)
+        self._pending = None if controller is None else (controller, notes["remembered"])
 
 
 def row(value: float) -> Tensor:

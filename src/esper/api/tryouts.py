@@ -30,7 +30,7 @@ from esper.tamiyo.controllers.protocol import Controller
 if TYPE_CHECKING:
     from esper.api.grow_loop import Growth
 
-START, KIND, VERSION = "start", "grow-start", 1
+START, KIND, VERSION = "start", "grow-start", 2
 COMPARED = 2  # epochs, the last ones, over which validation losses are averaged
 
 

@@ -22,8 +22,10 @@ from torch.utils._pytree import tree_map_only
 from esper.api import Budget, GrowingModel, Tick, score_of_loss
 from esper.api.grow_settings import AUTO, OWN_LOOP, BudgetLike
 from esper.api.growing_model import StepWatch
+from esper.api.host_state import placed
 from esper.api.inspection import Slots
 from esper.api.ticking import SAME_SCORE, Evaluate, measuring, number
+from esper.archive import packed, unpacked
 from esper.kasmina import GateRules
 from esper.kasmina.isolation import randomness_kept
 from esper.kasmina.optimizer_surgery import SCALE_KEY, remove_parameters
@@ -34,7 +36,7 @@ from esper.leyline.slots import require_agreement
 from esper.tamiyo.controllers import Controller
 
 NAME = "esper"  # of the submodule
-_NOTES, _KEPT = "notes", "optimizer."
+_NOTES, _KEPT = "notes", "optimizer"
 _WRAPS = ("slots", "budget", "blueprints", "rules", "classes", "seed")  # settings of `esper.wrap`
 # Lower is better; short ones are words of their own, unlike those in "answer" and "cancer".
 _LOSSES = re.compile("loss|error|perplexity|mse|mae|(?<![a-z])(nll|ppl|wer|cer)(?![a-z])")
@@ -125,11 +127,12 @@ class Attachment(nn.Module):
             destination.update({prefix + name: value for name, value in self.waiting.items()})
             return
         host._save_to_state_dict(destination, prefix, keep_vars)
-        tensors, notes = host.pack_seeds()
         total, count = self.losses
-        notes |= {"losses": [float(total), count], "first_loss": self.first_loss}
+        notes: dict[str, Any] = {"losses": [float(total), count], "first_loss": self.first_loss}
         notes |= {"slots": [spec.name for spec in host.specs], "part": host.part}
-        destination.update({f"{prefix}{_KEPT}{name}": each for name, each in tensors.items()})
+        tensors: dict[str, Tensor] = {}
+        notes["optimizer"] = packed(host.pack_seeds(), tensors, of="The optimiser", where=_KEPT)
+        destination.update({f"{prefix}{name}": each for name, each in tensors.items()})
         text = bytearray(json.dumps(notes).encode())
         destination[prefix + _NOTES] = torch.frombuffer(text, dtype=torch.uint8).clone()
 
@@ -145,12 +148,12 @@ class Attachment(nn.Module):
                 del state_dict[name]
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
             return
-        start, notes = prefix + _KEPT, notes_of(state_dict.pop(prefix + _NOTES))
+        notes, start = notes_of(state_dict.pop(prefix + _NOTES)), f"{prefix}{_KEPT}."
         slots = [spec.name for spec in host.specs]
         require_agreement("slots", ("model", slots), ("checkpoint", notes["slots"]))
-        kept = {n.removeprefix(start): state_dict.pop(n) for n in saved if n.startswith(start)}
+        kept = {n.removeprefix(prefix): state_dict.pop(n) for n in saved if n.startswith(start)}
         host._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        host.unpack_seeds(kept, notes)
+        host.unpack_seeds(unpacked(notes["optimizer"], kept))
         self.losses, self.first_loss = list(notes["losses"]), notes["first_loss"]
 
 
@@ -243,32 +246,23 @@ class AttachedHost(GrowingModel):
         self.watch.bring_back()  # a step that failed has it still set aside
         return next(each for each in optimizer.param_groups if SCALE_KEY in each)
 
-    def pack_seeds(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def pack_seeds(self) -> list[dict[str, Any]]:
         """What the optimiser remembers of seeds, and the rates of their gates."""
-        found: dict[str, Any] = {}
-        rates: dict[str, float] = {}
+        seeds, found = dict(self.slots.named_parameters()), []
         for optimizer in self.optimizers:
-            for name, parameter in self.slots.named_parameters():
-                kept = optimizer.state.get(parameter, {})
-                found |= {f"{name}.{key}": value for key, value in kept.items()}
-            group = self._gate_group(optimizer)
+            group, known = self._gate_group(optimizer), optimizer.state
             rates = {name: float(group[name]) for name in _GROUP_RATES if name in group}
-        tensors = {name: each for name, each in found.items() if isinstance(each, Tensor)}
-        numbers = {name: each for name, each in found.items() if name not in tensors}
-        return tensors, {"optimizer": numbers, "rates": rates}
+            state = {name: dict(known[each]) for name, each in seeds.items() if each in known}
+            found.append({"state": state, "rates": rates})
+        return found
 
-    def unpack_seeds(self, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
+    def unpack_seeds(self, found: Sequence[Mapping[str, Any]]) -> None:
         seeds = dict(self.slots.named_parameters())
-        for optimizer in self.optimizers:
+        for optimizer, kept in zip(self.optimizers, found, strict=False):
             group = self._gate_group(optimizer)
-            group.update(notes["rates"])
-            counts_here = not (group.get("capturable") or group.get("fused"))
-            for place, value in {**notes["optimizer"], **tensors}.items():
-                name, _, key = place.rpartition(".")
-                if isinstance(value, Tensor):
-                    device = seeds[name].device
-                    value = value.to("cpu" if key == "step" and counts_here else device, copy=True)
-                optimizer.state[seeds[name]][key] = value
+            group.update(kept["rates"])
+            for name, values in kept["state"].items():
+                optimizer.state[seeds[name]].update(placed(values, seeds[name], group))
 
 
 def _add_gate_group(optimizer: Optimizer, schedulers: Iterable[Any]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_aggregate
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from esper.kasmina import export_files
 from esper.kasmina.export_files import Written
@@ -222,12 +222,8 @@ def _arguments(model: nn.Module, sample: Sample) -> tuple[list[str], list[tuple[
     for name in given:
         if name in RESERVED or not name.isidentifier():
             raise _refuse(f"an argument of its forward is called {name!r}", fix="rename it")
-    leaves = [leaf for name, value in given.items() for leaf in _paths_to_leaves(value, name)]
-    if len(leaves) != len(tree_leaves((args, kwargs))):
-        kinds = ", ".join(sorted({type(value).__name__ for _, value in leaves}))
-        fix = "pass tensors, or tuples, lists and dicts of them"
-        raise _refuse(f"its arguments are {kinds}", fix)
-    return list(given), leaves
+    found: list[tuple[Any, object]] = tree_flatten_with_path(given)[0]
+    return list(given), [(f"{path[0].key}{keystr(path[1:])}", leaf) for path, leaf in found]
 
 
 def _check(place: fx.Node, expression: str, value: object) -> str:
@@ -267,19 +263,6 @@ def _heading(node: fx.Node) -> str:
     if path.startswith("_empty_nn_module_stack"):
         return ""
     return f"{ascii(path)[1:-1] or 'the model'}: {kind if kind.isidentifier() else 'a module'}"
-
-
-def _paths_to_leaves(value: Any, text: str) -> Iterator[tuple[str, Any]]:
-    """Each leaf of a nested argument, with the expression that reaches it."""
-    is_named_tuple = isinstance(value, tuple) and hasattr(value, "_fields")
-    if type(value) in (list, tuple) or is_named_tuple:
-        for index, each in enumerate(value):
-            yield from _paths_to_leaves(each, f"{text}[{index}]")
-    elif type(value) is dict:
-        for key, each in value.items():
-            yield from _paths_to_leaves(each, f"{text}[{_key_text(key)}]")
-    else:
-        yield text, value
 
 
 def _bracketed(value: list[Any] | tuple[Any, ...], inside: Iterable[str]) -> str:
