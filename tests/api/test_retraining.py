@@ -99,7 +99,7 @@ def test_a_rate_that_diverges_does_not_cost_what_the_others_came_to() -> None:
     assert set(found.runs) == {0.01}
     assert found.diverged == (1e30,)
     assert found.best is found.runs[0.01]
-    assert "afresh, lr 1e+30 diverged" in str(found)
+    assert "afresh, lr 1e+30  diverged" in str(found)
     with pytest.raises(NotFiniteError):
         run.retrain([1e30])
 

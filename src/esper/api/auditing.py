@@ -34,7 +34,6 @@ from esper.show.terminal import duration
 from esper.tamiyo.controllers.auditioning import Listening
 
 LEAST_SHARE = 0.2  # of an epoch's batches: with less, fewer seeds are heard
-SURVIVE = 0.33  # of the seeds, after each epoch, where there is little time
 MOST = 100.0  # epochs of the model that shadows may cost, in FLOPs, where no time is given
 TIMED = 8  # shadows whose passes are timed
 UPDATE = 1.3  # times a pass: a step with its update
@@ -54,8 +53,7 @@ def audit(
     A copy trains alone for `first` epochs; then every seed that fits a place and the budget learns
     beside it for `epochs` more, which the copy never notices. What it costs is said before it
     starts. Within `seconds`, or above the cost of a hundred epochs of the model, seeds learn from a
-    share of the batches and, where that would be little, fewer of them after each epoch. All else
-    is as in `grow`.
+    share of the batches, and where that would be little, fewer of them. All else is as in `grow`.
     """
     began = time.monotonic()
     counts = all(type(each) is int and each > 0 for each in (first, epochs))
@@ -151,11 +149,8 @@ def _listener(
     # In epochs of the model, or in time, of which a shadow needs about as much as the model.
     timed = 1.0 + CHECKED / TRAINING_PASSES
     most, each = (MOST, step) if seconds is None else (seconds / (epoch or math.inf) - alone, timed)
-    for survive in (1.0, SURVIVE):
-        turns = count * sum(survive**number for number in range(epochs))
-        share = min(max(most / turns / each, 0.01 if seconds is None else 0.0), 1.0)
-        if share >= LEAST_SHARE:
-            break
+    turns: float = count * epochs
+    share = min(max(most / turns / each, 0.01 if seconds is None else 0.0), 1.0)
     if share <= 0.0:
         least = math.ceil((alone + turns * LEAST_SHARE) * epoch)
         valid = f"about {least}" if epoch else "None, since these data do not know their length"
@@ -164,11 +159,10 @@ def _listener(
     share, turns = max(share, LEAST_SHARE), turns / every
     total, lasting = (alone + turns * share * rate for rate in (step, timed))
     told = (
-        f"{math.ceil(count / every)} of {count} seeds that fit, on {share:.0%} of the batches"
-        f"{', fewer of them after each epoch' if survive < 1.0 else ''}: as much as {total:.1f} "
-        f"epochs of the model, about {duration(lasting * epoch or None)}"
+        f"{math.ceil(count / every)} of {count} seeds that fit, on {share:.0%} of the batches: "
+        f"as much as {total:.1f} epochs of the model, about {duration(lasting * epoch or None)}"
     )
-    return Listening(first, share, survive, every), told
+    return Listening(first, share, every), told
 
 
 def _step_seconds(host: GrowingModel, batch: Sample, fits: Tensor) -> float:

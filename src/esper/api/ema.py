@@ -1,6 +1,5 @@
 """An exponential moving average of a growing host's weights, which grows along with it."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -57,16 +56,14 @@ class GrowingAverage:
             name: (p, known[name].to(p.device) if name in known else _wide(p.detach().clone()))
             for name, p in self.host.named_parameters()
         }
-        alike: dict[object, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-        for name in known:
-            parameter, average = self._kept[name]
+        pairs = []
+        for parameter, average in (self._kept[name] for name in known):
             if average.is_floating_point() or average.is_complex():
-                averages, values = alike[average.device, average.dtype]
-                averages.append(average)
-                values.append(_wide(parameter.detach()))
+                pairs.append((average, _wide(parameter.detach())))
             else:
                 average.copy_(parameter)
-        for averages, values in alike.values():
+        if pairs:
+            averages, values = map(list, zip(*pairs, strict=True))
             torch._foreach_lerp_(averages, values, 1.0 - self.decay)
 
     @contextmanager

@@ -28,6 +28,7 @@ from esper.kasmina.slotted import catalogue_of
 from esper.kasmina.watching import Sample
 from esper.leyline import DEFAULT_SLOT_COUNT, EsperError, SlotError, SlotSpec
 from esper.show.audit_facts import Audit
+from esper.show.terminal import aligned
 
 Slots = str | Sequence[Target | str]
 
@@ -78,14 +79,14 @@ class Inspection:
                 mark = "*" if each.path in self.chosen else ""
                 options = ", ".join(f"{name} {cost:,}" for name, cost in each.options.items())
                 rows.append((mark, each.path, each.kind, each.layout, options))
-            lines += _table(rows)
+            lines += aligned(rows)
             lines += ["", '* taken by slots="auto"'] if self.chosen else []
         else:
             lines.append("No place can carry a slot.")
         if self.refusals:
             reasons = [("refused", "module", "reason")]
             reasons += [(each.path, each.kind, each.reason) for each in self.refusals]
-            lines += ["", *_table(reasons)]
+            lines += ["", *aligned(reasons)]
         return "\n".join(lines)
 
 
@@ -331,11 +332,3 @@ def _shape(spec: SlotSpec) -> str:
     canonical.insert(spec.channel_axis, str(spec.channels))
     own = [canonical[axis] for axis in spec.from_canonical]
     return f"{spec.layout.value} [{', '.join(own)}]"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

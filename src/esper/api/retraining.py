@@ -18,6 +18,7 @@ from esper.api.ticking import NotFiniteError
 from esper.kasmina.isolation import randomness_kept
 from esper.leyline.settings import POSITIVE, require
 from esper.leyline.streams import derive_seed
+from esper.show.terminal import aligned
 
 if TYPE_CHECKING:
     from esper.api.grown_runs import GrownRun
@@ -47,19 +48,16 @@ class Retrained:
         return self.best.export()
 
     def __str__(self) -> str:
-        rows = [("grown", self.grown)]
-        rows += [(f"afresh, lr {rate:g}", run) for rate, run in self.runs.items()]
-        width = max(len(name) for name, _ in rows)
-        lines = [
-            f"{name.ljust(width)}  "
-            + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in run.after.items())
-            for name, run in rows
+        runs = {"grown": self.grown} | {f"afresh, lr {r:g}": run for r, run in self.runs.items()}
+        rows = [
+            (name, ", ".join(f"{k.replace('_', ' ')} {v:.4g}" for k, v in run.after.items()))
+            for name, run in runs.items()
         ]
         spent = sum(
             sum(map(sum, (each.values() for each in r.seconds))) for r in self.runs.values()
         )
-        lines += [f"afresh, lr {rate:g} diverged" for rate in self.diverged]
-        return "\n".join([*lines, f"Training afresh took {spent:.1f} s more."])
+        rows += [(f"afresh, lr {rate:g}", "diverged") for rate in self.diverged]
+        return "\n".join([*aligned(rows), f"Training afresh took {spent:.1f} s more."])
 
 
 def retrain(run: "GrownRun", train: Train | None, rates: Sequence[float] | None) -> Retrained:

@@ -149,15 +149,13 @@ def measuring(host: nn.Module) -> Iterator[None]:
     """Inside, the model is in evaluation mode without gradients; afterwards all is as before:
     modes, buffers, random numbers.
     """
-    modes = [(module, module.training) for module in host.modules()]
+    mode = host.training
     with torch.no_grad(), state_kept(host), randomness_kept(host):
         try:
             nn.Module.train(host, False)
             yield
-        finally:
-            nn.Module.train(host, modes[0][1])
-            for module, mode in modes:  # parts may be in a mode of their own
-                module.training = mode
+        finally:  # parts may be in a mode of their own, which is kept with their state
+            nn.Module.train(host, mode)
 
 
 def number(name: str, value: object) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.leyline.errors import UnknownNameError
+from esper.leyline.errors import require_known
 
 _CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict, Counter}
 # Of what every module has, a pass may add to these three; the rest are hooks and flags.
@@ -24,8 +24,7 @@ class Isolation(StrEnum):
 
     @classmethod
     def named(cls, name: str) -> "Isolation":
-        if name not in list(cls):
-            raise UnknownNameError.of("isolation", str(name), [each.value for each in cls])
+        require_known("isolation", str(name), [each.value for each in cls])
         return cls(name)
 
     DUAL_PASS = "dual_pass"  # a second pass with the seed on and everything else frozen

@@ -20,7 +20,7 @@ from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.layout_inference import Axes, Evidence, axes_that_follow, batch_size, opening
 from esper.kasmina.slot import Part, Slot, part_of, taps_on
 from esper.kasmina.watching import ModuleCall, Run, Sample, Watched, watch
-from esper.leyline.errors import EsperError, SlotError, UnknownNameError, first_line
+from esper.leyline.errors import EsperError, SlotError, UnknownNameError, first_line, require_known
 from esper.leyline.slots import Layout, SlotSpec
 
 __all__ = ["Place", "Sample", "Sighting", "Target", "probe", "survey"]
@@ -45,8 +45,8 @@ class Target:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if self.layout is not None and self.layout not in list(Layout):
-            raise UnknownNameError.of("layout", self.layout, [each.value for each in Layout])
+        if self.layout is not None:
+            require_known("layout", self.layout, [each.value for each in Layout])
 
     @classmethod
     def parse(cls, place: "Target | str") -> "Target":

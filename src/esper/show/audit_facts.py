@@ -17,7 +17,7 @@ from esper.archive import write_whole
 from esper.leyline.constants import BY_HEART, CERTAIN, UNLEARNED
 from esper.leyline.errors import DataError
 from esper.show.report import require_matplotlib
-from esper.show.terminal import duration, listed
+from esper.show.terminal import aligned, duration, listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -179,8 +179,7 @@ class Audit:
         limit = "" if self.room is None else f", at most {self.room:,} more"
         lines = [f"{self.model}: {self.host_params:,} parameters{limit}", f"{self.headline}.", ""]
         rows = [COLUMNS, *(each.cells(self.digits) for each in self.candidates[:ROWS])]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        lines += aligned(rows)
         if rest := Counter(each.verdict for each in self.candidates[ROWS:]):
             told = ", ".join(f"{number} {verdict}" for verdict, number in rest.items())
             lines.append(f"and {rest.total()} more: {told}")

@@ -60,6 +60,12 @@ def progress(*, quiet: bool = False) -> Iterator[ProgressReport]:
         yield say
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table, in columns of plain text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def wide_console() -> Console:
     """Wide enough for the tables, also where output goes to a file."""
     return Console(width=max(WIDTH, Console().width))

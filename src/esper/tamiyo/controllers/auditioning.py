@@ -360,23 +360,15 @@ class Listening:
 
     name = "listening"
 
-    def __init__(self, first: int, share: float, survive: float, every: int) -> None:
-        self.first, self.share, self.survive, self.every = first, share, survive, every
-        self._going: Tensor | None = None
+    def __init__(self, first: int, share: float, every: int) -> None:
+        self.first, self.share, self.every = first, share, every
 
     def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
         return Actions.of(legality.space, legality.hosts, op=LifecycleOp.WAIT)
 
     def audition(self, signals: Signals, legality: Legality) -> AuditionPlan:
-        going, shadows = self._going, signals.shadows
-        assert shadows is not None  # a host asks for a plan where it can follow it
-        if going is None:
-            going = _affordable(fits := _fitting(signals), fits.double(), fits.sum() / self.every)
-        else:
-            kept = (going.flatten(1).sum(1) * self.survive).ceil()
-            going = _best(going, shadows.bound(-DOUBT), kept)
+        going = _affordable(fits := _fitting(signals), fits.double(), fits.sum() / self.every)
         waits = signals.lifecycle.epoch < self.first
-        self._going = None if bool(waits) else going
         return AuditionPlan(going & ~waits, torch.full((1,), self.share, dtype=torch.float64))
 
 
