@@ -432,16 +432,12 @@ class Growth:
         if self.schedule is not None:
             self.schedule.step(scores.loss, scores.score)
         heard = {} if not shadowed else {"shadow_cost": shadowed, "shadows": shadow_notes(host)}
-        record = {
-            "epoch": tick.epoch,
+        told = asdict(tick)
+        del told["changed"]
+        record = told | {
+            "events": list(told["events"]),  # as JSON holds it
             "train_loss": trained.loss,
             "val_loss": scores.loss,
-            "score": tick.score,
-            "committed": tick.committed,
-            "contributions": dict(tick.contributions),
-            "decision": asdict(tick.decision),
-            "events": [asdict(event) for event in tick.events],
-            "added": tick.added,
             "most_added": max(most_added, tick.added),
             "device": self.run.settings.device,
             "precision": self.run.settings.precision,

@@ -13,7 +13,7 @@ from typing import Any
 
 from esper.api.grown_runs import GrownRun
 from esper.api.observers import EpochNews, Observer
-from esper.api.run_records import versions
+from esper.api.run_records import FIGURES, versions
 from esper.api.ticking import GrowthDecision, NotFiniteError, StageChange
 from esper.leyline import Cause, LifecycleOp, SeedStage
 from esper.leyline.errors import first_line
@@ -130,8 +130,7 @@ class GrowthTelemetry(Observer):
             blueprints.append(self._planted[change.slot])
         if epoch <= known:
             return
-        names = ("train_loss", "val_loss", "score", "committed", "added", "most_added")
-        emit(events.EpochEnded(round=epoch, **{name: record[name] for name in names}))
+        emit(events.EpochEnded(round=epoch, **{name: record[name] for name in FIGURES}))
         if held := record["slots"]:
             alphas = {f"alpha_{slot}": each["alpha"] for slot, each in held.items()}
             emit(events.Sampled(round=epoch, values=alphas))
