@@ -129,7 +129,7 @@ def main() -> None:
             ]
         )
         print(" | ".join(rows[-1]), flush=True)
-    write_json(options.json, figures)
+        write_json(options.json, figures)
     if options.write:
         command = f"python benchmarks/training.py --device {options.device}"
         write_section("training", options.device, command, HEADER, rows)

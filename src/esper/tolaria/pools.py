@@ -174,12 +174,11 @@ class Pool:
     def start(self, rows: Tensor, values: Tensor, rate: Tensor, decay: Tensor) -> None:
         """Newborn rows: these parameters, fresh optimiser state, rates of their environments."""
         state = self.state
-        state.theta[rows] = values.to(state.theta)
-        for moment in state.moments:
-            moment[rows] = 0.0
-        state.steps[rows] = 0.0
-        state.active[rows] = True
-        self.squares[rows] = 0.0
+        there = rows.to(state.theta.device)
+        state.theta[there] = values.to(state.theta)
+        for cleared in (*state.moments, state.steps, self.squares):
+            cleared[there] = 0.0
+        state.active[there] = True
         self.set_rates(rows, rate, decay)
 
     def tensors(self) -> dict[str, Tensor]:
