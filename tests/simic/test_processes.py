@@ -1,15 +1,16 @@
 """Two processes that learn together make the update that one would make with everything."""
 
 import multiprocessing
+import random
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 
-from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM
+from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM, Legality
 from esper.leyline.constants import KL_STOP_FACTOR
 from esper.simic.agent import (
     NonFiniteError,
@@ -26,7 +27,9 @@ from tests.simic.toys import Noise
 
 HIDDEN, TIME = DEFAULT_LSTM_HIDDEN_DIM // 8, DEFAULT_EPISODE_LENGTH // 4
 ROWS = ((0, 4), (4, 7))  # whose environments are whose
+Rows = tuple[tuple[int, int], ...]
 ENVS = ROWS[-1][1]
+RANDOM = 12  # rollouts of random sizes, in float64
 BASE = PPOConfig(learning_rate=1e-2, target_kl=None, strict=True)
 NAMES = ("one minibatch", "several minibatches", "stopped", "one has no steps")
 
@@ -51,14 +54,14 @@ def cases() -> dict[str, PPOConfig]:
     }
 
 
-def filled(config: PPOConfig) -> PPOAgent:
+def filled(config: PPOConfig, envs: int = ENVS, seed: int = 3) -> PPOAgent:
     """An agent with a rollout of all the environments, some of which took fewer steps."""
-    world = Noise(ENVS, seed=3)
-    agent = build(config, ENVS)
+    world = Noise(envs, seed=seed)
+    agent = build(config, envs)
     collect(agent, world, world.reset())
     agent.buffer.counts[1] = TIME // 2
     agent.buffer._even = False
-    agent.buffer.compute_advantages_and_returns(torch.zeros(ENVS))
+    agent.buffer.compute_advantages_and_returns(torch.zeros(envs))
     return agent
 
 
@@ -75,9 +78,9 @@ def build(config: PPOConfig, envs: int, processes: Processes | None = None) -> P
     )
 
 
-def divided(whole: PPOAgent, processes: Processes) -> PPOAgent:
+def divided(whole: PPOAgent, processes: Processes, rows: Rows = ROWS) -> PPOAgent:
     """This process's agent: the same weights, and the rollout of its own environments."""
-    first, after = ROWS[processes.rank]
+    first, after = rows[processes.rank]
     part = build(whole.config, after - first, processes)
     for name, data in whole.buffer._data.items():
         part.buffer[name].copy_(data[first:after])
@@ -110,7 +113,7 @@ def learn(rank: int, folder: str, results: Any) -> None:
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=len(ROWS)
     )
     try:
-        results.put((rank, findings(rank, Processes.joined())))
+        results.put((rank, findings(rank, Processes.joined(), folder)))
     except Exception as error:
         results.put((rank, {"failed": repr(error)}))
         raise
@@ -118,7 +121,7 @@ def learn(rank: int, folder: str, results: Any) -> None:
         distributed.destroy_process_group()
 
 
-def findings(rank: int, processes: Processes) -> dict[str, Any]:
+def findings(rank: int, processes: Processes, folder: str) -> dict[str, Any]:
     """What comes of all cases, of weights that differ, and of what must be refused."""
     found: dict[str, Any] = {}
     for name, config in cases().items():
@@ -129,7 +132,8 @@ def findings(rank: int, processes: Processes) -> dict[str, Any]:
     network.lstm.weight_hh_l0.data.fill_(rank)
     agent = PPOAgent(network, build(BASE, 1).buffer, processes=processes)
     found["weights"] = agent.network.lstm.weight_hh_l0.tolist()
-    found["sampler"] = agent.sampler.initial_seed()
+    found["actions"] = played(processes)
+    found |= kept(processes, folder)
 
     wrong = divided(filled(BASE), processes)
     if rank == 1:
@@ -155,7 +159,66 @@ def findings(rank: int, processes: Processes) -> dict[str, Any]:
         found["refusals"].append(type(error).__name__)
     after = broken.network.state_dict()
     found["untouched"] &= all(torch.equal(state[name], after[name]) for name in state)
+    compute_in_double()
+    found["apart"] = [apart(seed, processes) for seed in range(RANDOM)]
     return found
+
+
+def apart(seed: int, processes: Processes) -> float:
+    """By how much weights differ after the updates of all processes and of one, at random sizes."""
+    draw = random.Random(seed)
+    envs = draw.randint(3, 9)
+    middle = draw.randint(1, envs - 1)
+    config = replace(
+        BASE,
+        epochs=draw.randint(1, 3),
+        minibatches=draw.randint(1, min(4, envs)),
+        gae_lambda=draw.random(),
+        entropy_coef=0.1 * draw.random(),
+        normalize_observations=draw.random() < 0.5,
+    )
+    whole = filled(config, envs, seed)
+    part = divided(whole, processes, ((0, middle), (middle, envs)))
+    part.update()
+    whole.update()
+    ours, theirs = part.network.state_dict(), whole.network.state_dict()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def compute_in_double() -> None:
+    """From here on this process computes in float64 what is computed in float32 otherwise."""
+    torch.set_default_dtype(torch.float64)
+    torch.float32, narrow = torch.float64, torch.Tensor.float  # type: ignore[misc]
+    torch.Tensor.float = (  # type: ignore[method-assign,assignment]
+        lambda each: each.double() if each.is_floating_point() else narrow(each)
+    )
+
+
+def played(processes: Processes) -> list[Any]:
+    """Actions of this process's environments, in the same states: [envs, steps, H]."""
+    first, after = ROWS[processes.rank] if processes.size > 1 else (0, ENVS)
+    world = Noise(ENVS, seed=5)
+    states, legal = world.reset(), world.legal()
+    masks = {name: mask[first:after] for name, mask in legal.masks.items()}
+    own = Legality(legal.space, after - first, masks)
+    agent = build(BASE, after - first, processes)
+    actions: list[Any] = torch.stack(
+        [agent.act(states[first:after], own).actions for _ in range(3)], 1
+    ).tolist()
+    return actions
+
+
+def kept(processes: Processes, folder: str) -> dict[str, Any]:
+    """The memory of this process's environments, that of the saved agent, and what is its share."""
+    first, after = ROWS[processes.rank]
+    agent = build(BASE, after - first, processes)
+    agent.hidden = tuple(torch.rand_like(each) for each in agent.hidden)  # type: ignore[assignment]
+    agent.save(f"{folder}/agent")
+    processes.sum_(torch.zeros(1))
+    loaded = PPOAgent.load(f"{folder}/agent", processes=processes)
+    saved = PPOAgent.load(f"{folder}/agent")
+    memories = {"memory": agent, "saved": saved, "loaded": loaded}
+    return {name: each.hidden[1].tolist() for name, each in memories.items()}
 
 
 @pytest.fixture(scope="module")
@@ -180,37 +243,13 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [by_rank[rank] for rank in range(len(ROWS))]
 
 
-def united(monkeypatch: pytest.MonkeyPatch, config: PPOConfig, active: tuple[int, ...]) -> None:
-    """Let one process take the minibatches that the two take together."""
-    own = [torch.Generator() for _ in ROWS]
-    for rank, generator in enumerate(own):
-        seed = build(config, ENVS, Processes(rank, 1)).shuffler.initial_seed()
-        generator.manual_seed(seed)
-
-    def minibatches(self: Update, sequences: int, count: int) -> list[Tensor | None]:
-        steps: list[Tensor | None] = []
-        for _ in range(config.epochs):
-            parts = [
-                torch.randperm(size, generator=own[rank]).tensor_split(count)
-                for rank, size in enumerate(active)
-            ]
-            for of_first, of_second in zip(*parts, strict=True):
-                steps.append(torch.cat((of_first, of_second + active[0])))
-        return steps
-
-    monkeypatch.setattr(Update, "_minibatches", minibatches)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_an_update_of_two_processes_is_that_of_one(
-    name: str, together: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    name: str, together: list[dict[str, Any]]
 ) -> None:
     config = cases()[name]
     whole = filled(config)
     empty_the_second(name, whole)
-    if config.minibatches > 1:
-        idle = name == "one has no steps"
-        united(monkeypatch, config, (ROWS[0][1], 0 if idle else ENVS - ROWS[1][0]))
     expected = flat(whole, whole.update())
     first, second = (found[name] for found in together)
     assert first == second  # to the bit, decisions included
@@ -234,13 +273,36 @@ def test_an_update_of_two_processes_is_that_of_one(
     assert ours["optimizer_steps"] == steps
 
 
-def test_every_process_starts_from_the_same_weights_and_draws_its_own_numbers(
+def test_updates_on_random_rollouts_are_those_of_one_process_to_a_millionth(
     together: list[dict[str, Any]],
 ) -> None:
+    for found in together:
+        assert len(found["apart"]) == RANDOM
+        assert max(found["apart"]) < 1e-6, found["apart"]
+
+
+def test_every_process_starts_from_the_same_weights(together: list[dict[str, Any]]) -> None:
     first, second = together
     assert first["weights"] == second["weights"]
     assert not torch.tensor(first["weights"]).any()
-    assert first["sampler"] != second["sampler"]
+
+
+def test_an_environment_gets_the_same_actions_whichever_process_plays_it(
+    together: list[dict[str, Any]],
+) -> None:
+    """Streams belong to environments: three steps, in states that do not depend on actions."""
+    first, second = (found["actions"] for found in together)
+    assert first + second == played(Processes())
+
+
+def test_one_agent_is_saved_and_any_number_of_processes_goes_on_with_it(
+    together: list[dict[str, Any]],
+) -> None:
+    alone = torch.tensor(together[0]["saved"])
+    assert torch.equal(alone, torch.cat([torch.tensor(f["memory"]) for f in together], 1))
+    for rank, found in enumerate(together):
+        first = ENVS * rank // 2
+        assert torch.equal(torch.tensor(found["loaded"]), alone[:, first : ENVS * (rank + 1) // 2])
 
 
 def test_what_one_process_refuses_all_of_them_refuse_and_nothing_has_changed(

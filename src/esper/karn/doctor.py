@@ -14,10 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper import __version__
-from esper.archive import scratch_folder
+from esper.archive import scratch_folder, write_whole
 from esper.karn.commands import Doctor
+from esper.karn.train_commands import train_launched
 from esper.leyline.errors import EsperError
-from esper.simic.training import PRESETS, EvaluationConfig, RunFolder, Stopping, train_run
+from esper.simic.training import PRESETS, EvaluationConfig, RunFolder, to_toml
+from esper.simic.training.run_processes import launch
 from esper.tolaria.tasks import find_task, task_names
 
 NEEDED = ("torch", "numpy", "safetensors", "tyro", "rich")
@@ -68,10 +70,10 @@ def examine(_: Doctor) -> None:
 
 
 def _self_check(console: Console) -> bool:
-    """Train a tiny run, stop it, go on and finish it; on two cores in two processes."""
+    """Train a tiny run, then go on with it; on two cores in two processes."""
     config = replace(
         PRESETS["demo"],
-        rounds=2,
+        rounds=1,
         envs=4,
         cases=1,
         horizon=6,
@@ -79,16 +81,18 @@ def _self_check(console: Console) -> bool:
         ppo=replace(PRESETS["demo"].ppo, minibatches=1),
         evaluation=EvaluationConfig(every=2, seeds=1, baselines=()),
     )
-    began, stop = time.monotonic(), Stopping(say=False)
+    began = time.monotonic()
     try:
         with scratch_folder() as folder:
             run = RunFolder.create(folder / "run", config, {})
-            stopped = not train_run(run, listener=lambda report: stop.ask(), stop=stop)
-            works = stopped and train_run(run) and run.rounds()[-1] == config.rounds
+            for rounds in (1, 2):
+                write_whole(run.path / run.kind, to_toml(replace(config, rounds=rounds)))
+                launch(train_launched, run.path, True, None, sizes=config.sizes)
+            works = run.rounds()[-1] == 2
     except EsperError as error:
         console.print(f"  [red]failed[/red]: {escape(str(error))}")
         return False
     word = "[green]works[/green]" if works else "[red]did not finish[/red]"
-    what = f"trained, stopped and resumed in {config.processes} process(es)"
+    what = f"trained and resumed in {config.processes} process(es)"
     console.print(f"  {word}: {what}, {time.monotonic() - began:.0f} s")
     return works

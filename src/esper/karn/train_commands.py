@@ -4,6 +4,7 @@ import platform
 import sys
 import time
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -21,6 +22,7 @@ from esper.leyline.stages import SeedStage
 from esper.nissa import RunReader, StoreError, require_sinks
 from esper.show.run_facts import Score, scores
 from esper.show.terminal import flat_estimate, progress, require_writable, write_flat
+from esper.simic.agent.processes import Processes
 from esper.simic.training import (
     RoundReport,
     RunFolder,
@@ -28,7 +30,7 @@ from esper.simic.training import (
     TrainConfig,
     train_run,
 )
-from esper.simic.training.run_processes import require_device
+from esper.simic.training.run_processes import is_launched, joined, launch, require_device
 
 SHOWN_STAGES = (
     SeedStage.DORMANT,
@@ -40,9 +42,19 @@ SHOWN_STAGES = (
 
 
 def start_run(command: Train) -> RunFolder:
-    """Make a run directory and train."""
+    """Make a run directory and train; one for all processes that were launched together."""
     config: TrainConfig = command.config
-    require_device(config.device)
+    with joined(config.device) as processes:
+        if is_launched() and processes.size not in config.sizes:
+            config = replace(config, processes=processes.size)  # as many as there are
+        path = str(_created(command, config)) if processes.rank == 0 else ""
+        run = RunFolder.open(processes.each(path)[0])
+        _train(run, command, processes)
+    return run
+
+
+def _created(command: Train, config: TrainConfig) -> Path:
+    require_device(config.device, count=1 if is_launched() else config.sizes[0])
     require_sinks(config.sinks)
     require_writable(command.json)
     suite = find_suite(config.suite)
@@ -57,21 +69,26 @@ def start_run(command: Train) -> RunFolder:
     path = command.out or RunFolder.next_in(RUNS, Path(config.suite).stem)
     if command.watch:
         start_watching(path)
-    run = RunFolder.create(path, config, facts)
-    _train(run, command)
-    return run
+    return RunFolder.create(path, config, facts).path
 
 
 def resume_run(command: Resume) -> None:
     """Go on from the last checkpoint."""
     run = RunFolder.open(command.path)
+    with joined(run.config.device) as processes:
+        if processes.each(processes.rank > 0 or _is_to_go_on(run, command))[0]:
+            _train(run, command, processes)
+
+
+def _is_to_go_on(run: RunFolder, command: Resume) -> bool:
+    """Is it unfinished? Tells what has changed since."""
     require_writable(command.json)
     done = run.newest()
     if done is not None and done[0] >= run.config.rounds:
         if command.json is not None:
             write_flat(command.json, figures_of(run.path))
         print(f"{run.path} is finished: {done[0]} rounds. Its report: esper report {run.path}")
-        return
+        return False
     allow_code(run.code, run.path, quiet=command.quiet)
     if command.watch:
         start_watching(run.path)
@@ -80,17 +97,36 @@ def resume_run(command: Resume) -> None:
     if changed:
         text = "from here on the numbers may be others than without the interruption"
         print(f"Versions have changed ({', '.join(changed)}): {text}.", file=sys.stderr)
-    _train(run, command)
+    return True
 
 
-def _train(run: RunFolder, command: Train | Resume) -> None:
-    config, quiet = run.config, command.quiet
+def _train(run: RunFolder, command: Train | Resume, processes: Processes) -> None:
+    """Train here, or in the processes that the run is for."""
+    quiet, sizes = command.quiet, run.config.sizes
+    if sizes[0] > 1 and not is_launched():
+        given = (run.path, quiet, command.json)
+        code = launch(train_launched, *given, sizes=sizes, stop=Stopping(say=not quiet))
+    else:
+        code = _trained(run, quiet, command.json, processes)
+    if code:
+        raise SystemExit(code)
+
+
+def train_launched(path: Path, quiet: bool, json: Path | None) -> int:
+    """The part of a process that `launch` started; its exit code."""
+    run = RunFolder.open(path)
+    with joined(run.config.device) as processes:
+        return _trained(run, quiet, json, processes)
+
+
+def _trained(run: RunFolder, quiet: bool, json: Path | None, processes: Processes) -> int:
+    config, quiet = run.config, quiet or processes.rank > 0
     stop = Stopping(say=not quiet)
     if not quiet:
         first = (run.rounds() or [0])[-1]
         print(
             f"{run.path}: rounds {first + 1} to {config.rounds} of {config.envs} episodes each, "
-            f"suite {config.suite}, {config.processes} process(es) on {config.device}. "
+            f"suite {config.suite}, {processes.size} process(es) on {config.device}. "
             "Ctrl-C stops after the round; nothing is lost.",
             flush=True,
         )
@@ -103,16 +139,18 @@ def _train(run: RunFolder, command: Train | Resume) -> None:
             if not quiet:
                 view.show(report)
 
-        finished = train_run(run, listener=listen, tell=tell, stop=stop)
+        finished = train_run(run, listener=listen, tell=tell, stop=stop, processes=processes)
     if not finished:
         done = run.rounds()
         when = f"after round {done[-1]}" if done else "before the first round"
-        print(f"Stopped {when}. Go on with: esper resume {run.path}", flush=True)
-        raise SystemExit(128 + (stop.signal or 0))
-    if command.json is not None:
-        write_flat(command.json, figures_of(run.path))
+        if processes.rank == 0:
+            print(f"Stopped {when}. Go on with: esper resume {run.path}", flush=True)
+        return 128 + (stop.signal or 0)
+    if json is not None and processes.rank == 0:
+        write_flat(json, figures_of(run.path))
     if not quiet:
-        print(sentence_of(run.path))
+        print(sentence_of(run.path), flush=True)
+    return 0
 
 
 # --- what came of it ------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
+from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from esper.leyline.errors import DataError, EsperError, require_known
@@ -101,6 +102,8 @@ def filled(base: T, given: Mapping[str, Any], what: str) -> T:
 
 def typed(name: str, value: object, hint: Any) -> object:
     """The value as the setting's type; refused if it is another one's."""
+    if isinstance(hint, UnionType) and type(value) in get_args(hint) and value != NONE:
+        return value
     kinds = get_args(hint) if type(None) in get_args(hint) else (hint,)
     if type(None) in kinds and value == NONE:
         return None
@@ -127,6 +130,8 @@ def _spoken(kind: Any) -> str:
     origin, inner = get_origin(kind) or kind, get_args(kind)
     if origin is Literal:
         return " or ".join(map(repr, inner))
+    if origin is UnionType:
+        return " or ".join(map(_spoken, inner))
     if origin is tuple:
         return f"a list, each {_spoken(inner[0])}"
     if origin is Mapping:

@@ -95,9 +95,19 @@ def require_choice(mask: Tensor, heads: tuple[str, ...] | None = None) -> None:
         )
 
 
-def gumbel(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Noise of the shape of `like` that makes the largest of (log-prob + noise) a fair draw."""
-    return -torch.empty_like(like).exponential_(generator=generator).log()
+Among = tuple[int, int]  # these rows are the ones from the first on, of so many
+
+
+def gumbel(
+    like: Tensor, generator: torch.Generator | None = None, among: Among | None = None
+) -> Tensor:
+    """Noise of the shape of `like` that makes the largest of (log-prob + noise) a fair draw.
+
+    Rows `among` others get what they would get if all were drawn for at once.
+    """
+    first, rows = among or (0, len(like))
+    noise = like.new_empty((rows, *like.shape[1:])).exponential_(generator=generator)
+    return -noise[first : first + len(like)].log()
 
 
 def most_likely(scores: Tensor, mask: Tensor) -> Tensor:
@@ -158,6 +168,7 @@ def choose(
     *,
     greedy: bool = False,
     generator: torch.Generator | None = None,
+    among: Among | None = None,
     validate: bool = True,
 ) -> Choice:
     """Draw a composite action for each row of logits, or take the likeliest."""
@@ -165,7 +176,7 @@ def choose(
     device = logits[0].device
     noise = torch.zeros(legality.hosts, len(space), max(space.sizes), device=device)
     if not greedy:
-        noise = gumbel(noise, generator)
+        noise = gumbel(noise, generator, among)
     if (
         isinstance(logits, Tensor) and not any(space.given) and all(map(all, space.relevance))
     ):  # no head conditions another

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from esper.leyline import ActionSpace, AgreementError, Legality, constants, require_agreement
-from esper.tamiyo.choosing import Choice, Logits, MaskedCategorical, choose, logits_given
+from esper.tamiyo.choosing import Among, Choice, Logits, MaskedCategorical, choose, logits_given
 
 INNER_GAIN = math.sqrt(2.0)
 POLICY_GAIN = 0.01  # nearly uniform at first
@@ -158,11 +158,13 @@ class RecurrentActorCritic(nn.Module, ABC):
         *,
         greedy: bool = False,
         generator: torch.Generator | None = None,
+        among: Among | None = None,
         validate: bool = True,
     ) -> tuple[Choice, Tensor, Hidden]:
         """Decide for states [N, F], **without gradient**; `evaluate_actions` has it.
 
-        Returns the choice, the values [N] and the memory after the step.
+        Returns the choice, the values [N] and the memory after the step. States `among` those of
+        other processes get the chance that they would get if one process decided for all.
         """
         if states.ndim != 2 or len(states) != legality.hosts:
             raise AgreementError(
@@ -172,7 +174,9 @@ class RecurrentActorCritic(nn.Module, ABC):
             )
         require_agreement("action heads", ("network", self.space), ("masks", legality.space))
         logits, values, after = self(states, hidden, starts)
-        choice = choose(logits, legality, greedy=greedy, generator=generator, validate=validate)
+        choice = choose(
+            logits, legality, greedy=greedy, generator=generator, among=among, validate=validate
+        )
         return choice, values, after
 
     def evaluate_actions(

@@ -11,7 +11,7 @@ from esper.simic.training import RunError, RunFolder, train_run
 from tests import programs
 from tests.programs import children_of, is_alive, wait_until
 from tests.simic.training.short_runs import esper, started
-from tests.simic.training.tiny import ENVS, HORIZON, tiny_run
+from tests.simic.training.tiny import ENVS, HORIZON, tiny_run, told
 
 LONG = 1000  # rounds of a run that does not end by itself
 
@@ -28,9 +28,9 @@ def in_round(run: RunFolder, round_: int) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run of two processes, never interrupted; the second one is an interpreter of its own."""
     run = two(tmp_path_factory.mktemp("whole") / "run")
-    told = programs.esper("resume", run.path)
-    assert told.returncode == 0, told.stderr
-    assert "failed" not in told.stderr, "no sink was dropped"
+    done = programs.esper("resume", run.path)
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stderr, "no sink was dropped"
     return run
 
 
@@ -50,36 +50,38 @@ def test_two_processes_tell_everything_once(whole: RunFolder) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_ends_the_run_in_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("met", [False, True])
+def test_a_process_that_dies_once_too_often_ends_the_run_in_one_sentence(
+    met: bool, tmp_path: Path
+) -> None:
     run = two(tmp_path / "run", LONG)
-    process = started("resume", run.path, "--quiet")
-    in_round(run, 1)
-    (worker,) = children_of(process.pid)
-    os.kill(worker, signal.SIGKILL)
+    process = started("resume", run.path, "--quiet", restarts=0)
+    if met:
+        in_round(run, 1)
+    wait_until(lambda: len(children_of(process.pid)) == 2)
+    os.kill(children_of(process.pid)[1], signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert out == ""
-    (line,) = err.strip().splitlines()
+    line = err.strip().splitlines()[-1]
     assert line.startswith("esper: Process 2 of the 2 that learn together ended")
     assert "killed by signal 9" in line
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_before_they_met_ends_the_run_in_one_sentence(tmp_path: Path) -> None:
-    run = two(tmp_path / "run", LONG)
-    # An interpreter of its own, which takes seconds to come: a fork would be there at once.
-    process = programs.started("resume", run.path, "--quiet")
-    wait_until(lambda: bool(children_of(process.pid)))
-    (worker,) = children_of(process.pid)
-    os.kill(worker, signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "killed by signal 9" in err
     assert "Traceback" not in err
 
 
 @pytest.mark.slow
-def test_a_part_of_another_process_that_is_damaged_is_seen_before_anybody_goes_on(
+def test_what_a_process_refuses_ends_all_of_them_in_one_sentence(tmp_path: Path) -> None:
+    """It is not tried again: it would be refused again."""
+    run = two(tmp_path / "run", LONG)
+    with run.locked():
+        refused = esper("resume", run.path, "--quiet")
+    assert refused.returncode == 2
+    (line,) = refused.stderr.strip().splitlines()
+    assert line.startswith(f"esper: {run.path} is being trained by another process")
+
+
+@pytest.mark.slow
+def test_a_part_that_is_damaged_is_seen_before_anybody_goes_on(
     whole: RunFolder, tmp_path: Path
 ) -> None:
     import shutil
@@ -89,12 +91,12 @@ def test_a_part_of_another_process_that_is_damaged_is_seen_before_anybody_goes_o
     config = (run.path / "config.toml").read_text(encoding="utf-8")
     more = config.replace("rounds = 2", "rounds = 3")
     (run.path / "config.toml").write_text(more, encoding="utf-8")
-    (tensors,) = (run.checkpoint(2) / "agent-1").glob("tensors-*")
+    (tensors,) = (run.checkpoint(2) / "agent-0").glob("tensors-*")
     tensors.write_bytes(tensors.read_bytes()[:-1])
-    told = esper("resume", run.path, "--quiet")
-    assert told.returncode == 0, told.stderr
-    assert "is damaged" in told.stderr
-    assert "round 1 is whole" in told.stderr
+    done = esper("resume", run.path, "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert "is damaged" in done.stderr
+    assert "round 1 is whole" in done.stderr
     assert RunFolder(run.path).checkpoint(3).is_dir()
 
 
@@ -149,9 +151,9 @@ def test_a_run_that_is_trained_is_refused_to_others_until_its_process_is_gone(
     run = tiny_run(tmp_path / "run", rounds=LONG)
     process = started("resume", run.path)
     in_round(run, 0)
-    told = esper("resume", run.path)
-    assert told.returncode == 2
-    (line,) = told.stderr.strip().splitlines()
+    done = esper("resume", run.path)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
     assert line.startswith(f"esper: {run.path} is being trained by another process")
     assert f"process {process.pid}" in line
     process.kill()
@@ -167,3 +169,14 @@ def test_a_lock_is_held_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         train_run(run)
     with run.locked():
         pass
+
+
+@pytest.mark.slow
+def test_one_process_and_four_play_the_same_cases_and_decide_alike(tmp_path: Path) -> None:
+    one, four = (tiny_run(tmp_path / str(size), processes=size, rounds=2) for size in (1, 4))
+    for run in (one, four):
+        assert esper("resume", run.path, "--quiet").returncode == 0
+    ours, theirs = told(one), told(four)
+    for table in ("decisions", "steps", "evaluations"):
+        for left, right in zip(ours[table], theirs[table], strict=True):
+            assert list(left) == pytest.approx(list(right), rel=1e-3, abs=1e-3), table

@@ -43,6 +43,7 @@ KIND, VERSION = "ppo-agent", 3
 _SIZES = ("state_dim", "lstm_hidden_dim", "lstm_layers", "envs", "steps")
 _NUMBERS = (*_SIZES, "seed")
 _MOST = {"steps": 2**24}  # of a rollout, which no tensor tells
+_OF_ENVIRONMENTS = {"hidden.h": 1, "hidden.c": 1, "buffer.next_starts": 0}  # their rows' dimension
 
 
 class PPOAgent:
@@ -68,14 +69,15 @@ class PPOAgent:
     ) -> None:
         self.network, self.buffer = unwrapped(network), buffer
         self.config, self.seed, self.processes = config or PPOConfig(), seed, processes
-        self._require_agreement()
         self.space = self.network.space
         self.device = self.network.return_scale.device
+        self.place = processes.place(buffer.envs, self.device)  # of its environments among all
+        self._require_agreement()
         processes.share(self.network)
         self.optimizer = GuardedAdamW(self.network, self.config)
-        own = (processes.rank,) if processes.rank else ()  # every process draws its own numbers
-        self.sampler = _stream(self.device, seed, "act", *own)
-        self.shuffler = _stream("cpu", seed, "minibatches", *own)
+        # One stream for all processes, of which each takes what its own environments are due.
+        self.sampler = _stream(self.device, seed, "act")
+        self.shuffler = _stream("cpu", seed, "minibatches")
         self.hidden = self.network.get_initial_hidden(buffer.envs)
         self._compile()
 
@@ -133,6 +135,7 @@ class PPOAgent:
                 legality,
                 entering,
                 generator=self.sampler,
+                among=self.place,
                 validate=self.device.type == "cpu" if validate is None else validate,
             )
         self.hidden = (h.float(), c.float())
@@ -265,11 +268,12 @@ class PPOAgent:
         for name in self.config.entropy_targets:
             network.space.index(name)
         cuts, rest = divmod(buffer.steps, self.config.sequence or buffer.steps)
-        if rest or self.config.minibatches > buffer.envs * cuts:
+        envs = self.place[1]
+        if rest or self.config.minibatches > envs * cuts:
             raise AgreementError(
                 "Minibatches are made of whole sequences",
                 given=f"{self.config.minibatches} minibatches, sequence {self.config.sequence}",
-                valid=f"{buffer.envs} environments × sequences that divide {buffer.steps} steps",
+                valid=f"{envs} environments × sequences that divide {buffer.steps} steps",
             )
 
     # --- saved agents: weights, normalisers, optimiser, random streams, carried memory -------
@@ -277,7 +281,9 @@ class PPOAgent:
     def save(self, path: str | Path) -> Path:
         """Write all that is needed to go on bit for bit; between rounds, with an empty buffer.
 
-        Weights that are NaN or infinite are refused: what was saved before stays what it is.
+        Processes that learn together all call it; the first writes one agent with the memory of
+        all environments, so that any number of processes can go on with it. Weights that are NaN
+        or infinite are refused: what was saved before stays what it is.
         """
         if len(self.buffer):
             raise RolloutError(
@@ -287,14 +293,19 @@ class PPOAgent:
                 fix="save after update",
             )
         tensors = self._tensors()
+        for name, rows in _OF_ENVIRONMENTS.items():
+            tensors[name] = self.processes.united(tensors[name], self.place, rows)
         if broken := not_finite(tensors):
             what = "The agent is not saved, since numbers in it are NaN or infinite"
             fix = "go on from the last one that was saved"
             raise NonFiniteError(what, ", ".join(broken[:3]), None, fix=fix)
+        if self.processes.rank > 0:
+            return Path(path)
         notes = {name: getattr(self.buffer, name) for name in _SIZES}
         notes |= {"config": asdict(self.config), "space": asdict(self.space), "seed": self.seed}
         if isinstance(self.network, TokenActorCritic):
             notes["layout"] = asdict(self.network.layout)
+        notes["envs"] = self.place[1]
         return write_archive(path, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
 
     @classmethod
@@ -309,15 +320,18 @@ class PPOAgent:
     ) -> "PPOAgent":
         """The agent that was saved; refused if it does not fit the given space or state.
 
-        Processes that learn together save and load one agent each.
+        Of processes that learn together each takes an equal share of its environments.
         """
         archive = read_archive(path, kind=KIND, version=VERSION)
         try:
             saved_space, config, sizes = _described(archive.notes)
         except (LookupError, TypeError, ValueError, AttributeError, EsperError) as error:
             raise ArchiveError(f"{path} does not describe an agent", given=error) from error
+        memory = tuple(sizes[name] for name in ("lstm_layers", "envs", "lstm_hidden_dim"))
         shapes = {  # compared before memory is taken for such sizes
-            "hidden.h": tuple(sizes[name] for name in ("lstm_layers", "envs", "lstm_hidden_dim")),
+            "hidden.h": memory,
+            "hidden.c": memory,
+            "buffer.next_starts": (sizes["envs"],),
             "network.observation_norm.mean": (0 if sizes["layout"] else sizes["state_dim"],),
         }
         found = archive.tensors
@@ -329,8 +343,12 @@ class PPOAgent:
             require_agreement("the state's size", saved, ("caller", state_dim))
         eager = replace(config, compile_backend=None, compile_mode="default")
         sizes["direct"] = "network.memory_norm.weight" not in found
+        first = sizes["envs"] * processes.rank // processes.size
+        sizes["envs"] = sizes["envs"] * (processes.rank + 1) // processes.size - first
+        share = (first, sizes["envs"])
+        own = {name: found[name].narrow(rows, *share) for name, rows in _OF_ENVIRONMENTS.items()}
         agent = cls.build(saved_space, config=eager, device=device, processes=processes, **sizes)
-        agent._restore(archive, path)
+        agent._restore(Archive({**found, **own}, archive.notes), path)
         agent.config = config
         agent._compile()  # after the weights are in
         return agent

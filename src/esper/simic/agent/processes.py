@@ -8,7 +8,7 @@ learn from; sums come out the same to the bit everywhere, and so do the decision
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from esper.leyline.errors import EsperError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+T = TypeVar("T")
 
 
 class ProcessesError(EsperError):
@@ -57,7 +60,48 @@ class Processes:
 
     def largest(self, number: int, device: torch.device) -> int:
         """The largest of the processes' numbers; `device` is one that the group can reach."""
-        return number if self.size == 1 else int(self.max_(torch.tensor(number, device=device)))
+        return number if self.group is None else int(self.max_(torch.tensor(number, device=device)))
+
+    def place(self, rows: int, device: torch.device) -> tuple[int, int]:
+        """Where this process's rows begin among those of all, in the order of ranks, and how many
+        there are in all."""
+        if self.group is None:
+            return 0, rows
+        counts = torch.zeros(self.size, dtype=torch.int64, device=device)
+        counts[self.rank] = rows
+        each = self.sum_(counts).tolist()
+        return sum(each[: self.rank]), sum(each)
+
+    def united(self, rows: Tensor, place: tuple[int, int], dim: int = 0) -> Tensor:
+        """The rows of all processes, of which this one's stand at their `place`."""
+        if self.group is None:
+            return rows
+        shape = list(rows.shape)
+        shape[dim] = place[1]
+        summed = torch.uint8 if rows.dtype is torch.bool else rows.dtype
+        whole = torch.zeros(shape, dtype=summed, device=rows.device)
+        whole.narrow(dim, place[0], rows.shape[dim]).copy_(rows)
+        return self.sum_(whole).to(rows.dtype)
+
+    def each(self, what: T) -> list[T]:
+        """What every process says here, in the order of ranks."""
+        if self.group is None:
+            return [what]
+        from torch import distributed
+
+        said: list[Any] = [None] * self.size
+        distributed.all_gather_object(said, what, group=self.group)
+        return said
+
+    def handed_over(self, what: T) -> list[T]:
+        """What the others say here, for the first process alone."""
+        if self.group is None:
+            return []
+        from torch import distributed
+
+        said: list[Any] | None = None if self.rank else [None] * self.size
+        distributed.gather_object(what, said, group=self.group, group_dst=0)
+        return (said or [])[1:]
 
     @contextmanager
     def refusing_together(self, device: torch.device) -> Iterator[None]:
@@ -75,7 +119,7 @@ class Processes:
     @torch.no_grad()
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Give every parameter the sum of its gradients in all processes, in one message."""
-        if self.size == 1:
+        if self.group is None:
             return
         held = list(parameters)
         for parameter in held:
@@ -90,7 +134,7 @@ class Processes:
     @torch.no_grad()
     def share(self, network: nn.Module) -> None:
         """Give the network of every process the weights and statistics of the first."""
-        if self.size == 1:
+        if self.group is None:
             return
         from torch import distributed
 
@@ -98,7 +142,7 @@ class Processes:
             distributed.broadcast(tensor, group_src=0, group=self.group)
 
     def _reduce(self, tensor: Tensor, how: str) -> Tensor:
-        if self.size > 1:
+        if self.group is not None:
             from torch import distributed
 
             operation = getattr(distributed.ReduceOp, how)

@@ -272,8 +272,8 @@ class Update:
         batch = buffer.get_batched_sequences(
             self.device, processes=self.processes, length=self.config.sequence
         )
-        sequences = self.processes.largest(len(batch.valid), self.device)
-        if not sequences:
+        place = self.processes.place(len(batch.valid), self.device)
+        if not place[1]:
             raise RolloutError("The rollouts of all processes are empty", fix="add steps first")
         buffer.spend()
         self.network.observe_returns(batch.returns, batch.valid, summed)
@@ -286,7 +286,7 @@ class Update:
                 fix="look for hidden states, masks, episode starts or a precision that differ "
                 "between acting and learning",
             )
-        minibatches = self._minibatches(len(batch.valid), min(self.config.minibatches, sequences))
+        minibatches = self._minibatches(len(batch.valid), place)
         counts = self._counts(batch, minibatches)
         for rows, count in zip(minibatches, counts, strict=True):
             part = batch if rows is None else batch.rows(rows)
@@ -345,15 +345,20 @@ class Update:
         )
         return batch, coefs, self.processes.max_(error)
 
-    def _minibatches(self, sequences: int, count: int) -> list[Tensor | None]:
-        """Rows of every minibatch of the update; None stands for all of them."""
+    def _minibatches(self, own: int, place: tuple[int, int]) -> list[Tensor | None]:
+        """Rows of every minibatch of the update; None stands for all of them.
+
+        The sequences of all processes are shuffled as one, and each process has its own of them.
+        """
+        found: list[Tensor | None] = []
+        first, sequences = place
+        count = min(self.config.minibatches, sequences)
         if count == 1:
             return [None] * self.config.epochs
-        return [
-            rows
-            for _ in range(self.config.epochs)
-            for rows in torch.randperm(sequences, generator=self.shuffler).tensor_split(count)
-        ]
+        for _ in range(self.config.epochs):
+            order = torch.randperm(sequences, generator=self.shuffler) - first
+            found += [rows[(rows >= 0) & (rows < own)] for rows in order.tensor_split(count)]
+        return found
 
     def _counts(self, batch: SequenceBatch, minibatches: list[Tensor | None]) -> Tensor:
         """[K, H + 1]: in how many steps of all processes each head mattered, by minibatch."""

@@ -4,6 +4,7 @@ Nested settings are tables of the file, and dotted names elsewhere.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -67,8 +68,9 @@ class TrainConfig:
     """on cuda, the same run twice is the same to the bit, but slower; on a cpu it always is"""
     backend: str = "auto"
     """how hosts are computed: fused, chip (small hosts on cuda), or auto, the faster one"""
-    processes: Count = 1
-    """processes that learn together, one for each core; only on the CPU"""
+    processes: int | str = 1
+    """processes that learn together, one for each core or GPU; 2:4 goes on with fewer where some
+    are lost for good, but at least 2"""
     lstm: Count = DEFAULT_LSTM_HIDDEN_DIM
     """size of the controller's memory"""
     patience: Finite = DEFAULT_PATIENCE
@@ -95,26 +97,38 @@ class TrainConfig:
                 given=f"reward.gamma {self.reward.gamma:g}, ppo.gamma {self.ppo.gamma:g}",
                 fix="set both to the same",
             )
-        if self.envs % self.processes:
+        _, most = self._processes()
+        if self.envs % most:
             raise EsperError(
                 "Every process needs as many environments as the others",
-                given=f"{self.envs} environments, {self.processes} processes",
-                valid=f"a multiple of {self.processes}",
+                given=f"{self.envs} environments, {most} processes",
+                valid=f"a multiple of {most}",
             )
         require_known("device", self.device, DEVICES)
         require_known("backend of a population", self.backend, BACKENDS)
-        if self.processes > 1 and self.device != "cpu":
-            raise EsperError(
-                "Several processes are for several cores",
-                given=f"{self.processes} processes on {self.device}",
-                fix="use processes 1, and more environments",
-            )
-        if self.ppo.minibatches > self.envs // self.processes:
+        if self.ppo.minibatches > self.envs:
             raise EsperError(
                 "Minibatches are made of whole episodes",
                 given=f"{self.ppo.minibatches} minibatches of ppo",
-                valid=f"at most {self.envs // self.processes}, the environments of a process",
+                valid=f"at most {self.envs}, the environments",
             )
+
+    def _processes(self) -> tuple[int, int]:
+        """The fewest and the most of them."""
+        found = re.fullmatch(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?", str(self.processes))
+        least, most = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
+        if not 0 < least <= most:
+            given, valid = repr(self.processes), "a whole number from 1, or the fewest:the most"
+            raise EsperError(
+                "The run's setting 'processes' is out of range", given=given, valid=valid
+            )
+        return least, most
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many processes may learn together, the most first."""
+        least, most = self._processes()
+        return tuple(size for size in range(most, least - 1, -1) if self.envs % size == 0)
 
     def annealed(self, round_: int) -> dict[str, float]:
         """What a round's update uses: on a straight line from the first round to the last."""

@@ -1,53 +1,64 @@
-"""The processes of a run: this one, others that learn with it, and signals that ask them to stop.
+"""The processes of a run: how they are started and meet, and signals that ask them to stop.
 
-When more cores are asked for, children learn with the first process: they hold its lock on the
-run, are told of nothing by signals, stop when it does, and end within moments if it is killed. If
-one of them fails, all end, and the first one says why. A child is started as
-`python -m esper.simic.training.run_processes RUN PLACE RANK PARENT`; nothing here imports torch
-before it is needed, so that it follows its parent before all that takes long.
+Several processes are started by torch's elastic launcher, `torchrun … -m esper train`, or by
+`launch`, which calls it for the cores of this machine. Its variables in the environment tell a
+process its rank; `joined` is the way into their group. If one is lost, the launcher ends the others
+and starts all of them again, and they go on from the last checkpoint. What one refuses ends all.
+
+Nothing here imports torch before it is needed.
 """
 
+import hashlib
+import logging
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
-from esper.leyline.errors import EsperError, require_known
+from esper.leyline.errors import EsperError, first_line, require_known
 from esper.simic.training.config import DEVICES
 
 if TYPE_CHECKING:
-    from esper.simic.agent.processes import Processes
+    from esper.simic.agent.processes import Processes, ProcessesError
     from esper.simic.training.trainer import Listener, Telling
     from esper.simic.training.training_runs import RunFolder
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = "\x1b[?25h"  # a progress display may have hidden it
-FOLLOWING_SECONDS = 0.2  # how often a child looks whether its parent lives
-LOOPBACK = "lo"
+FOLLOWING_SECONDS = 0.2  # how often a process looks whether its parent lives
 PATIENCE = timedelta(minutes=10)  # with a process that computes
-ENDING_SECONDS = 5.0  # that children have to end by themselves
+RESTARTS = 3  # of all processes, after which a loss ends the run
+STARTED = "spawn"  # how processes are: a fork would have its parent's threads and locks
+LOOPBACK = "lo"
+NOTICING_SECONDS = 1.0  # that a launcher takes to notice a lost process, at most
+STOP = "ESPER_STOP"  # a variable: the signal that asked to stop before a process was started
+REFUSED = "refused"  # a key of the group's store: what one of the processes refused
 
-Children = list[subprocess.Popen[bytes]]
+
+def is_launched() -> bool:
+    """Is this process one of several that torch's launcher, or one like it, started together?"""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
 class Stopping:
     """Remembers that a signal asked to stop.
 
-    Signals are heard by a thread of its own, also while the others wait for another process.
+    Signals are heard by a thread of its own, also while the others wait for another process. A
+    process that was launched stops when its launcher says so, by SIGTERM; a terminal's Ctrl-C is
+    for the launcher.
     """
 
     def __init__(self, say: bool = True) -> None:
-        self.signal: int | None = None
-        self.children: Children = []  # a second signal ends these too
+        self.signal = int(os.environ.get(STOP, 0)) or None
+        self.leads = False  # are there processes that must be told?
         self._say = say
 
     def __call__(self) -> bool:
@@ -83,204 +94,23 @@ class Stopping:
         while numbers := os.read(hear, 1):
             if numbers[0] not in SIGNALS:
                 continue
-            if self.signal is None:
+            if is_launched():
+                self.signal = numbers[0] if numbers[0] == signal.SIGTERM else self.signal
+            elif self.signal is None:
                 self.signal = numbers[0]
                 if self._say:
                     text = "Stopping after this round; a second signal stops at once."
                     print(text, file=sys.stderr, flush=True)
-                continue
-            for child in self.children:
-                child.kill()
-            if sys.stderr.isatty():
-                os.write(2, SHOW_CURSOR.encode())
-            os._exit(128 + numbers[0])
-
-
-# --- the first process ---------------------------------------------------------------------
-
-
-def train_run(
-    run: "RunFolder",
-    *,
-    listener: "Listener" = lambda report: None,
-    tell: "Telling" = lambda what, done, total: None,
-    stop: Stopping | None = None,
-) -> bool:
-    """Train a run to its end, from its last checkpoint on; False if it was stopped before."""
-    import torch
-
-    from esper.simic.training.trainer import Trainer
-    from esper.simic.training.training_runs import RunError
-
-    stop = stop or Stopping()
-    device = run.config.device
-    require_device(device)
-    if device == "cpu":
-        torch.set_num_threads(1)  # small operations are many times slower with more
-    try:
-        with (
-            run.locked() as lock,
-            stop.listening(),
-            _group(run, lock, stop) as processes,
-            Trainer(run, processes=processes, tell=tell, stop=stop) as trainer,
-        ):
-            return trainer.begin() and trainer.train(listener)
-    except OSError as error:  # a full disk, a directory that is gone
-        raise RunError(
-            f"A file could not be read or written while {run.path} was trained",
-            given=error,
-            fix=f"make room for it, then go on with: esper resume {run.path}",
-        ) from error
-
-
-def require_device(name: str, option: str = "device") -> None:
-    """Refuse a device that is unknown or not there; `option` is what it was given by."""
-    import torch
-
-    require_known("device", name, DEVICES)
-    if name == "cuda" and not torch.cuda.is_available():
-        fix = f"set {option} to cpu"
-        raise EsperError("There is no CUDA device", given=f"{option} cuda", valid="cpu", fix=fix)
-
-
-@contextmanager
-def _group(run: "RunFolder", lock: int, stop: Stopping) -> Iterator["Processes"]:
-    """The processes of a run, this one the first of them."""
-    from esper.simic.agent.processes import ALONE
-
-    size = run.config.processes
-    if size == 1:
-        yield ALONE
-        return
-    with tempfile.TemporaryDirectory(prefix="esper-") as folder:
-        place = Path(folder)
-        children = stop.children = _started(run, size, place, lock)
-        try:
-            with joined(place, 0, size, lambda: _require_life(children, place)) as all_:
-                yield all_
-        except EsperError:
-            raise
-        except RuntimeError as error:
-            _explain(error, children, place)
-            raise
-        finally:
-            until = time.monotonic() + ENDING_SECONDS  # a moment to end by themselves
-            for child in children:
-                try:
-                    child.wait(max(0.0, until - time.monotonic()))
-                except subprocess.TimeoutExpired:
+                if self.leads:
+                    os.environ[STOP] = str(self.signal)  # for those that are being started
+                    for child in multiprocessing.active_children():
+                        child.terminate()
+            else:
+                for child in multiprocessing.active_children() if self.leads else ():
                     child.kill()
-                    child.wait()
-
-
-def _started(run: "RunFolder", size: int, place: Path, lock: int) -> Children:
-    words = [sys.executable, "-m", "esper.simic.training.run_processes", str(run.path), str(place)]
-    return [
-        subprocess.Popen(  # noqa: S603 - our own module, with numbers and paths
-            [*words, str(rank), str(os.getpid())],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            pass_fds=(lock,),
-            process_group=0,  # a terminal's Ctrl-C is for the first process
-        )
-        for rank in range(1, size)
-    ]
-
-
-def _require_life(children: Children, place: Path) -> None:
-    """Say which child has ended, and why, if one has."""
-    from esper.simic.agent.processes import ProcessesError
-
-    for rank, child in enumerate(children, start=1):
-        code = child.poll()
-        if code is None:
-            continue
-        reason = _reason_file(place, rank)
-        given = reason.read_text(encoding="utf-8") if reason.exists() else f"exit code {code}"
-        if code < 0:
-            given = f"killed by signal {-code}"
-        raise ProcessesError(
-            f"Process {rank + 1} of the {len(children) + 1} that learn together ended",
-            given=given,
-            fix="nothing before the last checkpoint is lost: go on with esper resume",
-        )
-
-
-def _explain(error: RuntimeError, children: Children, place: Path) -> None:
-    """If an error comes from a child's end, raise one that says so."""
-    from esper.simic.agent.processes import ProcessesError
-
-    text = str(error).lower()
-    if not any(word in text for word in ("gloo", "peer", "connection", "timed out", "timeout")):
-        return
-    until = time.monotonic() + ENDING_SECONDS
-    while time.monotonic() < until:
-        try:
-            _require_life(children, place)
-        except ProcessesError as found:
-            raise found from error
-        time.sleep(0.05)
-    raise ProcessesError("A process that learns with this one no longer answers") from error
-
-
-@contextmanager
-def joined(
-    place: Path, rank: int, size: int, check: Callable[[], None] = lambda: None
-) -> Iterator["Processes"]:
-    """Meet the other processes of a run in a folder that all know; `check` may raise meanwhile."""
-    from torch import distributed
-
-    from esper.simic.agent.processes import Processes
-
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
-    store = distributed.FileStore(str(place / "meeting"), size)  # type: ignore[attr-defined]
-    store.set_timeout(PATIENCE)
-    here = store.add("here", 1)
-    while here < size:  # waiting for connections would not notice one that has ended
-        check()
-        time.sleep(0.02)
-        here = store.add("here", 0)
-    distributed.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE
-    )
-    try:
-        yield Processes.joined()
-    finally:
-        distributed.destroy_process_group()
-
-
-# --- a child -------------------------------------------------------------------------------
-
-
-def main() -> None:
-    path, place, rank, parent = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])
-    follow(parent)  # before all that takes long
-    for number in SIGNALS:  # the first process decides when to stop
-        signal.signal(number, signal.SIG_IGN)
-    try:
-        import torch
-
-        from esper.simic.training.trainer import Trainer
-        from esper.simic.training.training_runs import RunFolder
-
-        torch.set_num_threads(1)
-        run = RunFolder.open(path)
-        with (
-            joined(place, rank, run.config.processes) as processes,
-            Trainer(run, processes=processes) as trainer,
-        ):
-            if trainer.begin():
-                trainer.train()
-    except Exception as error:
-        told = isinstance(error, EsperError)
-        text = str(error) if told else "".join(traceback.format_exception(error))
-        if place.is_dir():
-            _reason_file(place, rank).write_text(text.strip(), encoding="utf-8")
-        os._exit(1)  # connections may be broken: nothing is waited for
-
-
-def _reason_file(place: Path, rank: int) -> Path:
-    """Where a process that failed leaves word of why, for the first one to tell."""
-    return place / f"reason-{rank}"
+                if sys.stderr.isatty():
+                    os.write(2, SHOW_CURSOR.encode())
+                os._exit(128 + numbers[0])
 
 
 def follow(parent: int) -> None:
@@ -294,5 +124,230 @@ def follow(parent: int) -> None:
     threading.Thread(target=watch, name="follow", daemon=True).start()
 
 
-if __name__ == "__main__":
-    main()
+# --- one process -----------------------------------------------------------------------------
+
+
+def train_run(
+    run: "RunFolder",
+    *,
+    listener: "Listener" = lambda report: None,
+    tell: "Telling" = lambda what, done, total: None,
+    stop: Stopping | None = None,
+    processes: "Processes | None" = None,
+) -> bool:
+    """Train a run to its end, from its last checkpoint on; False if it was stopped before.
+
+    This process's part of it, where `processes` learn together: see `joined`.
+    """
+    import torch
+
+    from esper.simic.agent.processes import ALONE
+    from esper.simic.training.trainer import Trainer
+    from esper.simic.training.training_runs import RunError
+
+    stop, processes = stop or Stopping(), processes or ALONE
+    device = run.config.device
+    require_device(device)
+    if device == "cpu":
+        torch.set_num_threads(1)  # small operations are many times slower with more
+    try:
+        with (
+            run.locked() if processes.rank == 0 else nullcontext(),
+            stop.listening(),
+            Trainer(run, processes=processes, tell=tell, stop=stop) as trainer,
+        ):
+            return trainer.begin() and trainer.train(listener)
+    except OSError as error:  # a full disk, a directory that is gone
+        raise RunError(
+            f"A file could not be read or written while {run.path} was trained",
+            given=error,
+            fix=f"make room for it, then go on with: esper resume {run.path}",
+        ) from error
+
+
+def require_device(name: str, option: str = "device", count: int = 1) -> None:
+    """Refuse a device that is unknown or not there; `option` is what it was given by."""
+    import torch
+
+    require_known("device", name, DEVICES)
+    found = torch.cuda.device_count() if name == "cuda" else count
+    if not found:
+        fix = f"set {option} to cpu"
+        raise EsperError("There is no CUDA device", given=f"{option} cuda", valid="cpu", fix=fix)
+    if found < count:
+        what = "Every process needs a GPU of its own"
+        raise EsperError(what, given=f"{count} processes", valid=f"at most {found} on this machine")
+
+
+@contextmanager
+def joined(device: str) -> Iterator["Processes"]:
+    """The processes that were launched together, by what the launcher's variables say; a process
+    that was not launched is alone.
+
+    What one of them refuses is told to the others, who refuse it too once they notice.
+    """
+    from esper.simic.agent.processes import ALONE, Processes, ProcessesError
+
+    if not is_launched():
+        yield ALONE
+        return
+    import torch
+    from torch import distributed
+
+    follow(os.getppid())
+    if device == "cuda":
+        place = int(os.environ.get("LOCAL_RANK", "0"))
+        require_device(device, count=place + 1)
+        torch.cuda.set_device(place)
+    meeting = distributed.rendezvous("env://", timeout=PATIENCE)  # type: ignore[attr-defined]
+    store, rank, size = next(meeting)
+    store = _met(store, rank, size)
+    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    distributed.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=PATIENCE
+    )
+    try:
+        yield Processes.joined()
+    except EsperError as error:
+        store.set(REFUSED, str(error))
+        raise
+    except Exception as error:
+        # The launcher tells of the process that it notices first: let that be the cause of it all.
+        time.sleep(NOTICING_SECONDS * store.add("failed", 1))
+        if store.check([REFUSED]):
+            raise ProcessesError(store.get(REFUSED).decode()) from error
+        raise
+    finally:
+        distributed.destroy_process_group()
+
+
+def _met(store: Any, rank: int, size: int) -> Any:
+    """Wait until all processes are there; their own part of the launcher's store.
+
+    That store outlives processes that are started again, so what is found in it may be of those
+    before: only a list of all in which each has seen itself is of these.
+    """
+    import numpy
+    import torch
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    from esper.simic.agent.processes import ProcessesError
+
+    ours = sys.modules["esper"].__version__  # imported it would stand for all that it exports
+    versions = f"esper {ours}, torch {torch.__version__}, numpy {numpy.__version__}"
+    python = ".".join(map(str, sys.version_info[:2]))
+    own, until = f"{uuid4()} {versions}, python {python}", time.monotonic() + PATIENCE.seconds
+    keys, everyone = [f"here-{each}" for each in range(size)], "everyone"
+    store.set(keys[rank], own)
+    while time.monotonic() < until:
+        if rank == 0 and store.check(keys):
+            store.set(everyone, "\n".join(store.get(key).decode() for key in keys))
+        found = store.get(everyone).decode().split("\n") if store.check([everyone]) else []
+        if len(found) == size and found[rank] == own:
+            part = PrefixStore(hashlib.sha256("".join(found).encode()).hexdigest(), store)
+            part.set(keys[rank], "")
+            if part.check(keys):
+                _require_alike([each.partition(" ")[2] for each in found])
+                return part
+        time.sleep(0.02)
+    fix = "look at what the missing ones say; a firewall may be between them"
+    raise ProcessesError("Not all processes came", valid=f"{size} of them", fix=fix)
+
+
+def _require_alike(versions: Sequence[str]) -> None:
+    from esper.simic.agent.processes import ProcessesError
+
+    for rank, theirs in enumerate(versions):
+        if theirs != versions[0]:
+            raise ProcessesError(
+                "Processes that learn together need the same versions",
+                given=f"rank 0 has {versions[0]}; rank {rank} has {theirs}",
+                fix="install the same on every machine",
+            )
+
+
+# --- the one that launches -------------------------------------------------------------------
+
+
+def launch(
+    part: Callable[..., int], *given: Any, sizes: Sequence[int], stop: Stopping | None = None
+) -> int:
+    """Have processes of their own call `part(*given)`, which returns an exit code; that of the
+    first of them is returned.
+
+    If one is lost, all are started again, and after so many times as many as the next of `sizes`.
+    """
+    stop = stop or Stopping(say=False)
+    stop.leads = True
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with stop.listening():
+        # Inherited: Ctrl-C in a terminal is for this process, which has another thread for it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        logging.disable(logging.ERROR)  # what happens is told in a sentence
+        try:
+            found = _launched(part, given, sizes)
+        finally:
+            logging.disable(logging.NOTSET)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+            os.environ.pop(STOP, None)
+    code, refused = next((each for each in found.values() if each[1]), found[min(found)])
+    if refused:
+        raise EsperError(refused)
+    return 128 + stop.signal if code > 128 and stop.signal else code
+
+
+def _launched(
+    part: Callable[..., int], given: Sequence[Any], sizes: Sequence[int]
+) -> dict[int, tuple[int, str]]:
+    """By rank, the exit code and what was refused."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, launch_agent
+
+    for size in sizes:
+        with tempfile.TemporaryDirectory(prefix="esper-") as folder:
+            config = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=size,
+                run_id=str(uuid4()),
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",
+                local_addr="localhost",
+                max_restarts=RESTARTS,
+                start_method=STARTED,
+                signals_to_handle="SIGHUP,SIGQUIT",  # the others ask to stop after the round
+                logs_specs=DefaultLogsSpecs(log_dir=folder),
+            )
+            try:
+                return launch_agent(config, _rank, [os.getpid(), part, *given])
+            except ChildFailedError as error:
+                if size == sizes[-1]:
+                    raise _lost(error, size) from error
+    raise AssertionError("no number of processes was given")
+
+
+def _rank(parent: int, part: Callable[..., int], *given: Any) -> tuple[int, str]:
+    """What each process that was launched does: the exit code and what was refused."""
+    signal.set_wakeup_fd(-1)  # a fork has its parent's, and its handlers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    follow(parent)
+    try:
+        return part(*given), ""
+    except EsperError as error:
+        return 2, str(error)
+
+
+def _lost(error: Any, size: int) -> "ProcessesError":
+    """Which process was lost first, and why, in one sentence."""
+    from esper.simic.agent.processes import ProcessesError
+
+    rank, failure = error.get_first_failure()
+    code, said = failure.exitcode, failure.message
+    why = said.get("message", "") if isinstance(said, dict) else str(said)
+    return ProcessesError(
+        f"Process {rank + 1} of the {size} that learn together ended, as after {RESTARTS} restarts",
+        given=f"killed by signal {-code}" if code < 0 else first_line(RuntimeError(why)),
+        fix="nothing before the last checkpoint is lost: go on with esper resume",
+    )

@@ -3,6 +3,7 @@
 Shapes: `N` environments, `S` slots, `M` changes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,10 @@ from esper.garden.rewards import net_of_rent
 from esper.leyline import NOTHING, Cause, SeedStage
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.nissa import (
+    AnomalyFound,
     Decisions,
     EpisodeEnded,
+    Event,
     Hub,
     LifecycleChanged,
     Refused,
@@ -23,6 +26,58 @@ from esper.nissa import (
 )
 from esper.simic.agent.types import Decision
 from esper.tamiyo import MaskedCategorical, RecurrentActorCritic, logits_given
+
+SLOW = 1.5  # times as long as the others, in the middle
+PATIENCE = 5  # rounds in a row
+
+
+class Waiting(Hub):
+    """The hub of a process that is not the first: events wait until that one takes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self._waiting.append(event)
+
+    def taken(self) -> list[Event]:
+        """All since the last time."""
+        taken, self._waiting = self._waiting, []
+        return taken
+
+
+@dataclass
+class SlowRank:
+    """Finds a process that all others wait for, round after round."""
+
+    rank: int | None = None
+    rounds: int = 0  # in a row
+
+    def observe(self, round_: int, seconds: Sequence[float]) -> tuple[AnomalyFound, ...]:
+        """By rank, how long a round's episodes took."""
+        slowest = max(range(len(seconds)), key=seconds.__getitem__)
+        others = sorted(each for rank, each in enumerate(seconds) if rank != slowest)
+        times = seconds[slowest] / max(1e-9, others[len(others) // 2]) if others else 0.0
+        rank = slowest if times > SLOW else None
+        self.rounds = self.rounds + 1 if rank == self.rank else 1
+        self.rank = rank
+        if rank is None or self.rounds != PATIENCE:
+            return ()
+        return (
+            AnomalyFound(
+                round=round_,
+                name="slow_rank",
+                head="",
+                raised=True,
+                seen=times,
+                threshold=SLOW,
+                updates=PATIENCE,
+                message=f"Rank {rank} has taken {times:.1f} times as long as the others to play, "
+                f"{PATIENCE} rounds in a row; all wait for it.",
+                advice="Look at what else its machine computes, or leave it out.",
+            ),
+        )
 
 
 @dataclass

@@ -8,6 +8,7 @@ Shapes: `N` environments of this process.
 """
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -38,7 +39,8 @@ from esper.nissa import (
     open_sinks,
 )
 from esper.nissa.anomalies import not_a_number
-from esper.nissa.store import DEFAULT_ROWS, usable_store
+from esper.nissa.hub import tell
+from esper.nissa.store import usable_store
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.processes import ALONE, Processes, ProcessesError
 from esper.simic.agent.rollout_buffer import NonFiniteError
@@ -46,13 +48,13 @@ from esper.simic.agent.rollouts import collect
 from esper.simic.agent.types import Decision, Outcome
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.selection import Judge, Judgement
-from esper.simic.training.telemetry import Reporter
-from esper.simic.training.training_runs import RunError, RunFolder, require_own
+from esper.simic.training.telemetry import Reporter, SlowRank, Waiting
+from esper.simic.training.training_runs import Kept, RunError, RunFolder, require_own
 from esper.tamiyo.controllers import controller_of_network
 from esper.tamiyo.network import GARDEN_FLOOR
 from esper.tolaria.population_config import PopulationConfig
 
-AGENT = "agent"  # the name of a run's one learner
+AGENT = "agent-0"  # the part of a checkpoint that is the learner
 CONTROL = "controls."  # before the names of controls in a checkpoint
 
 
@@ -88,15 +90,15 @@ class Trainer:
         self.run, self.processes, self.tell, self.stop = run, processes, tell, stop
         self.config: TrainConfig = run.config
         config, suite = self.config, run.suite
-        if processes.size != config.processes:
+        if processes.size not in config.sizes:
             raise AgreementError(
-                "The run was made for another number of processes",
+                "The run is for another number of processes",
                 given=processes.size,
-                valid=config.processes,
+                valid=" or ".join(map(str, config.sizes)),
+                fix=f"go on with: esper resume {run.path}",
             )
         own = config.envs // processes.size
         self.first_env = processes.rank * own
-        self._part = f"{AGENT}-{processes.rank}"  # of a checkpoint
         population = PopulationConfig(deterministic=config.deterministic, backend=config.backend)
         self.controls = Controls(horizon=config.horizon, device=config.device, config=population)
         self.draw = Draw(
@@ -139,25 +141,26 @@ class Trainer:
         self.judged: list[list[Any]] = []  # controller, round, score, interval, episodes
         self.undone = False  # was the last round?
         self._computed: str | None = None  # the backend of the checkpoint that it goes on from
-        self.hub = Hub()
+        self.hub = Hub() if processes.rank == 0 else Waiting()
+        self._slow = SlowRank()
 
     # --- beginning and going on ----------------------------------------------------------
 
     def begin(self) -> bool:
         """Start anew, or from the last checkpoint if there is one; False if stopped meanwhile."""
         saved = self.run.newest()
+        seen = self.processes.each(saved[0] if saved else None)
+        if any(each != seen[0] for each in seen):
+            what = f"Processes see other checkpoints in {self.run.path}"
+            raise ProcessesError(what, given=f"by rank {seen}", fix="give all the same folder")
         if saved is not None:
             if self.processes.rank == 0:
                 self.run.require_data()
             self.round, numbers = saved[0], self._restore(*saved)
             self._observations = self.garden.load_state_dict({"number": numbers})
-        store = self._store(new=saved is None)
-        sinks: list[Sink] = [] if store is None else [store]
         if self.processes.rank == 0:
-            sinks += open_sinks(self.config.sinks, self.run.path)
-        self.hub = Hub(*sinks)
-        if self.processes.rank == 0:
-            self._open(None if store is None else store.last_commit)
+            self.run.clear_unfinished()
+            self._open(saved)
         self.reporter = Reporter(
             self.hub, self.agent.network, self.garden, self.first_env, self.config.watched
         )
@@ -174,20 +177,15 @@ class Trainer:
     def _store(self, *, new: bool) -> RunStore | None:
         """The run's telemetry, as it was at the end of the present round, if it can be used."""
         garden = self.garden
-        # What is packed has no place for a second process.
-        rows = DEFAULT_ROWS if self.processes.size == 1 else max(DEFAULT_ROWS, garden.envs)
         layout = RunLayout.of(garden.space, garden.table.names, garden.catalogue)
-        if self.processes.rank == 0:
-            self.run.clear_unfinished()
-            store = usable_store(self.run.path, layout, rows, after=-1 if new else self.round)
-        self._meet()
-        if self.processes.rank > 0:  # the file is there now
-            store = usable_store(self.run.path, layout, rows)
-        return store
+        return usable_store(self.run.path, layout, after=-1 if new else self.round)
 
-    def _open(self, whole: int | None) -> None:
-        """Tell what starts here; `whole`: the last round that the telemetry has all of."""
-        facts = self.run.facts
+    def _open(self, saved: Kept | None) -> None:
+        """Open the telemetry, and tell what starts here."""
+        store = self._store(new=saved is None)
+        sinks: list[Sink] = [] if store is None else [store]
+        self.hub = Hub(*sinks, *open_sinks(self.config.sinks, self.run.path))
+        facts, whole = self.run.facts, None if store is None else store.last_commit
         self.hub.emit(
             RunStarted(
                 round=self.round,
@@ -200,10 +198,18 @@ class Trainer:
         if (whole or 0) < self.round:
             gap = f"Telemetry of rounds {(whole or 0) + 1} to {self.round} is not whole."
             self.hub.emit(Noted(round=self.round, text=gap))
-        now = self.garden.population.backend
-        if self._computed not in (None, now):
-            told = f"Hosts were computed {self._computed}, and are {now} now; rounding differs."
-            self.hub.emit(Noted(round=self.round, text=told))
+        size, before = self.processes.size, saved[1].notes.get("processes") if saved else None
+        changes = []
+        if times := int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+            changes.append(f"A process was lost, and all were started again ({times})")
+        if before not in (None, size):
+            changes.append(f"Where {before} processes learned, {size} go on")
+        if self._computed not in (None, now := self.garden.population.backend):
+            how = f"Hosts were computed {self._computed}, and are {now} now; rounding differs"
+            changes.append(how)
+        for change in changes:
+            tell(f"{change}: from round {self.round} on.")
+            self.hub.emit(Noted(round=self.round, text=f"{change}."))
 
     def _restore(self, round_: int, state: Archive) -> Tensor:
         """Take everything over from a checkpoint; returns each row's episode, [N]."""
@@ -211,13 +217,13 @@ class Trainer:
         self.run.require_settings(state)
         self._computed = state.notes.get("backend", "fused")
         self.agent = PPOAgent.load(
-            place / self._part,
+            place / AGENT,
             device=self.agent.device,
             space=self.garden.space,
             state_dim=self.garden.state_dim,
             processes=self.processes,
         )
-        require_own(self.agent, self.config, place / self._part)
+        require_own(self.agent, self.config, place / AGENT)
         try:
             self.detector.load_state_dict(state.notes["anomalies"])
             numbers, self.judged = state.tensors["number"], state.notes["judged"]
@@ -310,11 +316,27 @@ class Trainer:
         if number % every == 0 or number == self.config.rounds:
             with clock.phase("judge"):
                 judged = self._judge(number)
-        if self.processes.rank == 0:
-            times = {f"seconds_{name}": spent for name, spent in clock.spent.items()}
-            self.hub.emit(Sampled(round=number, values=times))
+        found += self._gather(number, clock.spent)
         spent = dict(clock.spent)
         return RoundReport(number, returns, metrics, spent, stages, judged, found, self.best)
+
+    def _gather(self, number: int, spent: dict[str, float]) -> tuple[AnomalyFound, ...]:
+        """Take the other processes' events and times over; which of them is slow."""
+        waiting = self.hub.taken() if isinstance(self.hub, Waiting) else []
+        others = self.processes.handed_over((waiting, spent))
+        if self.processes.rank > 0:
+            return ()
+        for event in (event for events, _ in others for event in events):
+            self.hub.emit(event)
+        times = {f"seconds_{name}": seconds for name, seconds in spent.items()}
+        playing = [each["play"] for each in (spent, *(each for _, each in others))]
+        if others:
+            times |= {f"seconds_play_rank_{rank}": each for rank, each in enumerate(playing)}
+        self.hub.emit(Sampled(round=number, values=times))
+        found = self._slow.observe(number, playing)
+        for anomaly in found:
+            self.hub.emit(anomaly)
+        return found
 
     def _learn(self, before: Archive) -> tuple[PPOUpdateMetrics | None, tuple[AnomalyFound, ...]]:
         """Learn from the round. Where that comes to numbers that are not finite, the agent is what
@@ -360,8 +382,9 @@ class Trainer:
         judged = self.judge.judge(controller_of_network(self.agent.network), attribute=True)
         before = self.best
         self._tell_judged(judged, number)
-        if self.processes.rank == 0 and self.best != before:
-            self.run.require_held()
+        if self.best != before:  # as all processes see it
+            if self.processes.rank == 0:
+                self.run.require_held()
             self.agent.save(self.run.best)
         if judged.best is not None:
             self.hub.emit(replace(judged.best, round=number))
@@ -387,12 +410,8 @@ class Trainer:
         self.hub.commit(self.round)
         if self.processes.rank == 0:
             self.run.begin_checkpoint(self.round)
-        self._meet()
-        self.agent.save(self.run.unfinished(self.round) / self._part)
-        number = torch.zeros(self.config.envs, dtype=torch.int64)
-        own = self.garden.state_dict()["number"]
-        number[self.first_env : self.first_env + len(own)] = own
-        self.processes.sum_(number)  # also waits for the others' parts
+        self.agent.save(self.run.unfinished(self.round) / AGENT)
+        number = self.processes.united(self.garden.state_dict()["number"], self.agent.place)
         if self.processes.rank == 0:
             controls = self.controls.state_dict()
             tensors = {"number": number, **{CONTROL + n: curve for n, curve in controls.items()}}
@@ -400,6 +419,7 @@ class Trainer:
             notes: dict[str, Any] = {"settings": asdict(self.config), "anomalies": anomalies}
             notes |= {"judged": self.judged, "undone": self.undone}
             notes["backend"] = self.garden.population.backend
+            notes["processes"] = self.processes.size
             self.run.finish_checkpoint(self.round, tensors, notes)
         self._meet()
 

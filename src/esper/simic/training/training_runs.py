@@ -47,7 +47,7 @@ STATE = "state"
 KIND, VERSION = "checkpoint", 2
 KEPT = 3  # checkpoints, beside the best agent
 # Settings that may change while a run goes on; of another backend only the rounding differs.
-CHANGEABLE = ("rounds", "checkpoint_every", "watched", "sinks", "backend")
+CHANGEABLE = ("rounds", "checkpoint_every", "watched", "sinks", "processes", "backend")
 
 Kept = tuple[int, Archive]  # a round and its state
 _ROUND = re.compile(r"round-(\d{6,})")
@@ -250,7 +250,7 @@ def require_own(agent: PPOAgent, config: TrainConfig, place: Path) -> None:
     held, buffer = agent.config, agent.buffer
     annealed = replace(config.ppo, entropy_coef=held.entropy_coef, learning_rate=held.learning_rate)
     pairs = {
-        "environments": (config.envs // config.processes, buffer.envs),
+        "environments": (config.envs, agent.place[1]),
         "steps": (config.horizon, buffer.steps),
         "lstm": (config.lstm, buffer.lstm_hidden_dim),
         "seed": (config.seed, agent.seed),
