@@ -1,7 +1,8 @@
 """What watching costs: how late a browser knows, what answers take, and what the watched run loses.
 
     python benchmarks/watching.py
-    python benchmarks/watching.py --runs 50 --events 100000 --clients 20 --seconds 600 --turns 120
+    python benchmarks/watching.py --runs 50 --events 100000 --clients 20 --seconds 600 --turns 0
+    python benchmarks/watching.py --runs 50 --events 100000 --seconds 0 --turns 300
 
 Many runs lie in a folder, copies of one with so many events, and one more is written while clients
 listen to word of what is new and ask for what a page would show then. The run's steps are as in
@@ -316,9 +317,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--events", type=int, default=5_000, help="of each run")
     parser.add_argument("--clients", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of the load")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of the load; 0: none")
     parser.add_argument(
-        "--turns", type=int, default=8, help="with a page open, and as many with none"
+        "--turns", type=int, default=8, help="with a page open, and as many with none; 0: none"
     )
     parser.add_argument("--turn-seconds", type=float, default=0.5)
     parser.add_argument("--json", type=Path)
@@ -336,9 +337,12 @@ def main() -> None:
         for number in range(1, given.runs):
             shutil.copytree(folder / "run-0", folder / f"run-{number}", copy_function=os.link)
         print(f"{given.runs} runs of {given.events:,} events in {time.monotonic() - began:.0f} s")
-        figures = measure_load(folder, given.clients, given.seconds)
-        figures |= measure_loss(folder, given.turns, given.turn_seconds)
-        figures |= measure_pixels(folder, 20)
+        figures: dict[str, float] = {}
+        if given.seconds:
+            figures |= measure_load(folder, given.clients, given.seconds)
+            figures |= measure_pixels(folder, 20)
+        if given.turns:
+            figures |= measure_loss(folder, given.turns, given.turn_seconds)
     table = Table("what", "figure", title="the live page")
     for name, value in figures.items():
         table.add_row(name, f"{value:.3g}")

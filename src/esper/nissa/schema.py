@@ -106,10 +106,15 @@ def _require_as_many(what: str, given: int, valid: int) -> None:
 # --- kinds of fields -------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
 class Field:
-    """What a field of an event is: a column of its name, or none where `sql` is empty."""
+    """What a field of an event is: a column of its name, or none where `sql` is empty.
 
-    sql = ""  # the column's type
+    As it is: one value, the same in all rows of the event.
+    """
+
+    sql: str = ""  # the column's type
+    encode: Callable[[Any], Any] = lambda value: value
 
     def kept(self, name: str, value: Any, rows: int | None) -> Any:
         """The event's own copy, refused if it is not where or what it should be."""
@@ -121,18 +126,7 @@ class Field:
 
     def stored(self, name: str, value: Any, layout: RunLayout) -> dict[str, Any]:
         """The values of every column, one for each row."""
-        return {name: value} if self.sql else {}
-
-
-@dataclass(frozen=True)
-class Single(Field):
-    """One value, the same in all rows of the event."""
-
-    sql: str
-    encode: Callable[[Any], Any] = lambda value: value
-
-    def stored(self, name: str, value: Any, layout: RunLayout) -> dict[str, Any]:
-        return {name: self.encode(value)}
+        return {name: self.encode(value)} if self.sql else {}
 
 
 class Numbers(Field):
@@ -150,8 +144,6 @@ class Numbers(Field):
 
 class Text(Field):
     """[M] texts."""
-
-    sql = "TEXT"
 
     def kept(self, name: str, value: Sequence[str], rows: int | None) -> tuple[str, ...]:
         texts = tuple(map(str, value))
@@ -289,7 +281,7 @@ def fields_of(event: type[Any]) -> dict[str, Field]:
     for name, annotation in inspect.get_annotations(event).items():
         parts = (annotation, *get_args(annotation))  # of `... | None` also what is inside
         said = [extra for part in parts for extra in getattr(part, "__metadata__", ())]
-        said += [Single(_SQL[part]) for part in parts if part in _SQL]
+        said += [Field(sql=_SQL[part]) for part in parts if part in _SQL]
         if said:
             found[name] = said[0]
     return found
@@ -331,9 +323,11 @@ def _name(names: Sequence[str], index: int) -> str | None:
     return names[index] if index < len(names) else str(index)
 
 
-JsonMapping = Annotated[Mapping[str, Any], Single("TEXT", json.dumps)]  # whatever JSON can hold
+JsonMapping = Annotated[
+    Mapping[str, Any], Field(sql="TEXT", encode=json.dumps)
+]  # whatever JSON can hold
 NamedNumbers = Annotated[Mapping[str, float], Numbers()]
-Texts = Annotated[Sequence[str], Text()]  # [M], as all below
+Texts = Annotated[Sequence[str], Text(sql="TEXT")]  # [M], as all below
 Integers = Annotated[Array, Number("<i8")]
 Reals = Annotated[Array, Number("<f8")]
 Slots = Annotated[Array, Number("<i4", named=lambda layout, slot: _name(layout.slots, slot))]

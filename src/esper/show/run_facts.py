@@ -58,10 +58,11 @@ class Score(NamedTuple):
     episodes: int | None = None
 
     def __str__(self) -> str:
-        return signed(self.value) + (f" {self.spoken_interval}" if self.interval else "")
+        return f"{signed(self.value)} {self.ends}".rstrip()
 
     @property
-    def spoken_interval(self) -> str:
+    def ends(self) -> str:
+        """Of its interval, where it has one."""
         return "" if self.interval is None else f"[{', '.join(map(signed, self.interval))}]"
 
 

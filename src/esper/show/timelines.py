@@ -30,14 +30,7 @@ LETTER = 0.185  # epochs of 25, about: the width of a letter
 
 _OCCUPIED = {stage.name for stage in OCCUPIED_STAGES}
 _RESTING = {SeedStage.EMBARGOED.name, SeedStage.RESETTING.name}
-_SHOWN = {
-    SeedStage.TRAINING.name: "training, alpha 0",
-    SeedStage.BLENDING.name: "blending",
-    SeedStage.HOLDING.name: "holding",
-    SeedStage.FOSSILIZED.name: "fossilized",
-    SeedStage.PRUNED.name: "pruned",
-    SeedStage.EMBARGOED.name: "embargoed",
-}
+_SHOWN = ("TRAINING", "BLENDING", "HOLDING", "FOSSILIZED", "PRUNED", "EMBARGOED")
 _TYPICAL = {SeedStage.TRAINING.name: FAINTEST, SeedStage.EMBARGOED.name: 0.8}  # strength
 
 
@@ -170,8 +163,11 @@ def _legend(axes: Axes, story: Story, theme: Theme) -> None:
     stages = {cell.stage for cell in story.cells}
     ops = {op for _, op, _ in story.marks}
     entries: list[Patch | Line2D] = [
-        Patch(fc=tint(STAGE_COLOURS[name], _TYPICAL.get(name, 1.0), theme.paper), label=words)
-        for name, words in _SHOWN.items()
+        Patch(
+            fc=tint(STAGE_COLOURS[name], _TYPICAL.get(name, 1.0), theme.paper),
+            label=name.lower() + (", alpha 0" if name == SeedStage.TRAINING.name else ""),
+        )
+        for name in _SHOWN
         if name in stages
     ]
     entries += [

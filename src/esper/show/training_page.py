@@ -50,16 +50,12 @@ def page(facts: Facts) -> Page:
 
 def _tiles(facts: Facts) -> list[Tile]:
     best, planned = facts.best, facts.setting("rounds")
-    scores = {} if best is None else {"best evaluation": best}
+    scores = ({} if best is None else {"best evaluation": best}) | dict(facts.baselines)
     rounds = f"{facts.last_round:,}" + (f" of {planned:,}" if planned else "")
     return [
         *(
-            Tile(
-                name,
-                signed(score.value),
-                f"95 %: {score.spoken_interval}" if score.interval else "no interval",
-            )
-            for name, score in (scores | dict(facts.baselines)).items()
+            Tile(name, signed(each.value), f"95 %: {each.ends}" if each.ends else "no interval")
+            for name, each in scores.items()
         ),
         Tile("rounds", rounds, f"{facts.played:,} episodes"),
         Tile("training time", duration(facts.training_seconds), "with evaluations"),

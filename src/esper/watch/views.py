@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from esper.leyline.errors import EsperError
 from esper.nissa import RunReader, Thresholds
@@ -85,17 +85,12 @@ def plain(value: Any) -> Any:
     return f"{len(value)} bytes" if isinstance(value, bytes) else value
 
 
-class _Kept(NamedTuple):
-    version: object
-    until: float  # it is not made anew before
-    text: bytes
-
-
 class Answers:
     """Views as JSON, kept for all who ask; the oldest ones are forgotten."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[object, _Kept] = OrderedDict()
+        # Of what each was made, until when it is not made anew, and the answer.
+        self._kept: OrderedDict[object, tuple[object, float, bytes]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -104,19 +99,19 @@ class Answers:
         key = (name, run.name, *sorted(numbers.items()))
         version = [run.changed.get(kind, 0) for kind in QUESTIONS[name]["kinds"].split()]
         with self._lock:  # one at a time makes an answer; the others wait for it and take it
-            found, now = self._kept.get(key), time.monotonic()
-            if found is not None and (found.version == version or now < found.until):
-                return found.text, found.version == version
+            now = time.monotonic()
+            known, until, before = self._kept.get(key, (None, 0.0, b""))
+            if known == version or now < until:
+                return before, known == version
             try:
                 text = json.dumps(answered(name, run, numbers), allow_nan=False).encode()
             except Exception as error:  # a damaged one hides no other
-                return json.dumps(
-                    run.known() | {"state": UNREADABLE, "why": str(error)}
-                ).encode(), True
+                told = run.known() | {"state": UNREADABLE, "why": str(error)}
+                return json.dumps(told).encode(), True
             done = time.monotonic()
-            self._kept[key] = _Kept(version, done + REST * (done - now), text)
+            self._kept[key] = (version, done + REST * (done - now), text)
             self._kept.move_to_end(key)
-            self._bytes += len(text) - (0 if found is None else len(found.text))
+            self._bytes += len(text) - len(before)
             while len(self._kept) > KEPT_ANSWERS or self._bytes > KEPT_BYTES:
-                self._bytes -= len(self._kept.popitem(last=False)[1].text)
+                self._bytes -= len(self._kept.popitem(last=False)[1][2])
             return text, True
