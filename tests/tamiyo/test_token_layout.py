@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from esper.leyline import HEADS, Actions, Blend, BlueprintCatalogue, LifecycleOp, SlotConfig, Trait
 from esper.leyline.errors import AgreementError, EsperError
 from esper.leyline.shadows import MEASURED, ShadowReadings
 from esper.leyline.signals import Signals
-from esper.tamiyo.token_layout import WIDTHS, TokenLayout, standing, symlog
+from esper.tamiyo.token_layout import WIDTHS, TokenLayout, standing, symlog, token_names
 from tests.tamiyo.spaces import esper_space, random_legality
 from tests.tamiyo.test_features import CATALOGUE, WILD, wild_signals
 
@@ -35,12 +36,9 @@ def wild(seed: int, rows: int = 5) -> tuple[Signals, Actions]:
     return dataclasses.replace(signals, shadows=shadows), advice
 
 
-def seen(
-    signals: Signals, advice: Actions, layout: TokenLayout = LAYOUT
-) -> dict[str, torch.Tensor]:
-    return dict(
-        zip(layout.names(CATALOGUE), layout.observe(signals, advice).unbind(1), strict=True)
-    )
+def seen(signals: Signals, advice: Actions) -> dict[str, Tensor]:
+    columns = TokenLayout.of(CATALOGUE).observe(signals, advice).unbind(1)
+    return dict(zip(token_names(CATALOGUE), columns, strict=True))
 
 
 @settings(max_examples=25, deadline=None)
@@ -56,12 +54,15 @@ def test_whatever_was_measured_tokens_are_finite_and_small(seed: int, rows: int)
 @given(seed=st.integers(0, 2**20))
 def test_room_for_more_changes_nothing_but_the_padding(seed: int) -> None:
     signals, advice = wild(seed)
-    exact = seen(signals, advice, TokenLayout.of(CATALOGUE))
-    padded = seen(signals, advice, TokenLayout(11, 17))
-    for name, values in padded.items():
-        expected = exact[name] if name in exact else torch.zeros(5)
-        assert torch.equal(values, expected), name
-    assert all("padding" in name for name in padded.keys() - exact.keys())
+    exact, wide = TokenLayout.of(CATALOGUE), TokenLayout(11, 17)
+    whole, own, seeds = exact.split(exact.observe(signals, advice))
+    parts = wide.split(wide.observe(signals, advice))
+    more = torch.nn.functional.pad
+    assert torch.equal(parts[0], whole)
+    assert torch.equal(parts[1], more(own, (0, 0, 0, 11 - exact.slots)))
+    room = (0, 0, 0, 17 - exact.blueprints, 0, 11 - exact.slots)
+    assert torch.equal(parts[2], more(seeds, room))
+    assert bool((own[..., 0] == 1).all() & (seeds[..., 0] == 1).all())
 
 
 @settings(max_examples=25, deadline=None)
@@ -104,7 +105,7 @@ def test_the_order_of_slots_and_blueprints_moves_tokens_and_changes_none(seed: i
     )
     whole, own, seeds = LAYOUT.split(LAYOUT.observe(signals, advice))
     whole2, own2, seeds2 = LAYOUT.split(LAYOUT.observe(second, told))
-    position = LAYOUT.names(CATALOGUE)[WIDTHS[0] :].index("early:position")
+    position = token_names(CATALOGUE)[WIDTHS[0] :].index("early:position")
     kept = [column for column in range(WIDTHS[1]) if column != position]
     assert torch.equal(whole, whole2)
     assert torch.equal(own[:, slots][..., kept], own2[:, :3][..., kept])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.leyline import AgreementError, LifecycleOp
+from esper.leyline import LifecycleOp, UnknownNameError
 from esper.tamiyo import TokenActorCritic, TokenLayout, choose, logits_given
 from esper.tamiyo.token_layout import ADVISED, WIDTHS
 from esper.tamiyo.token_network import MEMORY, WIDTH, Exchange
@@ -128,7 +128,7 @@ def test_without_training_the_likeliest_action_is_the_advised_one(
     may = legal.masks["op"][:, LifecycleOp.PRUNE]
     assert bool((choice.actions[may, 0] == LifecycleOp.PRUNE).all())
     assert torch.equal(choice.actions[~may], advice[~may])
-    with pytest.raises(AgreementError, match="no slot and no blueprint"):
+    with pytest.raises(UnknownNameError, match="meanings of their own"):
         network.prefer("slot", 0, 1.0)
 
 

@@ -5,12 +5,8 @@ from pathlib import Path
 from esper.kasmina.blueprints import blueprint_names
 from esper.leyline import AgreementError, BlueprintCatalogue, EsperError, Family, UnknownNameError
 from esper.simic.training.training_runs import CONFIG, RunFolder, load_controller
-from esper.tamiyo.controllers import (
-    LearnedController,
-    TokenController,
-    controller_names,
-    make_controller,
-)
+from esper.tamiyo import TokenController
+from esper.tamiyo.controllers import LearnedController, controller_names, make_controller
 from esper.tamiyo.controllers.protocol import Checkable, Controller, Privileged
 
 ENDLESS = 2**31  # epochs, where no budget says how many

@@ -16,13 +16,8 @@ from torch import Tensor, nn
 from esper.kasmina.hosts import Block
 from esper.kasmina.isolation import randomness_kept
 from esper.kasmina.layers import ChannelNorm, GroupNorm, PastLinear, SelfAttention, TokenLinear
-from esper.leyline.catalogue import (
-    LOOKS_BEYOND,
-    NOT_APPLICABLE,
-    BlueprintCatalogue,
-    Trait,
-    blend_costs,
-)
+from esper.leyline import Trait
+from esper.leyline.catalogue import LOOKS_BEYOND, NOT_APPLICABLE, BlueprintCatalogue, blend_costs
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
 from esper.leyline.errors import BlueprintError, DuplicateNameError, UnknownNameError, first_line
 from esper.leyline.slots import Family, Reach, SlotConfig, SlotSpec

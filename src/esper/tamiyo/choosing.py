@@ -173,7 +173,7 @@ def choose(
 ) -> Choice:
     """Draw a composite action for each row of logits, or take the likeliest."""
     space = legality.space
-    device = logits[0].device
+    device = (logits if isinstance(logits, Tensor) else logits[0]).device
     noise = torch.zeros(legality.hosts, len(space), max(space.sizes), device=device)
     if not greedy:
         noise = gumbel(noise, generator, among)

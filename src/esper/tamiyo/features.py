@@ -170,8 +170,9 @@ class FeatureBlock:
         What was measured and still is NaN is Inf minus Inf: no difference.
         """
         parts = ((columns[feature.name], feature.options) for feature in self.features)
-        whole = torch.cat([part if options else part[..., None] for part, options in parts], -1)
-        inside = whole.float().clamp_(self.low, self.high).nan_to_num_(0.0)
+        # Each as float32 before they are put together: several times as fast as after it.
+        whole = [part.float() if options else part.float()[..., None] for part, options in parts]
+        inside = torch.cat(whole, -1).clamp_(self.low, self.high).nan_to_num_(0.0)
         return inside.masked_fill_((1.0 - inside) @ self._needs > 0.0, 0.0)
 
 

@@ -333,6 +333,8 @@ class RunningNorm(nn.Module):
     @torch.no_grad()
     def observe(self, states: Tensor, valid: Tensor | None = None, summed: Summed = alone) -> None:
         """Take states [..., F] into account, all or the `valid` [...] ones, of all processes."""
+        if not len(self.mean):  # of a network that takes states as they are
+            return
         if states.ndim < 2 or states.shape[-1] != len(self.mean):
             raise AgreementError(
                 "Observations to normalise have the wrong shape",

@@ -30,6 +30,7 @@ from esper.leyline import (
 )
 from esper.leyline.errors import AgreementError
 from esper.leyline.settings import Count, require_settings
+from esper.leyline.shadows import ShadowReadings
 from esper.leyline.signals import Signals
 from esper.tamiyo.features import (
     COST_SCALE,
@@ -52,7 +53,6 @@ SEEN_ERRORS, MOST_ERRORS = 1.0, 30.0  # as for gains, of gains over their errors
 _SYMLOG = "symmetric log, / log(classes)"
 _STANDING = "share"
 _HERE = Feature("present", 0.0, 1.0, "0 or 1", "It is none of the padding.")
-_BLENDS = tuple(blend.name for blend in Blend)
 
 WHOLE_TOKEN = FeatureBlock(
     (
@@ -109,7 +109,7 @@ CANDIDATE_TOKEN = FeatureBlock(
         Feature("trait", 0.0, 1.0, "0 or 1", "What the blueprint is like.",
                 options=tuple(str(trait.name) for trait in Trait)),
         Feature("advised", 0.0, 1.0, "one of", "The rule would plant it, with this blend.",
-                options=_BLENDS),
+                options=tuple(blend.name for blend in Blend)),
     )
 )  # fmt: skip
 
@@ -158,42 +158,25 @@ class TokenLayout:
             parts[2].unflatten(-1, (self.slots, self.blueprints, -1)),
         )
 
-    def names(self, catalogue: BlueprintCatalogue) -> tuple[str, ...]:
-        """F names, those of padding with its number."""
-        slots = _padded(catalogue.slots.names, self.slots)
-        kinds = _padded(catalogue.names, self.blueprints)
-        places = [f"{slot}/{kind}" for slot in slots for kind in kinds]
-        return (
-            *WHOLE_TOKEN.names,
-            *(f"{slot}:{name}" for slot in slots for name in SLOT_TOKEN.names),
-            *(f"{place}:{name}" for place in places for name in CANDIDATE_TOKEN.names),
-        )
-
     def observe(self, signals: Signals, advice: Actions) -> Tensor:
         """[N, F] float32, finite whatever was measured; `advice` is what the rule would do."""
         S, P = len(signals.catalogue.slots), len(signals.catalogue.names)
         self._require_room(S, P)
-        matters, slots = advice.relevant(), torch.arange(S)
-        told = torch.where(matters, advice.values, -1)  # [N, H], below 0 what does not matter
+        told = torch.where(advice.relevant(), advice.values, -1)  # [N, H]: what matters, or -1
         op, slot, kind, blend = (column[:, None] for column in told.unbind(1))
-        here = slot == slots  # [N, S]
+        here = slot == torch.arange(S)  # [N, S]
         plant = here[:, :, None] & (kind == torch.arange(P))[:, None, :]  # [N, S, P]
-        whole = global_columns(signals) | _more_of_all(signals)
-        whole["advised"] = op == torch.arange(len(LifecycleOp))
-        own = slot_columns(signals, FeatureTable.of(signals.catalogue).slot_constants)
-        own |= {"present": torch.ones_like(here), "advised": here}
-        seeds = candidate_columns(signals)
-        seeds["advised"] = plant[..., None] & (blend == torch.arange(len(Blend)))[:, None, None]
-        held = CANDIDATE_TOKEN.held(seeds)
-        wider, more = self.slots - S, self.blueprints - P
-        return torch.cat(
-            (
-                WHOLE_TOKEN.held(whole),
-                pad(SLOT_TOKEN.held(own), (0, 0, 0, wider)).flatten(1),
-                pad(held, (0, 0, 0, more, 0, wider)).flatten(1),
-            ),
-            1,
-        )
+        blends = (blend == torch.arange(len(Blend)))[:, None, None]  # [N, 1, 1, K]
+        rows = torch.zeros(len(signals), self.state_dim)
+        whole, own, seeds = self.split(rows)
+        advised = {"advised": op == torch.arange(len(LifecycleOp))}
+        whole[:] = WHOLE_TOKEN.held(global_columns(signals) | _more_of_all(signals) | advised)
+        fixed = FeatureTable.of(signals.catalogue).slot_constants
+        more = {"present": torch.ones_like(here), "advised": here}
+        own[:, :S] = SLOT_TOKEN.held(slot_columns(signals, fixed) | more)
+        advised = {"advised": plant[..., None] & blends}
+        seeds[:, :S, :P] = CANDIDATE_TOKEN.held(candidate_columns(signals) | advised)
+        return rows
 
     def widen(self, legality: Legality) -> Legality:
         """The same with the layout's heads; padding is closed."""
@@ -229,8 +212,16 @@ WIDTHS = tuple(len(block.names) for block in (WHOLE_TOKEN, SLOT_TOKEN, CANDIDATE
 ADVISED = (len(LifecycleOp), 1, len(Blend))
 
 
-def _padded(names: tuple[str, ...], size: int) -> tuple[str, ...]:
-    return names + tuple(f"padding {place}" for place in range(len(names), size))
+def token_names(catalogue: BlueprintCatalogue) -> tuple[str, ...]:
+    """Of every number in a row of the layout without padding."""
+    slots = catalogue.slots.names
+    places = [f"{slot}/{kind}" for slot in slots for kind in catalogue.names]
+    own = [f"{slot}:{name}" for slot in slots for name in SLOT_TOKEN.names]
+    return (
+        *WHOLE_TOKEN.names,
+        *own,
+        *(f"{place}:{name}" for place in places for name in CANDIDATE_TOKEN.names),
+    )
 
 
 def _more_of_all(signals: Signals) -> dict[str, Tensor]:
@@ -246,14 +237,11 @@ def _more_of_all(signals: Signals) -> dict[str, Tensor]:
 
 def candidate_columns(signals: Signals) -> dict[str, Tensor]:
     """[N, S, P] each, or [N, S, P, options]; all but the advice."""
-    life, shadows = signals.lifecycle, signals.shadows
-    fixed = _constants(signals.catalogue)
-    costs, kinds = fixed["costs"], torch.arange(fixed["costs"].shape[1])
+    life, fixed = signals.lifecycle, _constants(signals.catalogue)
+    costs, kinds = fixed["costs"], torch.arange(len(signals.catalogue.names))
     shape = (len(signals), *costs.shape)
-    nothing = torch.full(shape, torch.nan)
-    found = dict.fromkeys(("gain", "error", "slope", "train_gain", "gradient", "cost"), nothing)
-    if shadows is not None:
-        found = {name: array.float() for name, array in shadows.arrays().items()}
+    silent = ShadowReadings.none(len(signals), torch.full(costs.shape, torch.nan))
+    found = {name: array.float() for name, array in (signals.shadows or silent).arrays().items()}
     guessing = math.log(max(signals.classes, 2))
     gain, gradient, train = (found[name] for name in ("gain", "gradient", "train_gain"))
     heard, measured = ~gain.isnan(), ~gradient.isnan()
@@ -283,7 +271,7 @@ def candidate_columns(signals: Signals) -> dict[str, Tensor]:
         "slope": of_loss(found["slope"]),
         "train_gain": of_loss(train),
         "by_heart": of_loss(train - gain),
-        "learned": (nothing if shadows is None else found["epochs"]) / horizon,
+        "learned": found["epochs"] / horizon,
         "gain_rank": standing(gain, heard),
         "certainty_rank": standing(sure, heard),
         "gradient_known": measured,

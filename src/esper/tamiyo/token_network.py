@@ -13,28 +13,22 @@ tokens in all, `W` width of a token, `D` of its memory.
 """
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from esper.leyline import AgreementError, Blend, LifecycleOp
+from esper.leyline import Blend, LifecycleOp
+from esper.leyline.errors import require_known
 from esper.tamiyo.choosing import Logits
-from esper.tamiyo.network import (
-    VALUE_GAIN,
-    Hidden,
-    RecurrentActorCritic,
-    RunningNorm,
-    Summed,
-    alone,
-    mlp,
-)
+from esper.tamiyo.network import VALUE_GAIN, Hidden, RecurrentActorCritic, RunningNorm, mlp
 from esper.tamiyo.token_layout import ADVISED, WIDTHS, TokenLayout
 
 WIDTH, MEMORY = 64, 32
 ADVICE = 4.0  # logits that advised actions are ahead by: about nine times of ten they are drawn
 
-Tokens = tuple[Tensor, Tensor, Tensor]  # [..., W], [..., S, W], [..., S, P, W]
+Tokens = Sequence[Tensor]  # [..., W], [..., S, W], [..., S, P, W]
 
 
 class TokenActorCritic(RecurrentActorCritic):
@@ -46,7 +40,7 @@ class TokenActorCritic(RecurrentActorCritic):
     def __init__(self, layout: TokenLayout | None = None) -> None:
         super().__init__()
         self._lay_out(layout or TokenLayout())
-        self.observation_norm = Unchanged()
+        self.observation_norm = RunningNorm(0)  # tokens' numbers are in units of their own
         self.embeddings = nn.ModuleList(
             nn.Sequential(nn.Linear(size, WIDTH), nn.LayerNorm(WIDTH), nn.ReLU()) for size in WIDTHS
         )
@@ -68,23 +62,16 @@ class TokenActorCritic(RecurrentActorCritic):
         other._lay_out(layout)
         return other
 
-    @torch.no_grad()
     def prefer(self, head: str, action: int, by: float) -> None:
-        if head not in ("op", "blend"):
-            raise AgreementError(
-                "A policy over tokens knows no slot and no blueprint by its number",
-                given=f"head {head!r}",
-                valid="op or blend",
-            )
+        require_known("head whose actions have meanings of their own", head, ("op", "blend"))
         super().prefer(head, action, by)
 
     def sense(self, states: Tensor) -> Tensor:
         """[..., M * W]"""
         seen = self.layout.split(states)
-        whole, own, seeds = (
-            embed(token) for embed, token in zip(self.embeddings, seen, strict=True)
-        )
-        return _side_by_side(self.first((whole, own, seeds), *_present(seen)))
+        embedded = [embed(token) for embed, token in zip(self.embeddings, seen, strict=True)]
+        whole, own, seeds = self.first(embedded, *_present(seen))
+        return torch.cat((whole, own.flatten(-2), seeds.flatten(-3)), -1)
 
     def conclude(self, memory: Tensor, sensed: Tensor, states: Tensor) -> tuple[Logits, Tensor]:
         seen = self.layout.split(states)
@@ -157,27 +144,9 @@ class TokenLSTM(nn.Module):
         return outputs.unflatten(0, (rows, -1)).transpose(1, 2).flatten(2), (h, c)
 
 
-class Unchanged(RunningNorm):
-    """Tokens' numbers are in units of their own: statistics of other hosts would not fit them."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-    def forward(self, states: Tensor) -> Tensor:
-        return states
-
-    def observe(self, states: Tensor, valid: Tensor | None = None, summed: Summed = alone) -> None:
-        """There is nothing to count."""
-
-
 def _present(seen: Tokens) -> tuple[Tensor, Tensor]:
     """Slots [..., S, 1] and candidates [..., S, P, 1] that are not padding."""
     return seen[1][..., :1] > 0, seen[2][..., :1] > 0
-
-
-def _side_by_side(tokens: Tokens) -> Tensor:
-    whole, own, seeds = tokens
-    return torch.cat((whole, own.flatten(-2), seeds.flatten(-3)), -1)
 
 
 def _mean(tokens: Tensor, present: Tensor, axis: int) -> Tensor:

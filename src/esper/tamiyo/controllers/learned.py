@@ -180,19 +180,6 @@ class TokenController(LearnedController):
 _RULE = "rule."  # before what the rule remembers
 
 
-def controller_of_network(
-    network: RecurrentActorCritic,
-    *,
-    name: str = "tamiyo",
-    blueprints: tuple[str, ...] = (),
-    rule: str = "audition",
-) -> LearnedController:
-    """The network as a controller of its kind, which decides greedily."""
-    if isinstance(network, TokenActorCritic):
-        return TokenController(network, _rule(rule), name=name)
-    return LearnedController(network, name=name, blueprints=blueprints)
-
-
 def _rule(spec: str) -> Audition:
     kind, _, text = spec.partition(":")
     require_known("rule that advises", kind, ("audition",))
@@ -223,12 +210,18 @@ class Kept(NamedTuple):
     slots: tuple[str, ...]  # none where any will do, and no blueprints
     blueprints: tuple[str, ...]
     card: Card
-    rule: str = ""  # that advises
+    rule: str = "audition"  # that advises
 
     def controller(self, name: str = "tamiyo") -> LearnedController:
-        return controller_of_network(
-            self.network, name=name, blueprints=self.blueprints, rule=self.rule
-        )
+        """As it is; it decides greedily."""
+        if isinstance(self.network, TokenActorCritic):
+            return TokenController(self.network, _rule(self.rule), name=name)
+        return LearnedController(self.network, name=name, blueprints=self.blueprints)
+
+
+def controller_of_network(network: RecurrentActorCritic, name: str = "tamiyo") -> LearnedController:
+    """The network as a controller of its kind."""
+    return Kept(network, (), (), {}).controller(name)
 
 
 def keep_controller(
