@@ -14,10 +14,10 @@ from esper.garden import Context, Source
 from esper.garden.greenhouse import (
     DRIFTS,
     GROUPS,
-    HELD_OUT,
     HELD_OUT_FAMILIES,
     HELD_OUT_LESION,
     LESIONS,
+    LISTED,
     LONGEST,
     RANGES,
     SETS,
@@ -45,7 +45,7 @@ def tasks(context: Context) -> Iterator[Source]:
 
 
 def slots(plot: Plot) -> int:
-    return len(plot.host.slot_specs())
+    return len(plot.contexts[0].build_host().slot_specs())
 
 
 def shape_of(plot: Plot) -> str:
@@ -120,7 +120,7 @@ def test_many_worlds_have_nothing_that_is_held_out_and_no_samples_twice() -> Non
 def test_everything_that_may_be_trained_on_is_drawn() -> None:
     contexts = [context for plot in drawn() for context in plot.contexts]
     families = {task.family for context in contexts for task in tasks(context)}
-    assert families == set(RANGES) - set(HELD_OUT_FAMILIES)
+    assert families == set(RANGES) - HELD_OUT_FAMILIES
     assert {each.lesion.kind for each in contexts if each.lesion} == set(LESIONS)
     kinds = {kind_of_drift(each) for each in contexts if each.drift}
     assert kinds == {"parameters", "samples or labels"}
@@ -171,9 +171,9 @@ def is_held_out(group: str, plot: Plot) -> bool:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_world_of_a_group_has_what_it_is_named_after(group: str) -> None:
-    worlds = Greenhouse.held_out(group)
-    assert len(worlds) == HELD_OUT >= 12
-    assert len({plot.contexts[0].key for plot in worlds}) == HELD_OUT
+    worlds = Greenhouse.listed(group)
+    assert len(worlds) == LISTED >= 12
+    assert len({plot.contexts[0].key for plot in worlds}) == LISTED
     assert all(is_held_out(group, plot) for plot in worlds)
     others = [each for each in GROUPS if each not in ("parameters", group)]
     assert not any(is_held_out(each, plot) for plot in worlds for each in others)
@@ -186,7 +186,7 @@ def test_half_of_the_group_of_parameters_lies_beyond_what_is_trained_on() -> Non
             for name, (_, high) in RANGES[context.source.family].items()
             if name in WIDENED
         )
-        for plot in Greenhouse.held_out("parameters")
+        for plot in Greenhouse.listed("parameters")
         for context in plot.contexts
     ]
     assert 4 <= sum(beyond) <= 8
@@ -200,7 +200,7 @@ def test_blueprints_of_the_spaces_held_out_are_in_no_training_plot_of_their_shap
 
 def test_validation_is_as_training_and_none_of_it() -> None:
     trained = {context.source.seed for plot in drawn() for context in plot.contexts}
-    for plot in Greenhouse.validation():
+    for plot in Greenhouse.listed("validation"):
         require_trained(plot)
         assert plot.contexts[0].source.seed not in trained
 
@@ -210,7 +210,7 @@ def test_the_groups_are_those_that_were_registered() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for group in GROUPS:
         worlds = [(plot.contexts[0].to_dict(), *settings_of(plot))
-                  for plot in Greenhouse.held_out(group)]  # fmt: skip
+                  for plot in Greenhouse.listed(group)]  # fmt: skip
         digest = hashlib.sha256(repr(worlds).encode()).hexdigest()[:16]
         rows = [line for line in page.splitlines() if line.startswith(f"| `{group}` |")]
         assert [digest in row for row in rows] == [True], f"{group}: {digest}"

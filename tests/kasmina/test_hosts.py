@@ -27,7 +27,7 @@ SMALL: dict[str, Callable[[], SegmentedHost]] = {
     "conv2d": lambda: Conv2dHost(channels_in=1, size=9, widths=(4, 6, 7)),
     "mlp": lambda: MlpHost(features=9, width=5),
     "gpt": lambda: GptHost(vocabulary=11, width=8, heads=2, context=6),
-    "folded": lambda: FoldedHost(rows=3, columns=4, channels=3, norm="layer"),
+    "folded": lambda: FoldedHost(channels=3, norm="layer"),
     "pieces": lambda: PiecesHost(length=12, pieces=4, width=6),
 }
 each_host = pytest.mark.parametrize("name", list(HOSTS))
@@ -43,7 +43,7 @@ def batch(name: str, size: int = 4, seed: int = 0) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     if name == "gpt":
         return torch.randint(11, (size, 5), generator=draw)
-    shape = {"conv2d": (1, 9, 9), "mlp": (9,)}.get(name, (12,))
+    shape = {"conv2d": (1, 9, 9), "mlp": (9,), "folded": (40,)}.get(name, (12,))
     return torch.randn(size, *shape, generator=draw, dtype=torch.float64)
 
 

@@ -26,6 +26,7 @@ from esper.leyline.settings import (
     Count,
     NotNegative,
     Positive,
+    Range,
     Share,
     Whole,
     require,
@@ -38,7 +39,6 @@ from esper.tolaria.data.splits import Split, Splits
 VALIDATION_SAMPLES = 1000  # the same in every context, so that one population can hold them all
 TEST_SAMPLES = 2000
 NARROW_CHANNELS = 2  # that a narrowed stage still has
-SCATTER = 2_654_435_761 >> 7  # spreads what lives of a sparse stage over rows and columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +74,9 @@ class Source:
                 require_known(f"parameter of the family {self.family!r}", name, defaults)
         require_settings(self, "The source's setting", error=DataError)
         family = FAMILIES[self.family]
-        least, most = (2, MOST_CLASSES) if family.any_classes else (family.classes,) * 2
-        if self.classes is not None and not least <= self.classes <= most:
-            raise DataError(
-                f"Impossible number of classes of the family {self.family!r}",
-                given=self.classes,
-                valid=f"{least} to {most}",
-            )
+        counts = (2, MOST_CLASSES) if family.any_classes else (family.classes, family.classes)
+        known = Range(*counts, whole=True, optional=True)
+        require(f"The classes of the family {self.family!r}", self.classes, known, error=DataError)
         for name in ("label_noise", "noise", "amplitude", "gain", "width", "spread"):
             if getattr(self, name) is not None:  # 1 and 1.0 are one value, with one key
                 _put(self, name, float(getattr(self, name)))
@@ -97,8 +93,7 @@ class Source:
             inputs, labels = family.generate(samples, seed, given)
             labels = noisy_labels(labels, self.label_noise, classes, seed)
             splits[name] = Split(inputs, labels)
-        told = self.classes or CLASSES
-        return Splits(**splits, classes=told, origin=f"generated: {self}")
+        return Splits(**splits, classes=self.classes or CLASSES, origin=f"generated: {self}")
 
     def parameters(self) -> dict[str, float]:
         """Those that the family has."""
@@ -123,9 +118,8 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Lesion:
-    """`narrow`: two channels of the stage's output live; `tap`: its kernel's centre lives;
-    `blind`: the first half of its inputs; `sparse`: a quarter of its weights.
-    """
+    """`narrow`: two channels of the stage's output live; `tap`: its kernel's centre lives; `blind`:
+    it sees the first half of its inputs."""
 
     kind: str
     stage: Whole
@@ -274,9 +268,8 @@ def by_shape(contexts: Sequence[Context]) -> list[list[Context]]:
 
 @lru_cache
 def _sketch(name: str, sizes: tuple[tuple[str, int | str], ...], classes: int) -> SegmentedHost:
-    """The host with meaningless weights, if it reads a line and has enough logits; the garden's,
-    whose `classes` are 0, have ten whatever the context.
-    """
+    """The host with meaningless weights, if it reads a line and has enough logits; in the garden,
+    which says nothing of `classes`, ten."""
     try:
         with torch.device("meta"):  # draws nothing from torch's random stream
             host = build_host(name, **dict(sizes))
@@ -290,9 +283,7 @@ def _sketch(name: str, sizes: tuple[tuple[str, int | str], ...], classes: int) -
         raise DataError(
             f"The host {name!r} does not fit the garden's data",
             given=f"with sizes {dict(sizes)} it makes of one line of {LENGTH} points: {got}",
-            valid=f"[1, {classes}] or more"
-            if classes
-            else "[1, 10]: ten logits, whatever the context",
+            valid=f"[1, {classes or CLASSES}]: enough logits, in the garden ten",
         )
     return host
 
@@ -305,7 +296,7 @@ def lesion_mask(host: SegmentedHost, lesion: Lesion | None) -> Tensor:
 
     With the others at exactly zero, a narrowed host computes what a host with two channels at that
     stage would, one with a single tap what a kernel of size 1 would, and a blind stage sees the
-    first half of what reaches it. Of a sparse one, every fourth weight lives.
+    first half of what reaches it.
     """
     live = {
         name: torch.ones(parameter.shape, dtype=torch.bool)
@@ -321,10 +312,6 @@ def lesion_mask(host: SegmentedHost, lesion: Lesion | None) -> Tensor:
         elif lesion.kind == "blind":
             weight = live[f"{layer}.weight"]
             weight[:, (weight.shape[1] + 1) // 2 :] = False
-        elif lesion.kind == "sparse":
-            weight = live[f"{layer}.weight"]
-            scattered = torch.arange(weight.numel()) * SCATTER % 4 == 0
-            weight &= scattered.view_as(weight)
         else:
             for name in {f"{layer}.weight", f"{layer}.bias"} & live.keys():
                 live[name][NARROW_CHANNELS:] = False
@@ -355,7 +342,6 @@ _LESIONED: dict[str, tuple[type[nn.Module], ...]] = {
     "narrow": (*_CONVOLUTIONS, nn.Linear),
     "tap": _CONVOLUTIONS,
     "blind": (*_CONVOLUTIONS, nn.Linear),
-    "sparse": (*_CONVOLUTIONS, nn.Linear),
 }
 
 

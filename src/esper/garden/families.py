@@ -104,7 +104,7 @@ def _bumps(places: Tensor, width: float) -> Tensor:
 
 
 def _drawn(
-    samples: int, seed: int, parameters: Parameters, lines: Callable[..., Tensor]
+    lines: Callable[..., Tensor], samples: int, seed: int, parameters: Parameters
 ) -> tuple[Tensor, Tensor]:
     """Lines for as many labels of each class, in noise; variance 1 over the whole set."""
     source = torch.Generator().manual_seed(seed)
@@ -114,17 +114,17 @@ def _drawn(
     return found / found.std(), labels
 
 
-def _curves(parameters: Parameters, points: int) -> Tensor:
-    """[K, points]: a smooth curve for each class; `order` names the set of them."""
+def _curves(parameters: Parameters) -> Tensor:
+    """[K, HALF]: a smooth curve for each class; `order` names the set of them."""
     source = torch.Generator().manual_seed(derive_seed("curves", int(parameters["order"])))
-    rough = torch.randn(MOST_CLASSES, 1, points // 4 + 1, generator=source)
-    smooth = torch.nn.functional.interpolate(rough, points, mode="linear")[:, 0]
+    rough = torch.randn(MOST_CLASSES, 1, HALF // 4 + 1, generator=source)
+    smooth = torch.nn.functional.interpolate(rough, HALF, mode="linear")[:, 0]
     return (smooth / smooth.std(1, keepdim=True))[: int(parameters["classes"])]
 
 
 def curves(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Tensor:
     """The class's curve, over half of the line, moved and scaled."""
-    shape = _curves(parameters, HALF)[labels]
+    shape = _curves(parameters)[labels]
     place = torch.rand(len(labels), 1, generator=source) * (parameters["translation"] + 1)
     height = 1 + parameters["amplitude"] * torch.randn(len(labels), 1, generator=source)
     index = torch.arange(LENGTH) - place.long().clamp(max=HALF)
@@ -140,27 +140,13 @@ def tones(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Te
     return (2 * math.pi * (cycles[:, None] * torch.arange(LENGTH) / LENGTH + phase)).sin()
 
 
-def pairs(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Tensor:
-    """A bump in each half; the class is the sum of their places: neither half says anything."""
-    classes = int(parameters["classes"])
-    left = torch.randint(classes, labels.shape, generator=source)
-    within = torch.rand(2, len(labels), generator=source)
-    first, second = (
-        (part + each) * HALF / classes
-        for part, each in zip((left, (labels - left) % classes), within, strict=True)
-    )
-    return _bumps(first, parameters["width"]) + _bumps(second + HALF, parameters["width"])
-
-
-def bumps(
-    labels: Tensor, source: torch.Generator, parameters: Parameters, *, wraps: bool
-) -> Tensor:
+def bumps(labels: Tensor, source: torch.Generator, parameters: Parameters, wraps: bool) -> Tensor:
     """Bumps apart from each other; the class is their number, or what it `wraps` around to."""
-    classes, count = int(parameters["classes"]), labels.clone()
+    count = labels
     if wraps:
-        turns = ((HALF - 1 - labels) // classes + 1).clamp(min=1)
-        drawn = torch.rand(len(labels), generator=source) * turns
-        count = labels + classes * drawn.long().clamp(max=3)  # few, or they are a texture
+        turns = (HALF - 1 - labels) // int(parameters["classes"]) + 1
+        drawn = (torch.rand(len(labels), generator=source) * turns).long()
+        count = labels + int(parameters["classes"]) * drawn.clamp(max=3)  # few, or it is a texture
     rank = torch.rand(len(labels), HALF, generator=source).argsort(1).argsort(1)
     height = 1 + parameters["amplitude"] * torch.randn(len(labels), HALF, generator=source)
     chosen = (rank < count[:, None]) * height  # [M, HALF]
@@ -170,14 +156,8 @@ def bumps(
 def halves(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Tensor:
     """A curve in each half; the class says how many further in its set the second one is."""
     first = torch.randint(int(parameters["classes"]), labels.shape, generator=source)
-    shapes = _curves(parameters, HALF)
+    shapes = _curves(parameters)
     return torch.cat([shapes[first], shapes[(first + labels) % len(shapes)]], 1)
-
-
-def places(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Tensor:
-    """A bump; the class is the stretch of the line that it lies in."""
-    where = labels + torch.rand(len(labels), generator=source)
-    return _bumps(where * LENGTH / int(parameters["classes"]), parameters["width"])
 
 
 def events(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Tensor:
@@ -186,22 +166,9 @@ def events(labels: Tensor, source: torch.Generator, parameters: Parameters) -> T
     jitter = torch.rand(len(labels), EVENTS, generator=source) * (QUARTER - 4) + 2
     where, width = torch.arange(EVENTS) * QUARTER + jitter, parameters["width"]
     narrow = _bumps(where, width)  # [M, E, L]
-    kinds = torch.stack(
-        [narrow, -narrow, _bumps(where, 2 * width), narrow.diff(prepend=narrow[..., :1])]
-    )
-    rows, stretch = torch.arange(len(labels))[:, None], torch.arange(EVENTS)
-    return kinds[orders, rows, stretch].sum(1)
-
-
-def textures(labels: Tensor, source: torch.Generator, parameters: Parameters) -> Tensor:
-    """Noise; the class is how each point follows from the last, from opposite to alike."""
-    most = max(int(parameters["classes"]) - 1, 1)
-    follow = parameters["spread"] * (2 * labels / most - 1)
-    fresh = torch.randn(len(labels), LENGTH, generator=source)
-    points = [fresh[:, 0]]
-    for point in range(1, LENGTH):
-        points.append(follow * points[-1] + (1 - follow.square()).sqrt() * fresh[:, point])
-    return torch.stack(points, 1)
+    wide, edge = _bumps(where, 2 * width), narrow.diff(prepend=narrow[..., :1])
+    kinds = torch.stack([narrow, -narrow, wide, edge])
+    return kinds[orders, torch.arange(len(labels))[:, None], torch.arange(EVENTS)].sum(1)
 
 
 def noisy_labels(labels: Tensor, share: float, classes: int, seed: int) -> Tensor:
@@ -244,37 +211,21 @@ FAMILIES: dict[str, DataFamily] = {
 }
 
 
-def _any_classes(summary: str, lines: Callable[..., Tensor], **defaults: float) -> DataFamily:
-    generate = partial(_drawn, lines=lines)
-    return DataFamily(summary=summary, generate=generate, defaults=defaults, any_classes=True)
-
-
+_BUMPS: Parameters = {"noise": 0.1, "amplitude": 0.1, "width": 0.6}
+_CURVES: Parameters = {"translation": 20, "noise": 0.3, "amplitude": 0.2, "order": 0}
+_ANY: tuple[tuple[str, str, Callable[..., Tensor], Parameters], ...] = (
+    ("curves", "smooth curves, moved and scaled", curves, _CURVES),
+    ("tones", "waves, told by their frequency", tones, {"noise": 0.5, "spread": 8.0}),
+    ("counts", "bumps, told by their number", partial(bumps, wraps=False), _BUMPS),
+    ("parity", "bumps, by what is left of their number", partial(bumps, wraps=True), _BUMPS),
+    ("halves", "two curves, told by how they differ", halves, {"noise": 0.3, "order": 0}),
+    ("events", "four events, told by their order", events, {"noise": 0.2, "width": 1.0}),
+)
 FAMILIES |= {
-    "curves": _any_classes(
-        "smooth curves, moved and scaled", curves, translation=20, noise=0.3, amplitude=0.2, order=0
-    ),
-    "tones": _any_classes("waves, told by their frequency", tones, noise=0.5, spread=8.0),
-    "pairs": _any_classes(
-        "two bumps, told by the sum of their places", pairs, noise=0.1, width=0.7
-    ),
-    "counts": _any_classes(
-        "bumps, told by their number",
-        partial(bumps, wraps=False),
-        noise=0.1,
-        amplitude=0.1,
-        width=0.6,
-    ),
-    "parity": _any_classes(
-        "bumps, told by what is left of their number",
-        partial(bumps, wraps=True),
-        noise=0.1,
-        amplitude=0.1,
-        width=0.6,
-    ),
-    "halves": _any_classes("two curves, told by how they differ", halves, noise=0.3, order=0),
-    "places": _any_classes("a bump, told by its place", places, noise=0.3, width=1.5),
-    "events": _any_classes("four events, told by their order", events, noise=0.2, width=1.0),
-    "textures": _any_classes("noise, told by how rough it is", textures, noise=0.1, spread=0.9),
+    name: DataFamily(
+        summary=summary, generate=partial(_drawn, lines), defaults=given, any_classes=True
+    )
+    for name, summary, lines, given in _ANY
 }
 
 

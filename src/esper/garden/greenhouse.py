@@ -11,19 +11,17 @@ all else in it is as in training. docs/greenhouse.md registers the groups.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import torch
+from numpy.random import Generator, default_rng
 
 from esper.archive.files import read_toml
 from esper.garden.cases import Case
 from esper.garden.contexts import Context, Lesion, Source
 from esper.garden.families import FAMILIES, MOST_CLASSES
-from esper.garden.reward_settings import RewardConfig
 from esper.kasmina.blueprints import blueprint_names
-from esper.kasmina.hosts import SegmentedHost
 from esper.leyline.constants import MIN_REWARD_SCALE
 from esper.leyline.errors import require_known
 from esper.leyline.streams import derive_seed
@@ -35,8 +33,7 @@ X = TypeVar("X")
 # their own: no seed of a greenhouse meets them.
 TRAINING, VALIDATION = "training", "validation"
 GROUPS = ("parameters", "sizes", "kinds", "families", "lesions", "drift", "spaces")
-HELD_OUT = 12  # contexts of each group
-VALIDATED = 8  # worlds by which a run chooses its best controller
+LISTED = 12  # worlds of each group
 SETS = 2  # of blueprints, of every shape
 LONGEST = 60  # epochs of an episode
 SHORTEST = 12
@@ -61,42 +58,27 @@ SHAPES = tuple(Shape.of(group, text) for group, all_ in _TABLES["shapes"].items(
 RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = _TABLES["ranges"]  # in training
 _BLUEPRINTS = {"mlp": "dense", "conv1d": "conv1d", "folded": "conv2d", "pieces": "transformer"}
 WHOLE = ("translation", "order")  # parameters
-HELD_OUT_FAMILIES = ("events", "textures")
+HELD_OUT_FAMILIES = {"events", "halves"}
 BEYOND = 0.3  # of a range's width: how far outside parameters of the group `parameters` lie
 WIDENED = ("noise", "amplitude", "gain")  # of which there can be more than in training
 
-LESIONS, HELD_OUT_LESION = ("narrow", "tap", "blind"), "sparse"
+LESIONS, HELD_OUT_LESION = ("narrow", "blind"), "tap"
 DRIFTS, HELD_OUT_DRIFT = ("samples", "labels", "parameters"), "family"
 MOST_NOISE = 0.9  # of labels
 SCALE = 0.2  # of what there is to learn: points that count as 1 in rewards
 
 
-class Chance:
-    """Draws from a stream that names alone decide."""
+def _chance(*names: int | str) -> Generator:
+    return default_rng(derive_seed("greenhouse", *names))
 
-    def __init__(self, *names: int | str) -> None:
-        self._source = torch.Generator().manual_seed(derive_seed("greenhouse", *names))
 
-    def share(self) -> float:
-        """From 0 to 1."""
-        return float(torch.rand((), generator=self._source, dtype=torch.float64))
+def _one(chance: Generator, of: Sequence[X]) -> X:
+    return of[int(chance.random() * len(of))]
 
-    def one(self, of: Sequence[X]) -> X:
-        return of[int(self.share() * len(of))]
 
-    def within(self, low: float, high: float) -> float:
-        return round(low + (high - low) * self.share(), 4)
-
-    def ratio(self, low: float, high: float) -> float:
-        """As likely to be in one doubling as in another."""
-        return float(low * (high / low) ** self.share())
-
-    def some(self, of: Sequence[X], least: int) -> tuple[X, ...]:
-        """At least so many of them, in their order."""
-        count = least + int(self.share() * (len(of) - least + 1))
-        ranks = [self.share() for _ in of]
-        kept = sorted(ranks)[min(count, len(of)) - 1]
-        return tuple(each for each, rank in zip(of, ranks, strict=True) if rank <= kept)
+def _ratio(chance: Generator, low: float, high: float) -> float:
+    """As likely to be in one doubling as in another."""
+    return float(low * (high / low) ** chance.random())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,32 +98,17 @@ class Plot:
         """One of every context; of two neighbours with drift about one sees it."""
         return [Case(context, number) for number, context in enumerate(self.contexts)]
 
-    @cached_property
-    def host(self) -> SegmentedHost:
-        return self.contexts[0].build_host()
-
     def population(self, **others: Any) -> PopulationConfig:
         """How it trains; `others` are further settings."""
-        size = sum(parameter.numel() for parameter in self.host.parameters())
-        budget = int(self.budget * size)
+        budget = int(self.budget * self.contexts[0].catalogue().host_params)
         return PopulationConfig(rate=self.rate, blueprints=self.blueprints, budget=budget, **others)
-
-    def reward(self, base: RewardConfig | None = None) -> RewardConfig:
-        """What is paid for here."""
-        return replace(base or RewardConfig(), rent=self.rent)
 
 
 def blueprint_set(shape: Shape, number: int) -> tuple[str, ...]:
-    """A few of those that fit its slots; of the numbers below `SETS` training draws one."""
+    """Some of those that fit its slots; of the numbers below `SETS` training draws one."""
     names = blueprint_names(_BLUEPRINTS[shape.host])
-    trained: list[tuple[str, ...]] = []
-    for place in range(number + 1):
-        chance, tries = Chance("set", str(shape), place), 0
-        found = chance.some(names, 2)
-        while found in trained and tries < 100:  # so few have few sets
-            found, tries = chance.some(names, 2), tries + 1
-        trained.append(found)
-    return trained[number]
+    sets = (found for size in range(2, len(names) + 1) for found in combinations(names, size))
+    return sorted(sets, key=lambda found: derive_seed("set", str(shape), *found))[number]
 
 
 @dataclass(frozen=True)
@@ -158,41 +125,35 @@ class Greenhouse:
     def plot(self, number: int, contexts: int = 1) -> Plot:
         """The `number`-th plot, with so many contexts; fewer of them are the first ones."""
         place = (self.group, self.seed if self.group == TRAINING else 0, number)
-        chance = Chance("plot", *place)
-        shape = chance.one(
-            [each for each in SHAPES if each.group == self._of("sizes", "kinds", "spaces")]
-        )
-        chosen = int(chance.share() * SETS) + (SETS if self.group == "spaces" else 0)
-        horizon = min(self.longest, round(chance.ratio(SHORTEST, LONGEST)))
-        classes = chance.one((4, 10, round(chance.ratio(2, MOST_CLASSES))))
-        rent = 2.0 if chance.share() < 0.5 else chance.within(0.0, 5.0)
+        chance = _chance("plot", *place)
+        group = self.group if self.group in ("sizes", "kinds", "spaces") else TRAINING
+        shapes = [each for each in SHAPES if each.group == group]
+        if self.group == "lesions":  # dense layers have no kernel
+            shapes = [each for each in shapes if each.host != "mlp"]
+        shape = _one(chance, shapes)
+        chosen = int(chance.random() * SETS) + (SETS if self.group == "spaces" else 0)
+        horizon = min(self.longest, round(_ratio(chance, SHORTEST, LONGEST)))
+        classes = _one(chance, (4, 10, round(_ratio(chance, 2, MOST_CLASSES))))
+        rent = 2.0 if chance.random() < 0.5 else round(chance.uniform(0.0, 5.0), 3)
         name = "-".join(map(str, place))
         drawn = _Drawing(self.group, shape, classes, horizon)
         return Plot(
             name=name,
             contexts=tuple(
-                drawn.context(f"{name}-{each}", Chance("context", *place, each), each)
+                drawn.context(f"{name}-{each}", _chance("context", *place, each))
                 for each in range(contexts)
             ),
             blueprints=blueprint_set(shape, chosen),
-            rate=float(f"{chance.ratio(1e-3, 1e-2):.2g}"),
+            rate=float(f"{_ratio(chance, 1e-3, 1e-2):.2g}"),
             horizon=horizon,
             rent=rent,
-            budget=float(f"{chance.ratio(0.25, 3.0):.2g}"),
+            budget=float(f"{_ratio(chance, 0.25, 3.0):.2g}"),
         )
 
-    def _of(self, *groups: str) -> str:
-        return self.group if self.group in groups else TRAINING
-
     @classmethod
-    def held_out(cls, group: str) -> tuple[Plot, ...]:
-        """The registered worlds of a group, one context each."""
-        return tuple(cls(group=group).plot(number) for number in range(HELD_OUT))
-
-    @classmethod
-    def validation(cls) -> tuple[Plot, ...]:
-        """Worlds by which a run chooses: as in training, and none of them."""
-        return tuple(cls(group=VALIDATION).plot(number) for number in range(VALIDATED))
+    def listed(cls, group: str) -> tuple[Plot, ...]:
+        """The registered worlds of a group, or those for validation, one context each."""
+        return tuple(cls(group=group).plot(number) for number in range(LISTED))
 
 
 @dataclass(frozen=True)
@@ -204,10 +165,10 @@ class _Drawing:
     classes: int
     horizon: int
 
-    def context(self, name: str, chance: Chance, number: int) -> Context:
+    def context(self, name: str, chance: Generator) -> Context:
         source = self._source(chance, self._family(chance))
         drift: Source | None = None
-        if self.group == "drift" or chance.share() < 0.25:
+        if self.group == "drift" or chance.random() < 0.25:
             drift = self._drifted(chance, source)
         first = max(4, self.horizon // 4)
         learnable = 100.0 * (1.0 - source.label_noise) * (1.0 - 1.0 / self.classes)
@@ -223,50 +184,44 @@ class _Drawing:
             scale=max(MIN_REWARD_SCALE, SCALE * learnable),
         )
 
-    def _family(self, chance: Chance) -> str:
-        held = self.group == "families"
-        return chance.one(
-            [
-                name
-                for name in RANGES
-                if (name in HELD_OUT_FAMILIES) == held
-                and (FAMILIES[name].any_classes or FAMILIES[name].classes == self.classes)
-            ]
+    def _family(self, chance: Generator) -> str:
+        held = HELD_OUT_FAMILIES if self.group == "families" else set(RANGES) - HELD_OUT_FAMILIES
+        known = {name: FAMILIES[name] for name in RANGES if name in held}
+        return _one(
+            chance, [n for n, f in known.items() if f.any_classes or f.classes == self.classes]
         )
 
-    def _source(self, chance: Chance, family: str) -> Source:
-        beyond = self.group == "parameters" and chance.share() < 0.5
+    def _source(self, chance: Generator, family: str) -> Source:
+        beyond = self.group == "parameters" and chance.random() < 0.5
         given: dict[str, Any] = {}
         for name, (low, high) in RANGES[family].items():
             if beyond and name in WIDENED:
                 low, high = high, high + BEYOND * (high - low)
-            value = chance.within(low, high)
+            value = round(chance.uniform(low, high), 4)
             given[name] = int(value) if name in WHOLE else value
-        noisy = chance.share() < 2 / 3
+        noisy = chance.random() < 2 / 3
         return Source(
             family=family,
-            samples=round(chance.ratio(100, 8000)),
-            label_noise=round(MOST_NOISE * chance.share() ** 3, 3) if noisy else 0.0,
-            seed=int(chance.share() * 2**52),
+            samples=round(_ratio(chance, 100, 8000)),
+            label_noise=round(MOST_NOISE * chance.random() ** 3, 3) if noisy else 0.0,
+            seed=int(chance.random() * 2**52),
             classes=self.classes,
             **given,
         )
 
-    def _lesion(self, chance: Chance) -> Lesion | None:
+    def _lesion(self, chance: Generator) -> Lesion | None:
         """In a stage that can have it: a dense host reads first, a line has no half of channels."""
         held = self.group == "lesions"
-        if self.shape.host == "pieces" or not (held or chance.share() < 0.25):
+        if self.shape.host == "pieces" or not (held or chance.random() < 0.25):
             return None
         dense, sizes = self.shape.host == "mlp", dict(self.shape.sizes)
         last = int(sizes["depth"]) if dense else int(sizes["stages"]) - 1
-        impossible = "tap" if dense else "blind" if not last else ""
-        kinds = [kind for kind in LESIONS if kind != impossible]
-        kind = HELD_OUT_LESION if held else chance.one(kinds)
-        return Lesion(kind=kind, stage=chance.one(range(dense or kind == "blind", last + 1)))
+        kind = HELD_OUT_LESION if held else _one(chance, LESIONS if last else LESIONS[:1])
+        return Lesion(kind=kind, stage=_one(chance, range(dense or kind == "blind", last + 1)))
 
-    def _drifted(self, chance: Chance, source: Source) -> Source:
+    def _drifted(self, chance: Generator, source: Source) -> Source:
         """What the task becomes: always with samples of its own."""
-        kind = HELD_OUT_DRIFT if self.group == "drift" else chance.one(DRIFTS)
+        kind = HELD_OUT_DRIFT if self.group == "drift" else _one(chance, DRIFTS)
         other = self._source(chance, source.family)
         if kind == "parameters":
             return replace(other, samples=source.samples, label_noise=source.label_noise)

@@ -9,6 +9,7 @@ Shapes: `N` rows of all plots, `M` of one plot's players, `F` features, `H` head
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,13 +43,12 @@ class Bed:
         device: torch.device | str = "cpu",
         deterministic: bool = False,
     ) -> None:
-        self.plot, self.reward = plot, plot.reward(reward)
+        self.plot, self.reward = plot, replace(reward or RewardConfig(), rent=plot.rent)
         known = torch.arange(len(plot.contexts))
         of = torch.cat([known.repeat_interleave(players), known])  # of rows: their cases
         self.players = torch.arange(players * len(known))  # [M] rows
         self._control = of + len(self.players)  # the row of each one's
-        cases = plot.cases
-        self.cases = [cases[place] for place in of.tolist()]
+        self.cases = [plot.cases[place] for place in of.tolist()]
         self.episodes = Episodes(
             plot.contexts,
             len(of),
@@ -57,8 +57,7 @@ class Bed:
             config=plot.population(deterministic=deterministic),
         )
         self.episodes.begin(torch.arange(len(of)), self.cases)
-        scales = [case.context.scale for case in self.cases]
-        self._scale = torch.tensor(scales, dtype=torch.float64)
+        self._scale = torch.tensor([case.context.scale for case in self.cases]).double()
         self.rule, self.state = Audition(), self._owed()
         self._look(torch.ones_like(self.players, dtype=torch.bool))
 
@@ -76,20 +75,14 @@ class Bed:
         space = episodes.population.space
         own = pad(LAYOUT.narrow(actions, space).values, (0, 0, 0, len(self.cases) - count))
         chosen = idle_where(~episodes.running, Actions(space, own))
-        planted = chosen["op"][:count] == LifecycleOp.GERMINATE
-        advised = self.advice["op"] == LifecycleOp.GERMINATE
-        self.rule.remembered.planted += planted.long() - advised.long()  # it counts its own
+        self.rule.overruled(self.advice, Actions(space, chosen.values[:count]))
         epoch = episodes.advance(chosen, self._plan)
         before, self.state = self.state, self._owed()
         terms = rewards(before, self.state, self._scale, self.reward)
         self._look(nobody)
-        return Outcome(
-            self.observations,
-            terms.total[:count].float(),
-            epoch.ended[:count],
-            nobody,
-            active=epoch.active[:count],
-        )
+        told = (terms.total.float(), epoch.ended, epoch.active)
+        paid, ended, active = (each[:count] for each in told)
+        return Outcome(self.observations, paid, ended, nobody, active=active)
 
     def _owed(self) -> RewardState:
         ledger, life = self.episodes.ledger, self.episodes.population.lifecycle
@@ -142,6 +135,7 @@ class Plots:
 
     def reset(self) -> Tensor:
         """Draw the plots of the next round; returns first observations [N, F]."""
+        self.last = [(bed.plot.contexts[0].host, bed.state.lifecycle.stage) for bed in self.beds]
         self._round, self._step, self.beds = self._round + 1, 0, []
         first = (self._round * self._of + self._place) * self._plots
         for number in range(first, first + self._plots):
@@ -166,10 +160,7 @@ class Plots:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Which round it is: between rounds that is all there is."""
-        if self._step:
-            raise AgreementError(
-                "Plots are saved between rounds", given=f"after {self._step} steps"
-            )
+        assert not self._step, "plots are saved between rounds"
         return {"number": torch.full((self.envs,), self._round)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Tensor:

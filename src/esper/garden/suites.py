@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from esper.archive.files import as_toml, read_toml, write_whole
 from esper.garden.contexts import Context, check_label, table_of, wrong_type
+from esper.garden.greenhouse import VALIDATION, Greenhouse
 from esper.garden.own_code import CodeError, run_file
 from esper.leyline.errors import DataError, DuplicateNameError, EsperError, place_of, require_known
 
@@ -170,6 +171,7 @@ def save_suite(suite: Suite, path: Path | str) -> None:
 # --- shipped -------------------------------------------------------------------------------
 
 SUITES = ("garden", "garden_mlp")
+GREENHOUSE = "greenhouse"
 
 
 @lru_cache
@@ -180,6 +182,9 @@ def _shipped(name: str) -> Suite:
 def find_suite(name_or_path: str | Path) -> Suite:
     """A shipped suite by its name, or one of your own by the path of its TOML file."""
     name = str(name_or_path)
+    if name == GREENHOUSE:  # which draws: listed are the worlds that choose a run's best agent
+        worlds = tuple(plot.contexts[0] for plot in Greenhouse.listed(VALIDATION))
+        return Suite(name=GREENHOUSE, training=worlds)
     if name not in SUITES and (Path(name).suffix == ".toml" or Path(name).is_file()):
         return load_suite(name)
     require_known("suite", name, SUITES, "or give the path of a TOML file of your own")

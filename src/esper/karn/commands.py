@@ -100,6 +100,7 @@ def _presets(words: Sequence[str] = ()) -> Any:
             "demo": "the small dense host, a few hundred episodes, two processes",
             "garden": "the 1-D convolutional host on the cores of a workstation",
             "gpu": "the same on one large GPU, a quarter of a million episodes",
+            "greenhouse": "worlds that are drawn, hosts of many shapes, on one large GPU",
         },
         prefix_names=False,
     )

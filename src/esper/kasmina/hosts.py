@@ -5,7 +5,7 @@ Shapes: `B` batch, `C` channels, `L` positions, `H` height, `W` width, `T` token
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import gcd
+from math import gcd, prod
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from esper.leyline import EsperError, Layout, Reach, SlotConfig, SlotSpec, Unkno
 STRIDE = 2  # of the convolutions along sequences
 GROUPS = 8  # of channels that are normalised together in images, where the width allows
 INITIAL_SCALE = 0.02  # of embeddings, so that positions and tokens start as small as in GPT-2
-FOLDED_POOLINGS = 2  # of a plane that is a folded line
+FOLDED, FOLDED_HALVINGS = (5, 8), 2  # of a line of 40 points
 EXPANSION = 4  # a transformer's feed-forward middle, in widths
 
 
@@ -89,6 +89,34 @@ class MlpHost(SegmentedHost):
         super().__init__(segments, [(Layout.DENSE, size, ()) for size in sizes])
 
 
+def _convolved(
+    size: tuple[int, ...],
+    channels: int,
+    kernel: int,
+    strides: Sequence[int],
+    activation: str,
+    norm: str,
+    classes: int,
+) -> tuple[list[nn.Module], list[SlotShape]]:
+    """The segments of a host of convolutions on lines, or on lines as planes of this size."""
+    # Accepts any rank without looking at the input, so that the host can be traced.
+    entry: list[nn.Module] = [nn.Flatten(1), nn.Unflatten(1, (1, *size))]
+    line = len(size) == 1
+    layer, layout = (nn.Conv1d, Layout.SEQUENCE) if line else (nn.Conv2d, Layout.IMAGE)
+    segments: list[nn.Module] = []
+    shapes: list[SlotShape] = []
+    padding, given = kernel // 2, 1
+    for stride in strides:
+        convolution = layer(given, channels, kernel, stride=stride, padding=padding)
+        normed = None if norm == "none" else GroupNorm(channels, position_axes=len(size))
+        segments.append(nn.Sequential(*entry, *_activated(convolution, activation, normed)))
+        entry, given = [], channels
+        size = tuple((points + 2 * padding - kernel) // stride + 1 for points in size)
+        shapes.append((layout, channels, size))
+    head = nn.Linear(channels * prod(size), classes)
+    return [*segments, nn.Sequential(nn.Flatten(1), head)], shapes
+
+
 class Conv1dHost(SegmentedHost):
     """Convolutions on [B, L] or [B, 1, L], the first of them strided; a slot after each."""
 
@@ -104,21 +132,26 @@ class Conv1dHost(SegmentedHost):
         norm: str = "none",
         classes: int = 10,
     ) -> None:
-        padding = kernel // 2
-        segments: list[nn.Module] = []
-        shapes: list[SlotShape] = []
-        given, size = 1, length
-        for stage in range(stages):
-            # Accepts both ranks without looking at the input, so that the host can be traced.
-            entry = [nn.Flatten(1), nn.Unflatten(1, (1, length))] if stage == 0 else []
-            stride = STRIDE if stage < halvings else 1
-            convolution = nn.Conv1d(given, channels, kernel, stride=stride, padding=padding)
-            normed = None if norm == "none" else GroupNorm(channels, position_axes=1)
-            segments.append(nn.Sequential(*entry, *_activated(convolution, activation, normed)))
-            given, size = channels, (size + 2 * padding - kernel) // stride + 1
-            shapes.append((Layout.SEQUENCE, channels, (size,)))
-        segments.append(nn.Sequential(nn.Flatten(1), nn.Linear(channels * size, classes)))
-        super().__init__(segments, shapes)
+        strides = [STRIDE if stage < halvings else 1 for stage in range(stages)]
+        size = (length,)
+        super().__init__(*_convolved(size, channels, kernel, strides, activation, norm, classes))
+
+
+class FoldedHost(SegmentedHost):
+    """The same on lines [B, L] that are folded into planes, of which two stages halve the sides."""
+
+    def __init__(
+        self,
+        *,
+        channels: int = 8,
+        kernel: int = 3,
+        stages: int = 3,
+        activation: str = "relu",
+        norm: str = "none",
+        classes: int = 10,
+    ) -> None:
+        strides = [STRIDE if stage < FOLDED_HALVINGS else 1 for stage in range(stages)]
+        super().__init__(*_convolved(FOLDED, channels, kernel, strides, activation, norm, classes))
 
 
 class Conv2dHost(SegmentedHost):
@@ -152,48 +185,13 @@ class Conv2dHost(SegmentedHost):
         super().__init__(segments, shapes)
 
 
-class FoldedHost(SegmentedHost):
-    """A line [B, L] folded into a plane, and convolutions in it, the first two of them pooled; a
-    slot after each."""
-
-    def __init__(
-        self,
-        *,
-        rows: int = 5,
-        columns: int = 8,
-        channels: int = 8,
-        kernel: int = 3,
-        stages: int = 3,
-        activation: str = "relu",
-        norm: str = "none",
-        classes: int = 10,
-    ) -> None:
-        segments: list[nn.Module] = []
-        shapes: list[SlotShape] = []
-        size, given = (rows, columns), 1
-        for stage in range(stages):
-            entry = [nn.Flatten(1), nn.Unflatten(1, (1, rows, columns))] if stage == 0 else []
-            convolution = nn.Conv2d(given, channels, kernel, padding=kernel // 2)
-            normed = None if norm == "none" else GroupNorm(channels, position_axes=2)
-            parts = [*entry, *_activated(convolution, activation, normed)]
-            if stage < FOLDED_POOLINGS:
-                parts.append(nn.MaxPool2d(2, ceil_mode=True))
-                size = ((size[0] + 1) // 2, (size[1] + 1) // 2)
-            segments.append(nn.Sequential(*parts))
-            given = channels
-            shapes.append((Layout.IMAGE, channels, size))
-        head = nn.Linear(channels * size[0] * size[1], classes)
-        super().__init__([*segments, nn.Sequential(nn.Flatten(1), head)], shapes)
-
-
 class Embedding(nn.Module):
-    """Tokens [B, T] to vectors [B, T, C] that know their position."""
+    """What `tokens` reads as vectors [B, T, C], which then know their position."""
 
-    def __init__(self, vocabulary: int, width: int, context: int) -> None:
+    def __init__(self, tokens: nn.Module, width: int, context: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
+        self.tokens = tokens
         self.positions = nn.Parameter(torch.empty(context, width))
-        nn.init.normal_(self.tokens.weight, std=INITIAL_SCALE)
         nn.init.normal_(self.positions, std=INITIAL_SCALE)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -241,24 +239,12 @@ class GptHost(SegmentedHost):
                 valid="heads that divide the width",
             )
         bodies: list[nn.Module] = [Block(width, heads) for _ in range(blocks)]
-        bodies[:1] = [nn.Sequential(Embedding(vocabulary, width, context), *bodies[:1])]
+        tokens = nn.Embedding(vocabulary, width)
+        nn.init.normal_(tokens.weight, std=INITIAL_SCALE)
+        bodies[:1] = [nn.Sequential(Embedding(tokens, width, context), *bodies[:1])]
         head = nn.Sequential(ChannelNorm(width), nn.Linear(width, vocabulary, bias=False))
         super().__init__([*bodies, head], [(Layout.TOKENS, width, (None,))] * blocks)
         self._specs = tuple(replace(spec, reach=Reach.PAST) for spec in self._specs)
-
-
-class Pieces(nn.Module):
-    """A line [B, T * P] to a vector for each of its pieces [B, T, C], which knows its place."""
-
-    def __init__(self, pieces: int, points: int, width: int) -> None:
-        super().__init__()
-        self.cut, self.read = nn.Unflatten(1, (pieces, points)), TokenLinear(points, width)
-        self.positions = nn.Parameter(torch.empty(pieces, width))
-        nn.init.normal_(self.positions, std=INITIAL_SCALE)
-
-    def forward(self, lines: Tensor) -> Tensor:
-        read: Tensor = self.read(self.cut(lines.flatten(1))) + self.positions
-        return read
 
 
 class PiecesHost(SegmentedHost):
@@ -275,7 +261,10 @@ class PiecesHost(SegmentedHost):
         classes: int = 10,
     ) -> None:
         bodies: list[nn.Module] = [Block(width, heads, causal=False) for _ in range(blocks)]
-        bodies[:1] = [nn.Sequential(Pieces(pieces, length // pieces, width), *bodies[:1])]
+        points = length // pieces
+        cut = [nn.Flatten(1), nn.Unflatten(1, (pieces, points))]
+        read = nn.Sequential(*cut, TokenLinear(points, width))
+        bodies[:1] = [nn.Sequential(Embedding(read, width, pieces), *bodies[:1])]
         head = nn.Sequential(ChannelNorm(width), nn.Flatten(1), nn.Linear(pieces * width, classes))
         super().__init__([*bodies, head], [(Layout.TOKENS, width, (pieces,))] * blocks)
 

@@ -51,7 +51,7 @@ class TrainConfig:
     """All that a run depends on."""
 
     suite: str = "garden"
-    """garden, garden_mlp, or the path of a suite in TOML"""
+    """garden, garden_mlp, greenhouse, or the path of a suite in TOML"""
     rounds: Count = 200
     """in each round every environment plays one episode, then the controller learns"""
     envs: Count = 64
@@ -61,7 +61,11 @@ class TrainConfig:
     cases: Annotated[int, Range(least=1, most=MOST_CASES, whole=True)] = 8
     """different cases of every context that training draws from"""
     horizon: Count = DEFAULT_EPISODE_LENGTH
-    """epochs of an episode"""
+    """epochs of an episode; in the greenhouse of the longest ones"""
+    plots: Count = 16
+    """in the greenhouse: populations of different hosts side by side, over all processes"""
+    players: Count = 4
+    """in the greenhouse: environments that share a case and its control"""
     device: str = "cpu"
     """cpu or cuda"""
     deterministic: bool = False
@@ -174,6 +178,17 @@ PRESETS: dict[str, TrainConfig] = {
         device="cuda",
         ppo=replace(_DEMO, learning_rate=5e-4, target_kl=0.03, minibatches=8, epochs=4),
         evaluation=EvaluationConfig(every=10, seeds=8),
+    ),
+    # Drawn worlds on one large GPU: a hundred thousand of them, none twice.
+    "greenhouse": TrainConfig(
+        suite="greenhouse",
+        rounds=400,
+        envs=1024,
+        horizon=60,
+        device="cuda",
+        watched=0,
+        ppo=replace(_DEMO, learning_rate=3e-4, target_kl=0.03, minibatches=8, epochs=4),
+        evaluation=EvaluationConfig(every=10, seeds=2, baselines=("audition",)),
     ),
 }
 

@@ -142,7 +142,7 @@ def train_run(
     import torch
 
     from esper.simic.agent.processes import ALONE
-    from esper.simic.training.trainer import Trainer
+    from esper.simic.training.trainer import trainer_of
     from esper.simic.training.training_runs import RunError
 
     stop, processes = stop or Stopping(), processes or ALONE
@@ -154,7 +154,7 @@ def train_run(
         with (
             run.locked() if processes.rank == 0 else nullcontext(),
             stop.listening(),
-            Trainer(run, processes=processes, tell=tell, stop=stop) as trainer,
+            trainer_of(run)(run, processes=processes, tell=tell, stop=stop) as trainer,
         ):
             return trainer.begin() and trainer.train(listener)
     except OSError as error:  # a full disk, a directory that is gone

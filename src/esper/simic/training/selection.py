@@ -7,13 +7,16 @@ Shapes: `C` contexts, `E` cases of each, `M` seeds of an episode.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.garden import Context, Controls, Job, Playground
+from esper.garden import Context, Controls, Greenhouse, Job, Playground
 from esper.garden.attribution import leave_one_out, shapley
 from esper.garden.cases import SELECTION_SEED, Case
+from esper.garden.greenhouse import LISTED, VALIDATION
+from esper.garden.rewards import net_of_rent
 from esper.garden.statistics import Estimate, mean_interval
 from esper.nissa import Attributed, Evaluated
 from esper.simic.agent.processes import Processes
@@ -131,3 +134,29 @@ class Judge:
             scores.view(len(names), self.seeds),
             best if winner % self.processes.size == self.processes.rank else None,
         )
+
+
+class PlotJudge:
+    """Plays controllers on the greenhouse's worlds for validation, each process its share."""
+
+    def __init__(self, seeds: int, longest: int, processes: Processes, **how: Any) -> None:
+        """`seeds` cases of every world, whose episodes are cut; `how`: settings of populations."""
+        house = Greenhouse(group=VALIDATION, longest=longest)
+        self.plots = [house.plot(number, seeds) for number in range(LISTED)]
+        self.seeds, self.processes, self.device = seeds, processes, how.pop("device", "cpu")
+        self.how = how
+
+    def judge(self, controller: Controller, *, attribute: bool = False) -> Judgement:
+        """The controller's scores, the same in every process."""
+        scores = torch.zeros(len(self.plots), self.seeds, dtype=torch.float64)
+        for number in range(self.processes.rank, len(self.plots), self.processes.size):
+            plot = self.plots[number]
+            jobs = [Job(player, case) for player in ((), controller) for case in plot.cases]
+            how = {"horizon": plot.horizon, "device": self.device, "test": False}
+            ground = Playground(len(jobs), config=plot.population(**self.how), **how)
+            played = ground.play_all(jobs)
+            gain = played.validation[self.seeds :] - played.validation[: self.seeds]
+            net = net_of_rent(gain, played.exposure[self.seeds :], plot.rent)
+            scores[number] = net / torch.tensor([context.scale for context in plot.contexts])
+        self.processes.sum_(scores)
+        return Judgement(controller.name, tuple(plot.name for plot in self.plots), scores)

@@ -11,15 +11,16 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from esper.archive import Archive, ArchiveError
-from esper.garden import Case, Controls, Draw, Garden, Transition
+from esper.garden import LAYOUT, Case, Controls, Draw, Garden, Greenhouse, Plots, Transition
 from esper.garden.controller_choice import controller_of
+from esper.garden.suites import GREENHOUSE
 from esper.leyline import AgreementError, LifecycleOp, PPOUpdateMetrics, SeedStage
 from esper.leyline.errors import first_line
 from esper.nissa import (
@@ -47,9 +48,10 @@ from esper.simic.agent.rollout_buffer import NonFiniteError
 from esper.simic.agent.rollouts import collect
 from esper.simic.agent.types import Decision, Outcome
 from esper.simic.training.config import TrainConfig
-from esper.simic.training.selection import Judge, Judgement
+from esper.simic.training.selection import Judge, Judgement, PlotJudge
 from esper.simic.training.telemetry import Reporter, SlowRank, Waiting
 from esper.simic.training.training_runs import Kept, RunError, RunFolder, require_own
+from esper.tamiyo import TokenLayout
 from esper.tamiyo.controllers import controller_of_network
 from esper.tamiyo.network import GARDEN_FLOOR
 from esper.tolaria.population_config import PopulationConfig
@@ -79,6 +81,8 @@ Telling = Callable[[str, int, int], None]
 class Trainer:
     """One process's part in a run."""
 
+    tokens: TokenLayout | None = None  # that the network is over
+
     def __init__(
         self,
         run: RunFolder,
@@ -89,7 +93,7 @@ class Trainer:
     ) -> None:
         self.run, self.processes, self.tell, self.stop = run, processes, tell, stop
         self.config: TrainConfig = run.config
-        config, suite = self.config, run.suite
+        config = self.config
         if processes.size not in config.sizes:
             raise AgreementError(
                 "The run is for another number of processes",
@@ -101,6 +105,31 @@ class Trainer:
         self.first_env = processes.rank * own
         population = PopulationConfig(deterministic=config.deterministic, backend=config.backend)
         self.controls = Controls(horizon=config.horizon, device=config.device, config=population)
+        self.detector = AnomalyDetector()
+        self.round = 0  # rounds that are over
+        self.judged: list[list[Any]] = []  # controller, round, score, interval, episodes
+        self.undone = False  # was the last round?
+        self._computed: str | None = None  # the backend of the checkpoint that it goes on from
+        self.hub = Hub() if processes.rank == 0 else Waiting()
+        self._slow = SlowRank()
+        self._build(own, population)
+        agent = PPOAgent.build(
+            self.garden.space,
+            self.garden.state_dim,
+            own,
+            config.horizon,
+            config.ppo,
+            lstm_hidden_dim=config.lstm,
+            layout=self.tokens,
+            seed=config.seed,
+            device=config.device,
+            processes=processes,
+        )
+        self.agent = agent if self.tokens else suited_to_gardens(agent, config.patience)
+
+    def _build(self, own: int, population: PopulationConfig) -> None:
+        """The world of `own` environments, and whoever judges."""
+        config, suite, processes = self.config, self.run.suite, self.processes
         self.draw = Draw(
             contexts=suite.training,
             seeds=config.cases,
@@ -116,18 +145,6 @@ class Trainer:
             device=config.device,
             config=population,
         )
-        agent = PPOAgent.build(
-            self.garden.space,
-            self.garden.state_dim,
-            own,
-            config.horizon,
-            config.ppo,
-            lstm_hidden_dim=config.lstm,
-            seed=config.seed,
-            device=config.device,
-            processes=processes,
-        )
-        self.agent = suited_to_gardens(agent, config.patience)
         self.judge = Judge(
             suite.training,
             seeds=config.evaluation.seeds,
@@ -136,13 +153,6 @@ class Trainer:
             rent=config.reward.rent,
             processes=processes,
         )
-        self.detector = AnomalyDetector()
-        self.round = 0  # rounds that are over
-        self.judged: list[list[Any]] = []  # controller, round, score, interval, episodes
-        self.undone = False  # was the last round?
-        self._computed: str | None = None  # the backend of the checkpoint that it goes on from
-        self.hub = Hub() if processes.rank == 0 else Waiting()
-        self._slow = SlowRank()
 
     # --- beginning and going on ----------------------------------------------------------
 
@@ -176,9 +186,16 @@ class Trainer:
 
     def _store(self, *, new: bool) -> RunStore | None:
         """The run's telemetry, as it was at the end of the present round, if it can be used."""
+        return usable_store(self.run.path, self._layout(), after=-1 if new else self.round)
+
+    def _layout(self) -> RunLayout:
+        """What the columns of the telemetry mean."""
         garden = self.garden
-        layout = RunLayout.of(garden.space, garden.table.names, garden.catalogue)
-        return usable_store(self.run.path, layout, after=-1 if new else self.round)
+        return RunLayout.of(garden.space, garden.table.names, garden.catalogue)
+
+    @property
+    def _backend(self) -> str:
+        return self.garden.population.backend
 
     def _open(self, saved: Kept | None) -> None:
         """Open the telemetry, and tell what starts here."""
@@ -204,7 +221,7 @@ class Trainer:
             changes.append(f"A process was lost, and all were started again ({times})")
         if before not in (None, size):
             changes.append(f"Where {before} processes learned, {size} go on")
-        if self._computed not in (None, now := self.garden.population.backend):
+        if self._computed not in (None, now := self._backend):
             how = f"Hosts were computed {self._computed}, and are {now} now; rounding differs"
             changes.append(how)
         for change in changes:
@@ -258,7 +275,7 @@ class Trainer:
                 self.controls.require(batches[place])
                 done += len(batches[place])
                 self.tell("measuring controls", done, len(own))
-        if self.processes.size > 1:
+        if self.processes.size > 1 and missing:
             known = self.controls.state_dict()
             names = [f"{case.context.key}.{case.seed}" for case in missing]
             blank = torch.zeros(self.config.horizon + 1, dtype=torch.float64)
@@ -418,7 +435,7 @@ class Trainer:
             anomalies = self.detector.state_dict()
             notes: dict[str, Any] = {"settings": asdict(self.config), "anomalies": anomalies}
             notes |= {"judged": self.judged, "undone": self.undone}
-            notes["backend"] = self.garden.population.backend
+            notes["backend"] = self._backend
             notes["processes"] = self.processes.size
             self.run.finish_checkpoint(self.round, tensors, notes)
         self._meet()
@@ -448,3 +465,56 @@ def suited_to_gardens(agent: PPOAgent, patience: float) -> PPOAgent:
     agent.network.prefer("op", LifecycleOp.PRUNE, -patience)
     agent.network.observation_norm.floor.fill_(GARDEN_FLOOR)
     return agent
+
+
+class GreenhouseTrainer(Trainer):
+    """The same in the greenhouse: drawn plots in place of a garden, one policy for all of them."""
+
+    tokens = LAYOUT
+
+    def _build(self, own: int, population: PopulationConfig) -> None:
+        config, processes = self.config, self.processes
+        how = {"device": config.device, "deterministic": config.deterministic}
+        self.plots = Plots(
+            Greenhouse(config.seed, longest=config.horizon),
+            own,
+            plots=config.plots // processes.size,
+            players=config.players,
+            place=processes.rank,
+            of=processes.size,
+            reward=config.reward,
+            **how,
+        )
+        self.garden = cast(Any, self.plots)
+        self.judge = cast(Any, PlotJudge(config.evaluation.seeds, config.horizon, processes, **how))
+
+    def _layout(self) -> RunLayout:
+        return RunLayout.of(LAYOUT.space)
+
+    @property
+    def _backend(self) -> str:
+        return "as plots allow"
+
+    def _cases(self) -> list[Case]:
+        return []  # controls play with the rest
+
+    def _play(self, clock: Clock) -> tuple[Tensor, dict[str, list[int]]]:
+        """Returns [N], and by kind of host how many slots ended in each stage."""
+        returns = torch.zeros(self.plots.envs, dtype=torch.float64)
+
+        def listen(step: int, decision: Decision, outcome: Outcome) -> None:
+            returns.add_(outcome.rewards)
+
+        self._observations = collect(
+            self.agent, self.plots, self._observations, listen=listen, phase=clock.phase
+        )
+        stages: dict[str, Tensor] = {}
+        for kind, stage in self.plots.last:
+            stages[kind] = stages.get(kind, 0) + one_hot(stage, len(SeedStage)).sum((0, 1))
+        mean = float(returns.mean())
+        self.hub.emit(Sampled(round=self.round + 1, values={"return": mean}))
+        return returns, {kind: counts.tolist() for kind, counts in stages.items()}
+
+
+def trainer_of(run: RunFolder) -> type[Trainer]:
+    return GreenhouseTrainer if run.config.suite == GREENHOUSE else Trainer

@@ -39,6 +39,7 @@ from esper.leyline.settings import Range, typed
 from esper.nissa.hub import tell
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.config import TrainConfig, changed_settings, read_config, to_toml
+from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers import LearnedController, controller_of_network
 from esper.tamiyo.controllers.learned import is_kept, kept_controller
 
@@ -248,11 +249,12 @@ def _is_judged(row: object) -> bool:
 def require_own(agent: PPOAgent, config: TrainConfig, place: Path) -> None:
     """Refuse an agent that was made with other settings than the run's."""
     held, buffer = agent.config, agent.buffer
+    tokens = isinstance(agent.network, TokenActorCritic)  # whose memory has a size of its own
     annealed = replace(config.ppo, entropy_coef=held.entropy_coef, learning_rate=held.learning_rate)
     pairs = {
         "environments": (config.envs, agent.place[1]),
         "steps": (config.horizon, buffer.steps),
-        "lstm": (config.lstm, buffer.lstm_hidden_dim),
+        "lstm": (config.lstm, config.lstm if tokens else buffer.lstm_hidden_dim),
         "seed": (config.seed, agent.seed),
         "ppo": (annealed, held),
     }
