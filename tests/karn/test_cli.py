@@ -7,11 +7,12 @@ import typing
 import pytest
 
 from esper.karn.commands import Command, OfRun, OfSuite
-from tests.programs import esper
+from tests.programs import COMMAND_LINE, esper, run
 
 
 def test_life_tells_a_whole_life_and_ends_with_its_figures() -> None:
-    told = esper("life", "--epochs", "16", "--samples", "1000")
+    short = "from esper.garden import episodes; episodes.GARDEN_BATCHES = 4\n"
+    told = run(short + COMMAND_LINE, "life", "--epochs", "16", "--samples", "1000")
     assert told.returncode == 0, told.stderr
     for stage in ("TRAINING", "BLENDING", "HOLDING", "FOSSILIZED", "PRUNED", "EMBARGOED"):
         assert f"→ {stage}" in told.stdout

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from esper.kasmina import GateRules, SlottedModel, build_host
-from esper.tolaria.reference import accuracy, contributions, shuffled_batches, train_epoch
+from tests.tolaria.reference import accuracy, contributions, shuffled_batches, train_epoch
 
 
 def test_batches_are_whole_shuffled_and_without_repetition() -> None:

@@ -14,8 +14,8 @@ from esper.tolaria.feed import Feed
 from esper.tolaria.optimisers import AdamW, Sgd
 from esper.tolaria.population import Population
 from esper.tolaria.population_config import PopulationConfig
-from esper.tolaria.reference import accuracy, train_epoch
 from esper.tolaria.tasks import mean_loss
+from tests.tolaria.reference import accuracy, train_epoch
 
 HOSTS: dict[str, Callable[[], SegmentedHost]] = {
     "mlp": lambda: MlpHost(features=12, width=6, classes=4),
