@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -298,47 +299,39 @@ def _refuse_different(where: str, what: str, outputs: Sequence[Tensor]) -> None:
 
 def _choose_part(target: Target, output: object) -> Part:
     """Which part of a module's output the slot serves: the only tensor, unless told."""
-    where, part = opening(target.where), target.part
-    chosen: list[Part] = [None]
+    part, chosen = target.part, [cast("Part", None)]
+    refuse = partial(_refusal, opening(target.where))
     if isinstance(output, (tuple, list, dict)):
         parts = output.items() if isinstance(output, dict) else enumerate(output)
         tensors = [key for key, value in parts if isinstance(value, Tensor)]
         chosen = [key for key in tensors if part is None or str(key) == str(part)]
         if len(chosen) != 1:
-            raise SlotError(
-                f"{where} returns a {type(output).__name__}; say which tensor to grow",
+            raise refuse(
+                f"a {type(output).__name__}; say which tensor to grow",
                 given="no part" if part is None else f"part {part!r}",
                 valid=", ".join(f"@{key}" for key in tensors) or "it holds no tensor",
                 fix=f"for example '{target.path}@{tensors[0]}'" if tensors else _ANOTHER,
             )
     elif not isinstance(output, Tensor):
-        raise SlotError(
-            f"{where} returns something a slot cannot serve",
-            given=type(output).__name__,
-            valid="a tensor, or a tuple, list or dict that holds one",
-            fix=_ANOTHER,
-        )
+        valid = "a tensor, or a tuple, list or dict that holds one"
+        raise refuse("something a slot cannot serve", given=type(output).__name__, valid=valid)
     elif part is not None:
-        raise SlotError(
-            f"{where} returns one tensor, so there are no parts to pick from",
-            given=f"part {part!r}",
-            fix="leave the part out",
-        )
+        what = "one tensor, so there are no parts to pick from"
+        raise refuse(what, given=f"part {part!r}", fix="leave the part out")
     tensor: Tensor = part_of(output, chosen[0])
     if not tensor.is_floating_point():
-        raise SlotError(
-            f"{where} does not return floating-point activations",
-            given=str(tensor.dtype),
-            valid="a float tensor",
-            fix=_ANOTHER,
-        )
+        raise refuse("no floating-point activations", given=tensor.dtype, valid="a float tensor")
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
-        raise SlotError(f"{where} returns a {kind} tensor", valid="a dense tensor", fix=_ANOTHER)
+        raise refuse(f"a {kind} tensor", valid="a dense tensor")
     if tensor.numel() == 0:
         fix = _ANOTHER if len(tensor) else "give a larger sample"
-        raise SlotError(f"{where} returns an empty tensor", given=list(tensor.shape), fix=fix)
+        raise refuse("an empty tensor", given=list(tensor.shape), fix=fix)
     return chosen[0]
+
+
+def _refusal(where: str, what: str, *, fix: str = _ANOTHER, **facts: Any) -> SlotError:
+    return SlotError(f"{where} returns {what}", fix=fix, **facts)
 
 
 def _require_no_nesting(model: nn.Module, target: Target, events: Sequence[ModuleCall]) -> None:
