@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.onnx._internal.exporter import _onnx_program
 from torch.utils._pytree import tree_leaves
 
 from esper.kasmina import (
@@ -18,7 +19,6 @@ from esper.kasmina import (
     export_onnx,
     export_program,
     export_python,
-    program_export,
 )
 from esper.kasmina.watching import call
 from esper.leyline import ExportError
@@ -255,7 +255,7 @@ def test_weights_too_large_for_one_onnx_file_go_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, sample = HOSTS["containers"].build()
-    monkeypatch.setattr(program_export, "SINGLE_FILE_BYTES", 0)
+    monkeypatch.setattr(_onnx_program, "_LARGE_MODEL_THRESHOLD", 0)
     path = export_onnx(host, sample, tmp_path / "net.onnx").path
     assert {each.name for each in tmp_path.iterdir()} == {"net.onnx", "net.onnx.data"}
     model = export_module(host, sample).eval()

@@ -193,7 +193,7 @@ def percent(name: str, value: object) -> float:
 def slot_flow(host: "GrowingModel") -> Tensor:
     """[1, S, K]: statistics of what reaches each slot, on the host's sample; NaN where nothing did.
 
-    Ask it where it measures, in evaluation mode; buffers are afterwards as they were before.
+    Ask it inside of `measuring`.
     """
     found = torch.full((len(host.specs), len(FLOW_STATISTICS)), torch.nan, dtype=torch.float64)
 
@@ -202,7 +202,7 @@ def slot_flow(host: "GrowingModel") -> Tensor:
             h = part_of(output, place.part).detach().permute(place.spec.to_canonical)
             found[index] = flow_statistics(h[None], place.spec.channel_axis)[0].double().cpu()
 
-    with ExitStack() as hooks, state_kept(host):
+    with ExitStack() as hooks:
         for index, place in enumerate(host.slot_places):
             hook = place.module.register_forward_hook(partial(look, index, place), prepend=True)
             hooks.callback(hook.remove)

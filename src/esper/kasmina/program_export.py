@@ -25,7 +25,6 @@ from esper.kasmina.watching import Sample, arguments_of
 from esper.leyline.errors import ExportError
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-SINGLE_FILE_BYTES = 2_000_000_000  # an ONNX file holds less than 2 GiB; then weights go beside it
 
 
 def export_program(
@@ -60,9 +59,9 @@ def export_onnx(
     """Write the committed network in eval mode as an ONNX file, for any runtime that reads it.
 
     Inputs and outputs are the tensors of the sample and of the network's output, in order;
-    `dynamic_batch` is as in `export_program`. Above 2 GB the weights are in a second file beside
-    it. The file is run through onnxruntime on the CPU and compared within 1e-5 before it gets
-    its name; the largest difference is returned.
+    `dynamic_batch` is as in `export_program`. Of a large network the weights are in a second file
+    beside it. The file is run through onnxruntime on the CPU and compared within 1e-5 before it
+    gets its name; the largest difference is returned.
     """
     path = Path(path)
     _require_packages()
@@ -72,9 +71,8 @@ def export_onnx(
     with export_files.failing(limit, fix="export_program has no such limit"), _quiet():
         onnx = torch.onnx.export(program, dynamo=True, verbose=False)
     assert onnx is not None
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
     with export_files.writing(path, path) as file:
-        onnx.save(file, external_data=weights > SINGLE_FILE_BYTES)
+        onnx.save(file)
         runtime = importlib.import_module("onnxruntime")
         options = runtime.SessionOptions()
         options.log_severity_level = 3  # errors
