@@ -1,8 +1,11 @@
 """Paired evaluation: the same cases for all, results that survive being cut off."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -33,6 +36,7 @@ from studies import growth_pays, tuning
 from tests.garden.plots import CONTEXTS, DOUBLE, HORIZON
 
 SEEDS = 2
+T = TypeVar("T")
 BATCHES = 5  # an epoch: enough for a seed to be worth keeping
 ARM = Arm(slot="early", blueprint="convpool", blend="immediate", epoch=EPOCHS_ALONE)
 
@@ -114,6 +118,41 @@ def test_results_do_not_depend_on_how_many_rows_train_together(
     controls: Controls, usual: list[Result]
 ) -> None:
     assert_close(run(controls, rows=4), usual)
+
+
+class Side:
+    """One of several ranks, each of which is a thread."""
+
+    def __init__(self, rank: int, said: list[object], barrier: threading.Barrier) -> None:
+        self.rank, self.size, self._said, self._barrier = rank, len(said), said, barrier
+
+    def each(self, what: T) -> list[T]:
+        self._said[self.rank] = what
+        self._barrier.wait(60)
+        heard = list(self._said)
+        self._barrier.wait(60)
+        return heard  # type: ignore[return-value]
+
+
+def test_ranks_share_the_batches_and_all_know_the_results_of_one(tmp_path: Path) -> None:
+    said: list[object] = [None, None]
+    barrier, file, played = threading.Barrier(2), tmp_path / "results", []
+    ranks = [Side(rank, said, barrier) for rank in range(2)]
+
+    def own(rank: Side) -> list[Result]:
+        ground = Controls(horizon=HORIZON, config=DOUBLE)
+        batches = []
+        found = run(ground, file=file, ranks=rank, progress=lambda *done: batches.append(1), **few)
+        played.append(len(batches))
+        return found
+
+    few: dict[str, object] = {"rows": 4, "seeds": 1, "controllers": [RandomLegal()]}
+    alone = run(Controls(horizon=HORIZON, config=DOUBLE), **few)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(own, ranks)
+    assert first == second == alone
+    assert played[0] == played[1]
+    assert len(file.read_text(encoding="utf-8").splitlines()) == 1 + len(alone), "one writes"
 
 
 def test_an_evaluation_that_was_cut_off_goes_on_where_it_was(

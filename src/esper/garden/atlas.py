@@ -22,7 +22,7 @@ from torch import Tensor
 from esper.archive import read_archive, write_archive
 from esper.garden.cases import Case
 from esper.garden.contexts import Context
-from esper.garden.playing import Job, Playground, Progress
+from esper.garden.playing import ALONE, Job, Playground, Progress, Ranks
 from esper.garden.rewards import net_of_rent, reward_scale
 from esper.garden.suites import Suite
 from esper.leyline import AgreementError, Blend, BlueprintCatalogue
@@ -212,6 +212,7 @@ def measure_atlas(
     device: torch.device | str = "cpu",
     config: PopulationConfig | None = None,
     progress: Progress = lambda done, total: None,
+    ranks: Ranks = ALONE,
 ) -> Atlas:
     """Play every arm and the control in every context, many at once; hosts of one shape."""
     if seeds < 2 or rows < 1:
@@ -220,7 +221,7 @@ def measure_atlas(
             given=f"{seeds} seeds, {rows} rows",
             valid="at least 2 seeds and 1 row",
         )
-    ground = Playground(rows, horizon=horizon, device=device, config=config)
+    ground = Playground(rows, horizon=horizon, device=device, config=config, ranks=ranks)
     population = ground.episodes(contexts).population
     budget = int(population.budget.min())
     arms = arms_of(population.catalogue, epochs=epochs, blends=blends, budget=budget)

@@ -21,7 +21,7 @@ from esper.archive.files import append_lines
 from esper.garden.cases import EVALUATION_SEED, Case
 from esper.garden.contexts import Context, by_shape
 from esper.garden.episodes import EPOCHS_ALONE
-from esper.garden.playing import Controls, Job, Played, Playground
+from esper.garden.playing import ALONE, Controls, Job, Played, Playground, Ranks
 from esper.garden.rewards import net_of_rent
 from esper.garden.statistics import Estimate, interquartile_mean_interval, mean_interval
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
@@ -201,8 +201,9 @@ def evaluate(
     config: PopulationConfig | None = None,
     progress: Progress = lambda what, done, total: None,
     stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = ALONE,
 ) -> list[Result]:
-    """Play `seeds` cases of every context with every controller.
+    """Play `seeds` cases of every context with every controller; `ranks` share the work.
 
     With `file` results are kept there and what it already holds is not played again. `stop` is
     asked after every batch; if it says so before all is played, that is an error, and what was
@@ -221,8 +222,10 @@ def evaluate(
             valid="at least 1 each",
         )
     _require_possible(controllers, contexts, horizon, config)
-    stored = None if file is None else ResultFile(file, _settings(horizon, config))
+    here = None if ranks.rank > 0 else file  # the first one writes
+    stored = None if here is None else ResultFile(here, _settings(horizon, config))
     done = {} if stored is None else {result.identity: result for result in stored.results}
+    done = ranks.each(done)[0]
     cases = [Case(context, first_seed + number) for number in range(seeds) for context in contexts]
     made = {controller.name: fingerprint_of(controller) for controller in controllers}
 
@@ -244,7 +247,7 @@ def evaluate(
         for case in cases
         if sought(controller.name, case) not in done
     ]
-    ground = Playground(rows, horizon=horizon, device=device, config=config)
+    ground = Playground(rows, horizon=horizon, device=device, config=config, ranks=ranks)
     tell = partial(progress, "episodes")
     with nullcontext() if stored is None else stored.watched(names, len(jobs) - len(missing)):
         for places, played in ground.play(jobs, progress=tell, stop=stop):

@@ -9,7 +9,7 @@ Shapes: `N` episodes, `T` epochs of an episode.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,33 @@ from esper.tolaria.population_config import PopulationConfig
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 1024}  # of controls
 
 Progress = Callable[[int, int], None]  # episodes done, of how many
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """Processes that play together; each hears what every one of them says."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def each(self, what: T) -> list[T]: ...
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A process that plays everything itself."""
+
+    rank: int = 0
+    size: int = 1
+
+    def each(self, what: T) -> list[T]:
+        return [what]
+
+
+ALONE = Alone()
 
 
 class StoppedError(EsperError):
@@ -112,9 +139,11 @@ class Playground:
         config: PopulationConfig | None = None,
         test: bool = True,
         attribute: bool = True,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """`test`, `attribute`: as for episodes."""
-        self.most, self.horizon = rows, horizon
+        """`test`, `attribute`: as for episodes. Of `ranks` that play the same jobs, each plays a
+        part of the batches, which are the same for any number of them, and all hear of all."""
+        self.most, self.horizon, self.ranks = rows, horizon, ranks
         self._make = partial(
             Episodes, horizon=horizon, device=device, config=config, test=test, attribute=attribute
         )
@@ -150,17 +179,24 @@ class Playground:
         order = torch.randperm(len(jobs), generator=chance).tolist() if mixed else None
         contexts = list({job.case.context.key: job.case.context for job in jobs}.values())
         alike = {each[0].host_shape: each for each in by_shape(contexts)}
-        done = 0
-        for places in batches(jobs, self.most, order):
-            shape = jobs[places[0]].case.context.host_shape
-            episodes = self.episodes(alike[shape], len(places))
-            runs = _by_player(jobs, places)
-            places = [place for run in runs for place in run]
-            prepare(episodes, places)
-            yield places, _play(episodes, [[jobs[p] for p in run] for run in runs], epochs)
-            done += len(places)
-            progress(done, len(jobs))
-            if done < len(jobs) and stop():
+        dealt, ranks, done = batches(jobs, self.most, order), self.ranks, 0
+        # Neighbours are of one shape and size, so that ranks finish together.
+        for first in range(0, len(dealt), ranks.size):
+            own: tuple[list[int], Played | None] = ([], None)
+            for batch in dealt[first : first + ranks.size][ranks.rank : ranks.rank + 1]:
+                shape = jobs[batch[0]].case.context.host_shape
+                episodes = self.episodes(alike[shape], len(batch))
+                runs = _by_player(jobs, batch)
+                places = [place for run in runs for place in run]
+                prepare(episodes, places)
+                own = places, _play(episodes, [[jobs[p] for p in run] for run in runs], epochs)
+            for places, played in ranks.each(own):
+                if played is None:
+                    continue
+                yield places, played
+                done += len(places)
+                progress(done, len(jobs))
+            if done < len(jobs) and any(ranks.each(stop())):
                 raise StoppedError(
                     "Playing was told to stop", given=f"{len(jobs) - done} episodes left"
                 )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper.garden.atlas import FIRST_ATLAS_SEED, WAIT_MARGIN, Atlas, Plans, arms_of
 from esper.garden.cases import Case
-from esper.garden.playing import Job, Playground, Progress
+from esper.garden.playing import ALONE, Job, Playground, Progress, Ranks
 from esper.garden.rewards import net_of_rent
 from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT, Blend
 from esper.tamiyo.controllers.schedules import Schedule
@@ -45,10 +45,11 @@ def search_plans(
     device: torch.device | str = "cpu",
     config: PopulationConfig | None = None,
     progress: Progress = lambda done, total: None,
+    ranks: Ranks = ALONE,
 ) -> Atlas:
     """The same atlas with the oracle's schedules and the best constant one, of up to S seeds."""
     seeds = min(seeds, atlas.gain.shape[2])
-    ground = Playground(rows, horizon=horizon, device=device, config=config)
+    ground = Playground(rows, horizon=horizon, device=device, config=config, ranks=ranks)
     population = ground.episodes(atlas.contexts).population
     catalogue, budget = population.catalogue, int(population.budget.min())
     arms = arms_of(catalogue, epochs=epochs, blends=blends, budget=budget)

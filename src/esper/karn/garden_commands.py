@@ -12,7 +12,8 @@ from esper.kasmina.hosts import build_host
 from esper.leyline.constants import DEFAULT_RENT, RENT_LEVELS
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.show.terminal import flat_estimate, progress, table_of, wide_console, write_flat
-from esper.simic.training.run_processes import require_device
+from esper.simic.agent.processes import Processes
+from esper.simic.training.run_processes import joined, require_device
 from esper.simic.training.training_runs import load_controller
 
 
@@ -53,7 +54,10 @@ def run_atlas(options: commands.MeasureAtlas) -> None:
     if options.show:
         stored = Atlas.load(folder) if options.out else shipped_atlas(suite)
     else:
-        stored = _measured(options, suite, folder)
+        with joined(options.device) as processes:
+            stored = _measured(options, suite, folder, processes)
+            if processes.rank > 0:
+                return
     if stored is None:
         raise DataError(
             f"No atlas of suite {suite.name!r} is shipped",
@@ -71,14 +75,16 @@ def run_atlas(options: commands.MeasureAtlas) -> None:
     write_flat(options.json, figures)
 
 
-def _measured(options: commands.MeasureAtlas, suite: Suite, folder: Path) -> Atlas:
+def _measured(
+    options: commands.MeasureAtlas, suite: Suite, folder: Path, processes: Processes
+) -> Atlas:
     """Measure, and keep what is known as soon as it is."""
     require_device(options.device, "--device")
     shapes = [group[0].host_shape for group in garden.by_shape(suite.training)]
     if len(shapes) > 1:
         given = ", ".join(shapes)
         raise EsperError("An atlas is of hosts of one shape", given=given, fix="split the suite")
-    with progress() as report:
+    with progress(quiet=processes.rank > 0) as report:
         atlas = garden.measure_atlas(
             suite.training,
             epochs=options.epochs,
@@ -86,14 +92,17 @@ def _measured(options: commands.MeasureAtlas, suite: Suite, folder: Path) -> Atl
             rows=options.rows,
             device=options.device,
             progress=partial(report, "episodes"),
+            ranks=processes,
         )
-        atlas.save(folder)
+        if processes.rank == 0:
+            atlas.save(folder)
         if options.schedules:
             said = partial(report, "searching, episodes")
             atlas = garden.search_plans(
-                atlas, rows=options.rows, device=options.device, progress=said
+                atlas, rows=options.rows, device=options.device, progress=said, ranks=processes
             )
-            atlas.save(folder)
+            if processes.rank == 0:
+                atlas.save(folder)
     return atlas
 
 
@@ -139,7 +148,10 @@ def run_evaluation(options: commands.Evaluate) -> None:
         else controller_of(name, suite)
         for name in options.controllers
     ]
-    with progress(quiet=options.quiet) as report:
+    with (
+        joined(options.device) as processes,
+        progress(quiet=options.quiet or processes.rank > 0) as report,
+    ):
         results = garden.evaluate(
             controllers,
             groups[options.group],
@@ -148,7 +160,10 @@ def run_evaluation(options: commands.Evaluate) -> None:
             rows=options.rows,
             device=options.device,
             progress=report,
+            ranks=processes,
         )
+    if processes.rank > 0:
+        return
     lines = garden.standings(results, options.rent)
     print_standings(f"{suite.name}, {options.group} contexts", lines, options.rent)
     write_flat(options.json, standing_figures(lines))
