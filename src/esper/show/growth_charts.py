@@ -39,15 +39,11 @@ def growth(facts: Report, theme: Theme) -> Figure:
     return figure
 
 
-def _epochs(facts: Report) -> np.ndarray:
-    return np.array([epoch.number for epoch in facts.epochs])
-
-
 def _score(
     axes: Axes, facts: Report, lives: list[SeedLife], colours: dict[str, str], theme: Theme
 ) -> None:
     """As it is, with only what is permanent, and without each seed."""
-    epochs, score, committed = _epochs(facts), facts.curve("score"), facts.curve("committed")
+    epochs, score, committed = facts.curve("number"), facts.curve("score"), facts.curve("committed")
     dot: Look = {"marker": "." if len(epochs) < 3 else ""}
     for life in lives:
         known = life.contributions
@@ -70,8 +66,8 @@ def _score(
 
 def _losses(axes: Axes, facts: Report) -> None:
     dot: Look = {"marker": "." if len(facts.epochs) < 3 else ""}
-    axes.plot(_epochs(facts), facts.curve("train_loss"), color=GREY, label="training", **dot)
-    axes.plot(_epochs(facts), facts.curve("val_loss"), color=BLUE, label="validation", **dot)
+    axes.plot(facts.curve("number"), facts.curve("train_loss"), color=GREY, label="training", **dot)
+    axes.plot(facts.curve("number"), facts.curve("val_loss"), color=BLUE, label="validation", **dot)
     axes.set_title("loss")
     legend_beside(axes)
 
@@ -98,7 +94,7 @@ def costs(facts: Report, theme: Theme) -> Figure:
         raise AbsentError("What this run cost was not recorded")
     figure = new_figure(2.7)
     left, right = figure.subplots(1, 2)
-    epochs, bottom = _epochs(facts), np.zeros(len(facts.epochs))
+    epochs, bottom = facts.curve("number"), np.zeros(len(facts.epochs))
     for phase in facts.seconds:
         heights = np.array([epoch.seconds.get(phase, 0.0) for epoch in facts.epochs])
         colour = PHASES.get(phase, PURPLE)
