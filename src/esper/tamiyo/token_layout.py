@@ -160,18 +160,25 @@ class TokenLayout:
 
     def observe(self, signals: Signals, advice: Actions) -> Tensor:
         """[N, F] float32, finite whatever was measured; `advice` is what the rule would do."""
-        S, P = len(signals.catalogue.slots), len(signals.catalogue.names)
+        catalogue, N = signals.catalogue, len(signals)
+        S, P = len(catalogue.slots), len(catalogue.names)
         self._require_room(S, P)
         told = torch.where(advice.relevant(), advice.values, -1)  # [N, H]: what matters, or -1
         op, slot, kind, blend = (column[:, None] for column in told.unbind(1))
         here = slot == torch.arange(S)  # [N, S]
         plant = here[:, :, None] & (kind == torch.arange(P))[:, None, :]  # [N, S, P]
         blends = (blend == torch.arange(len(Blend)))[:, None, None]  # [N, 1, 1, K]
-        rows = torch.zeros(len(signals), self.state_dim)
+        rows = torch.zeros(N, self.state_dim)
         whole, own, seeds = self.split(rows)
-        advised = {"advised": op == torch.arange(len(LifecycleOp))}
-        whole[:] = WHOLE_TOKEN.held(global_columns(signals) | _more_of_all(signals) | advised)
-        fixed = FeatureTable.of(signals.catalogue).slot_constants
+        of_all = {
+            "horizon": signals.horizon.double().log10() / 3.0,
+            "classes": torch.full((N,), math.log10(max(signals.classes, 1)) / 3.0),
+            "slots": torch.full((N,), math.log10(1 + S) / 2.0),
+            "budget": visible_cost(signals.budget.double(), max(catalogue.host_params, 1)),
+            "advised": op == torch.arange(len(LifecycleOp)),
+        }
+        whole[:] = WHOLE_TOKEN.held(global_columns(signals) | of_all)
+        fixed = FeatureTable.of(catalogue).slot_constants
         more = {"present": torch.ones_like(here), "advised": here}
         own[:, :S] = SLOT_TOKEN.held(slot_columns(signals, fixed) | more)
         advised = {"advised": plant[..., None] & blends}
@@ -222,17 +229,6 @@ def token_names(catalogue: BlueprintCatalogue) -> tuple[str, ...]:
         *own,
         *(f"{place}:{name}" for place in places for name in CANDIDATE_TOKEN.names),
     )
-
-
-def _more_of_all(signals: Signals) -> dict[str, Tensor]:
-    """What the global token has beside the global features, [N] each."""
-    catalogue, one = signals.catalogue, torch.ones(len(signals))
-    return {
-        "horizon": signals.horizon.double().log10() / 3.0,
-        "classes": one * math.log10(max(signals.classes, 1)) / 3.0,
-        "slots": one * math.log10(1 + len(catalogue.slots)) / 2.0,
-        "budget": visible_cost(signals.budget.double(), max(catalogue.host_params, 1)),
-    }
 
 
 def candidate_columns(signals: Signals) -> dict[str, Tensor]:

@@ -148,6 +148,10 @@ class TokenController(LearnedController):
         super().__init__(network, greedy=greedy, name=name)
         self.rule = rule or Audition()
 
+    @property
+    def fingerprint(self) -> str:
+        return f"{super().fingerprint} {self.rule.name}"
+
     def memory(self) -> dict[str, Tensor]:
         return {_RULE + name: each for name, each in self.rule.memory().items()} | super().memory()
 
