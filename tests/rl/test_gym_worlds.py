@@ -357,3 +357,47 @@ def test_a_vector_environment_that_hides_what_was_seen_last_is_refused() -> None
         world.step(torch.zeros(3, 1, dtype=torch.int64))
     with pytest.raises(GymError, match="final_obs"):
         world.step(torch.zeros(3, 1, dtype=torch.int64))
+
+
+class Telling(Counter):
+    """Says which of its two heads mattered: after an odd step the second one alone."""
+
+    def __init__(self, said: Any = None) -> None:
+        super().__init__(spaces.MultiDiscrete([2, 3]))
+        self.said = said
+
+    def step(self, action: Any) -> Any:
+        *seen, info = super().step(action)
+        if self.age % 2:
+            info["relevant_heads"] = np.array([False, True]) if self.said is None else self.said
+        return *seen, info
+
+
+def test_a_head_that_an_environment_says_did_not_matter_is_not_learned_from() -> None:
+    world = make_gym(Telling, 2)
+    config = PPOConfig(strict=True, target_kl=None, normalize_observations=False)
+    agent = PPOAgent.build(world.space, world.state_dim, 2, LENGTH + 1, config)
+    observations = world.reset()
+    for step in range(LENGTH + 1):
+        decision = agent.act(observations, world.legal())
+        outcome = world.step(decision.actions)
+        if step % 2 == 0 and step < LENGTH:  # the last of an episode, too
+            assert outcome.relevant is not None
+            assert outcome.relevant.tolist() == [[False, True]] * 2
+        agent.record(decision, outcome)
+        observations = outcome.observations
+    agent.finish(observations)
+    matters = agent.buffer.get_batched_sequences("cpu").matters
+    expected = [[step % 2 == 1, True] for step in range(LENGTH)] + [[False, True]]
+    assert matters.tolist() == [expected] * 2
+    heads = agent.update()["heads"]  # strict: log-probs are found again
+    assert heads["action0"]["relevant_fraction"] == pytest.approx(2 / (LENGTH + 1))
+    assert heads["action1"]["relevant_fraction"] == 1.0
+
+
+def test_relevance_that_is_not_of_the_heads_is_refused() -> None:
+    for said, why in ((np.ones(3), r"no entry a head; given: shape \[3\]"), (np.full(2, 7), "7")):
+        world = make_gym(partial(Telling, said), 2)
+        world.reset()
+        with pytest.raises(GymError, match=why):
+            world.step(torch.zeros(2, 2, dtype=torch.int64))

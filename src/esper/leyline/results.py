@@ -87,3 +87,4 @@ class Outcome:
     truncations: Tensor  # [E] bool: cut from outside, it would have gone on
     final_observations: Tensor | None = None  # [E, F], needed where something was truncated
     active: Tensor | None = None  # [E] bool; the others idle, and nothing is learned from them
+    relevant: Tensor | None = None  # [E, H] bool: the heads that mattered, if the world can tell

@@ -4,7 +4,8 @@ Actions are `Discrete`, `MultiDiscrete` or `MultiBinary`; observations of any sp
 flattened are, each environment's for itself. Masks come from a part "action_mask" of a `Dict`
 observation, from `info["action_mask"]`, or from a method `action_masks()` of all or of each one:
 [E, all heads' actions side by side], a tuple of one mask for each head, or in `info` a mapping by
-the names of heads, whose masks may be conditioned on earlier heads.
+the names of heads, whose masks may be conditioned on earlier heads. `info["relevant_heads"]` [H]
+says after a step which heads mattered in it; where it is not given, all did.
 
 Shapes: `E` environments, `F` features, `H` heads.
 """
@@ -28,6 +29,7 @@ from esper.tamiyo.choosing import independent_heads
 
 Vector = VectorEnv[Any, Any, Any]
 MASK, TOLD = "action_mask", 'info["action_mask"]'
+RELEVANT = "relevant_heads"
 SAME_STEP: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}
 
 
@@ -137,7 +139,20 @@ class GymWorld:
             for env in np.flatnonzero(self._info["_final_obs"]):
                 final[env] = self.flat(self._info["final_obs"][env])
         paid = torch.as_tensor(np.asarray(rewards), dtype=torch.float32)
-        return Outcome(observations, paid, ended, cut, final)
+        return Outcome(observations, paid, ended, cut, final, None, self._relevant(ended | cut))
+
+    def _relevant(self, over: Tensor) -> Tensor | None:
+        """[E, H]: heads that mattered in the last step, where some environment told; what those
+        that are `over` [E] said of it is in their last info."""
+        relevant, told = torch.ones(self.envs, len(self.space), dtype=torch.bool), False
+        for info, asked in ((self._info, ~over), (self._info.get("final_info", {}), over)):
+            for env in np.flatnonzero(info.get(f"_{RELEVANT}", False) & asked.numpy()):
+                said, told = np.asarray(info[RELEVANT][env]), True
+                if said.shape != (len(self.space),):
+                    given, valid = f"shape {list(said.shape)}", f"[{len(self.space)}]"
+                    raise GymError(f"{RELEVANT} has no entry a head", given=given, valid=valid)
+                relevant[env] = _truth(said)
+        return relevant if told else None
 
 
 def make_gym(
@@ -158,7 +173,7 @@ def _truth(mask: Any) -> Tensor:
     wrong = np.asarray(mask)[~np.isin(mask, (0, 1))]
     if len(wrong):
         valid = "True and False, 1 and 0"
-        raise GymError("The action masks do not say yes or no", given=wrong[0], valid=valid)
+        raise GymError("The masks do not say yes or no", given=wrong[0], valid=valid)
     return torch.as_tensor(np.asarray(mask).astype(bool))
 
 

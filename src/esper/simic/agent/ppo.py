@@ -143,7 +143,8 @@ class PPOAgent:
 
     @torch.no_grad()
     def record(self, decision: Decision, outcome: Outcome) -> None:
-        """Keep a decision and what came of it; rows that idle keep the memory they had before it.
+        """Keep a decision and what came of it; rows that idle keep the memory they had before it,
+        and heads that turned out not to matter are not learned from.
 
         Where an episode was cut, what would have followed is the value of its true last
         observation, with the memory after the last step. If that observation is missing, it is
@@ -156,6 +157,8 @@ class PPOAgent:
                 raise missing_last_observation(truncations)
         else:
             bootstraps = self._values_after(truncations, self._here(outcome.final_observations))
+        if outcome.relevant is not None:
+            decision = decision.credited(self._here(outcome.relevant))
         active = None if outcome.active is None else self._here(outcome.active)
         self.buffer.add(
             **vars(decision),

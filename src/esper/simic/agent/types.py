@@ -4,8 +4,9 @@ Shapes: `E` environments, `T` time, `F` state features, `H` heads, `A` actions o
 `L` layers, `D` hidden size, `R` rows of a batch.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
+import torch
 from torch import Tensor
 
 from esper.leyline.results import Outcome as Outcome
@@ -22,6 +23,13 @@ class Decision:
     log_probs: Tensor  # [E, H]
     values: Tensor  # [E]
     hidden: Hidden  # entering the step
+
+    def credited(self, relevant: Tensor) -> "Decision":
+        """As if heads that turned out not to matter, by `relevant` [E, H] bool, had had no other
+        choice: nothing is learned from them, as from a head that the table says did not matter."""
+        taken = torch.zeros_like(self.masks).scatter_(-1, self.actions[..., None], True)
+        masks = torch.where(relevant[..., None], self.masks, taken)
+        return replace(self, masks=masks, log_probs=self.log_probs.masked_fill(~relevant, 0.0))
 
 
 @dataclass(frozen=True)
