@@ -286,7 +286,8 @@ def esper_steps_per_second() -> float:
     config = PPOConfig(
         epochs=SB3_EPOCHS, minibatches=SB3_ENVS * SB3_STEPS // SB3_BATCH, target_kl=None
     )
-    agent = PPOAgent.build(world.space, world.state_dim, SB3_ENVS, SB3_STEPS, config)
+    sizes = (world.space, world.state_dim, SB3_ENVS, SB3_STEPS, config)
+    agent = PPOAgent.build(*sizes, direct=True)  # as esper.rl builds it
     observations = collect(agent, world, world.reset())
     agent.update()
     start = clock("cpu")

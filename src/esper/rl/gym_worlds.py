@@ -144,15 +144,18 @@ class GymWorld:
     def _relevant(self, over: Tensor) -> Tensor | None:
         """[E, H]: heads that mattered in the last step, where some environment told; what those
         that are `over` [E] said of it is in their last info."""
-        relevant, told = torch.ones(self.envs, len(self.space), dtype=torch.bool), False
-        for info, asked in ((self._info, ~over), (self._info.get("final_info", {}), over)):
+        last = self._info.get("final_info", {})
+        if RELEVANT not in self._info and RELEVANT not in last:
+            return None
+        relevant = torch.ones(self.envs, len(self.space), dtype=torch.bool)
+        for info, asked in ((self._info, ~over), (last, over)):
             for env in np.flatnonzero(info.get(f"_{RELEVANT}", False) & asked.numpy()):
-                said, told = np.asarray(info[RELEVANT][env]), True
+                said = np.asarray(info[RELEVANT][env])
                 if said.shape != (len(self.space),):
                     given, valid = f"shape {list(said.shape)}", f"[{len(self.space)}]"
                     raise GymError(f"{RELEVANT} has no entry a head", given=given, valid=valid)
                 relevant[env] = _truth(said)
-        return relevant if told else None
+        return relevant
 
 
 def make_gym(

@@ -53,7 +53,7 @@ class SequenceBatch:
         there = rows.to(self.states.device, non_blocking=True)
         names = [each.name for each in fields(self) if each.name not in ("starts", "hidden")]
         return SequenceBatch(
-            **{name: getattr(self, name)[there] for name in names},
+            **{name: getattr(self, name).index_select(0, there) for name in names},
             starts=self.starts[rows],
             hidden=(self.hidden[0][:, there], self.hidden[1][:, there]),
         )

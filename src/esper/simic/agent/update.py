@@ -24,7 +24,7 @@ from esper.simic.agent.rollout_buffer import NonFiniteError, RolloutError, Tamiy
 from esper.simic.agent.types import SequenceBatch
 from esper.tamiyo.network import Evaluation, RecurrentActorCritic
 
-PROBED = 8  # sequences that are looked at once more after an update
+PROBED = 2  # sequences that are looked at once more after an update
 
 
 class StoredLogProbError(EsperError):
