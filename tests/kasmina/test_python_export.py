@@ -117,9 +117,28 @@ print(json.dumps(report))
 """
 
 
+class Halved(nn.Module):
+    """Its own code enters blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.thin = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = self.thin(h)
+            with torch.no_grad():
+                shift = self.thin(h).mean(1, keepdim=True)
+        return narrow.float() + shift.float()
+
+
 def test_files_run_where_there_is_torch_alone(tmp_path: Path) -> None:
-    for name in ("conv1d", "dense", "residual cnn", "lstm", "tied weights", "named tuple part"):
-        host, sample = HOSTS[name].build()
+    inputs = torch.randn(8, 6)
+    blocks = SlottedModel(Halved(), ["body"], inputs, rules=RULES), inputs
+    names = ("conv1d", "dense", "residual cnn", "lstm", "tied weights", "named tuple part")
+    hosts = {name: HOSTS[name].build() for name in names} | {"blocks": blocks}
+    for name, (host, sample) in hosts.items():
         folder = export_python(host, sample, tmp_path / name).path
         model = export_module(host.eval(), sample).eval()
         cases = []

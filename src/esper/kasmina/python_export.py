@@ -198,7 +198,8 @@ def _methods(name: str, module: fx.GraphModule) -> Iterator[str]:
     used = {each for each in code.globals if re.search(rf"(?<!\.)\b{each}\b", code.src)}
     if foreign := used - RESERVED - {"device"}:  # which is the name of an argument
         raise _refuse(f"it calls {', '.join(sorted(foreign))}")
-    headings = {copied.name: _heading(node) for node, copied in made.items()}
+    called = (pair for pair in made.items() if pair[0].op == "call_function")
+    headings = {copied.name: _heading(node) for node, copied in called}
     lines, last = [], ""
     for line in code.src.strip().replace("def forward(", f"def {name}(", 1).splitlines():
         heading = headings.get(line.partition(" = ")[0].strip(), "")
