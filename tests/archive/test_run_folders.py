@@ -1,14 +1,17 @@
 """Folders of runs: which kind they hold, when one is fresh, and that one process writes."""
 
 import fcntl
-import json
+import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from esper.archive import KeptFolder, RunKind
+from esper.archive import KeptFolder, RunKind, run_folders
 from esper.archive.run_folders import LOCK
-from esper.leyline.errors import DataError
+from esper.leyline.errors import DataError, EsperError
 
 
 class Folder(KeptFolder):
@@ -73,4 +76,43 @@ def test_a_folder_that_is_held_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         pass
     with folder.locked() as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert json.loads((folder.path / LOCK).read_text(encoding="utf-8")) > 0
+        noted = (folder.path / LOCK).read_text(encoding="utf-8")
+        assert noted.startswith(f"{os.getpid()} on ")
+    assert (folder.path / LOCK).read_text(encoding="utf-8") == ""
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Says which machine this is; locks of the system reach no other one."""
+    monkeypatch.setattr(run_folders, "_taken", lambda descriptor: True)
+    monkeypatch.setattr(run_folders, "BEAT_SECONDS", 0.02)
+    return lambda name: monkeypatch.setattr("socket.gethostname", lambda: name)
+
+
+def test_a_lock_of_another_machine_counts_while_its_heart_beats(
+    tmp_path: Path, machines: Callable[[str], None]
+) -> None:
+    first, second = Folder(tmp_path), Folder(tmp_path)
+    machines("one")
+    with first.locked():
+        noted = (tmp_path / "lock").read_text(encoding="utf-8")
+        machines("two")
+        beating = threading.Thread(target=keep_beating, args=(tmp_path / "lock", noted))
+        beating.start()
+        with pytest.raises(EsperError, match=r"process .* on one"), second.locked():
+            pass
+        beating.join()
+        with second.locked():  # it has stopped
+            machines("one")
+            with pytest.raises(EsperError, match="taken over"):
+                first.require_held()
+            machines("two")
+            second.require_held()
+    assert (tmp_path / "lock").read_text(encoding="utf-8") == ""
+
+
+def keep_beating(lock: Path, noted: str) -> None:
+    """As the other machine would."""
+    for beat in range(8):
+        time.sleep(0.01)
+        lock.write_text(noted.replace(", 0", f", {beat + 1}"), encoding="utf-8")

@@ -17,9 +17,11 @@ Imports no torch.
 import fcntl
 import json
 import os
+import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +31,8 @@ from esper.leyline.errors import EsperError
 
 LOCK = "lock"
 LOCK_SECONDS = 3.0  # that children of a killed run have to end
+BEAT_SECONDS = 5.0  # between two beats of the heart of whoever holds a lock
+SILENT_BEATS = 4  # missed, after which it has stopped
 
 
 class RunKind(StrEnum):
@@ -92,7 +96,8 @@ class KeptFolder:
         """Hold the folder, made if need be; refused while another process does.
 
         A lock does not outlive the processes that hold it; those of a run that was killed need a
-        moment to notice, which is waited for. Yields the lock's descriptor, for children to hold.
+        moment to notice, which is waited for. On a folder that machines share, a lock of another
+        one counts for as long as its heart beats. Yields the lock's descriptor.
         """
         clear_scratch()
         try:
@@ -106,29 +111,62 @@ class KeptFolder:
             until = time.monotonic() + LOCK_SECONDS
             while not _taken(stream.fileno()):
                 if time.monotonic() > until:
-                    stream.seek(0)
-                    raise self.error(
-                        f"{self.path} is being trained by another process",
-                        given=f"process {stream.read().strip() or 'unknown'}",
-                        fix="wait for it or stop it",
-                    )
+                    raise self._held()
                 time.sleep(0.05)
-            stream.seek(0)
-            stream.truncate()
-            stream.write(f"{os.getpid()}\n")
-            stream.flush()
-            self._lock = os.fstat(lock)
+            self._require_silence()
+            self._lock, ended = os.fstat(lock), threading.Event()
+            beating = threading.Thread(target=self._beat, args=(lock, ended), daemon=True)
+            _write(lock, f"{_holder()}, 0\n")
             self.require_held()
-            yield lock
+            beating.start()
+            try:
+                yield lock
+            finally:
+                ended.set()
+                beating.join()
+                if self._is_ours():
+                    with suppress(OSError):
+                        _write(lock, "")
+
+    def _held(self) -> EsperError:
+        given = f"process {self._noted().partition(',')[0] or 'unknown'}"
+        what = f"{self.path} is being trained by another process"
+        return self.error(what, given=given, fix="wait for it or stop it")
+
+    def _noted(self) -> str:
+        """Who holds the lock, and how often its heart has beaten."""
+        try:
+            return (self.path / LOCK).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            return ""
+
+    def _is_ours(self) -> bool:
+        return self._noted().partition(",")[0] == _holder()
+
+    def _require_silence(self) -> None:
+        """Of another machine, whose lock nothing here can see: its heart must have stopped."""
+        noted, until = self._noted(), time.monotonic() + SILENT_BEATS * BEAT_SECONDS
+        if noted.partition(",")[0].partition(" on ")[2] not in ("", socket.gethostname()):
+            while time.monotonic() < until:
+                time.sleep(BEAT_SECONDS / 10)
+                if self._noted() != noted:
+                    raise self._held()
+
+    def _beat(self, lock: int, ended: threading.Event) -> None:
+        beats = 0
+        while not ended.wait(BEAT_SECONDS) and self._is_ours():
+            beats += 1
+            with suppress(OSError):  # whoever writes the run's files will tell
+                _write(lock, f"{_holder()}, {beats}\n")
 
     def require_held(self) -> None:
         """Refuse to write any more where a folder is not the one that was locked."""
         lock = self.path / LOCK
-        there = self._lock is None or os.path.lexists(lock)
+        there = self._lock is None or (os.path.lexists(lock) and self._is_ours())
         if not there or (self._lock and not os.path.samestat(self._lock, os.lstat(lock))):
             raise self.error(
                 f"{self.path} is no longer the folder that this run began in",
-                given="it was moved, deleted or replaced, or its lock was",
+                given="it was moved, deleted or replaced, or its lock was, or taken over",
                 fix="nothing was written since: put it back, and go on with esper resume",
             )
 
@@ -147,6 +185,15 @@ class KeptFolder:
                 f"{self.path / name} is damaged", given=type(found).__name__, valid="dict"
             )
         return found
+
+
+def _holder() -> str:
+    return f"{os.getpid()} on {socket.gethostname()}"
+
+
+def _write(descriptor: int, text: str) -> None:
+    os.ftruncate(descriptor, os.pwrite(descriptor, text.encode(), 0))
+    os.fsync(descriptor)
 
 
 def _taken(descriptor: int) -> bool:
