@@ -69,7 +69,7 @@ def test_a_run_tells_what_its_best_episodes_seeds_are_worth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "esper.simic.training.trainer.LearnedController", lambda network: FixedSchedule(ARMS)
+        "esper.simic.training.trainer.controller_of_network", lambda network: FixedSchedule(ARMS)
     )
     run = tiny_run(tmp_path / "run", horizon=9, rounds=2)
     trainer = Trainer(run)
