@@ -13,39 +13,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from tests.rl.worlds import MaskedIdentity
+
 Env = gymnasium.Env[Any, Any]
-
-
-class Identity(Env):
-    """Repeat what is shown; `illegal` other actions are closed (sb3-contrib's rules)."""
-
-    def __init__(self, space: Any, illegal: int, length: int = 100) -> None:
-        self.action_space = self.observation_space = space
-        several = isinstance(space, spaces.MultiDiscrete)
-        self.sizes = [int(size) for size in (space.nvec if several else [space.n])]
-        self.illegal, self.length, self.several = illegal, length, several
-
-    def show(self) -> Any:
-        chosen = np.array([self.np_random.integers(size) for size in self.sizes])
-        right = chosen + np.cumsum([0, *self.sizes[:-1]])
-        others = np.setdiff1d(np.arange(sum(self.sizes)), right)
-        self.mask = np.ones(sum(self.sizes), bool)
-        self.mask[self.np_random.choice(others, self.illegal, replace=False)] = False
-        self.shown = chosen if self.several else int(chosen[0])
-        return self.shown
-
-    def action_masks(self) -> Any:
-        return self.mask
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.age = 0
-        return self.show(), {}
-
-    def step(self, action: Any) -> Any:
-        right = float(np.all(action == self.shown))
-        self.age += 1
-        return self.show(), right, False, self.age == self.length, {}
 
 
 class Repeat(Env):
@@ -217,7 +187,7 @@ TASKS = {
     "repeat_previous": Task(make=partial(Repeat, 4), needs=(MEMORY,), steps=50_000, bar=0.9),
     "repeat_first": Task(make=partial(Repeat, None), needs=(MEMORY,), steps=40_000, bar=0.9),
     "identity_70": Task(
-        make=partial(Identity, spaces.Discrete(70), 55),
+        make=partial(MaskedIdentity, spaces.Discrete(70), 55),
         needs=(MASKS,),
         steps=4_096,
         gamma=0.4,
@@ -225,7 +195,7 @@ TASKS = {
     ),
     "acrobot": Task(make=partial(gymnasium.make, "Acrobot-v1"), steps=40_000, bar=-150),
     "identity_heads": Task(
-        make=partial(Identity, spaces.MultiDiscrete([4, 5, 3]), 6),
+        make=partial(MaskedIdentity, spaces.MultiDiscrete([4, 5, 3]), 6),
         needs=(MASKS, HEADS),
         steps=8_192,
         gamma=0.4,

@@ -1,5 +1,6 @@
 """The benchmark on tasks of others' kind: its environments are sound, and its report is right."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -92,3 +93,24 @@ def test_the_report_names_the_better_peer_and_says_what_is_clear(tmp_path: Path)
     assert figures["locks.seconds_vs_recurrent"] == pytest.approx(0.25)
     assert figures["locks.esper.auto.interval"] == pytest.approx(4.30 * 0.01 / 3**0.5)
     assert figures["locks.esper.auto.steps_to_bar"] == 30_000
+
+
+def test_peers_play_what_they_are_made_for_and_seed_comes_after_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(foreign.importlib.util, "find_spec", lambda name: True)
+    options = argparse.Namespace(seeds=2, tasks=[*TASKS], learners=[*foreign.CONFIGURATIONS])
+    jobs = list(foreign.jobs_of(options))
+    assert [job[-1] for job in jobs] == sorted(job[-1] for job in jobs)
+    for learner, configurations in foreign.CONFIGURATIONS.items():
+        found = [job for job in jobs if job[1] == learner]
+        played = {task for task, *_ in found}
+        assert len(found) == 2 * len(configurations) * len(played)
+        expected = {
+            "esper": set(TASKS),
+            "recurrent": {name for name, task in TASKS.items() if "memory" in task.needs},
+            "maskable": {n for n, t in TASKS.items() if t.masked or "memory" not in t.needs},
+        }
+        assert played == expected[learner]
+    late = foreign.carry_out(("locks", "esper", "auto", 0), Path("nowhere"), 0.0)
+    assert late.endswith("left for another time")
