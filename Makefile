@@ -36,7 +36,7 @@ fault: $(READY) ## the whole matrix of faults, broken guards, kills and damage; 
 	@$(BIN)/python -m tests.faults.mutations
 	@$(BIN)/python docs/generate.py
 
-soak: $(READY) ## an hour of training and an hour of growing: memory, open files, disk
+soak: $(READY) ## an hour of training and of growing, side by side: memory, open files, disk
 	@$(BIN)/python -m tests.faults.soak
 
 lint: $(READY) ## check style, types and the direction of imports

@@ -1,12 +1,13 @@
-"""An hour of training and of growing, tiny: what grows that should not.
+"""An hour of training and of growing, tiny and side by side: what grows that should not.
 
-    python -m tests.faults.soak [SECONDS]
+    python -m tests.faults.soak [SECONDS [train|grow]]
 
 Each works in one process, again and again; ten times its memory, open files and files on disk
 with their size are written down. A leak is what goes on growing.
 """
 
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -74,9 +75,21 @@ def soak(name: str, work: Callable[[Path, int], None], seconds: float) -> None:
         print(f"\nleft behind: {', '.join(left) or 'nothing'}\n", flush=True)
 
 
-if __name__ == "__main__":
+WORKS = {"train": train, "grow": grow}
+
+
+def main(seconds: str = "3600", *names: str) -> None:
     torch.set_num_threads(1)
     episodes.GARDEN_BATCHES = BATCHES
-    limit = float(sys.argv[1]) if len(sys.argv) > 1 else 3600.0
-    soak("train", train, limit)
-    soak("grow", grow, limit)
+    for name in names:
+        soak(name, WORKS[name], float(seconds))
+    if not names:
+        words = [sys.executable, "-m", "tests.faults.soak", seconds]
+        started = [subprocess.Popen([*words, name], stdout=subprocess.PIPE) for name in WORKS]
+        for each in started:
+            print(each.communicate()[0].decode(), flush=True)
+        sys.exit(any(each.returncode for each in started))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -27,7 +27,8 @@ from tests.simic.training.tiny import kept, tiny_files
 
 WHOLE = os.environ.get("ESPER_MATRIX")
 NAMES = ("train", "grow", "export", "report", "audit", "evaluate")
-PARTS = [(name, part) for name in NAMES for part in range(4 if WHOLE else 1)]
+SIDE_BY_SIDE = 4  # parts of an operation's cells
+PARTS = [(name, part) for name in NAMES for part in range(SIDE_BY_SIDE if WHOLE else 1)]
 QUICK = "class Quick(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
 QUICK += "        self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))\n\n"
 QUICK += "    def forward(self, x):\n        return self.body(x)\n"
@@ -131,7 +132,7 @@ def test_after_every_fault_what_is_advised_ends_as_if_nothing_had_happened(
     with silent():
         places = undisturbed(operation).places
         every = list(cells_of(operation, places))
-        tried = every[part::4] if WHOLE else sample(name, every)
+        tried = every[part::SIDE_BY_SIDE] if WHOLE else sample(name, every)
         for number, cell in enumerate(tried):
             wrong = try_cell(operation, cell, number)
             if wrong is not None:
