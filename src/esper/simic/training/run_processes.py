@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from esper.archive.files import scratch_folder
 from esper.leyline.errors import EsperError, first_line, require_known
 from esper.simic.training.config import DEVICES
 
@@ -306,7 +306,7 @@ def _launched(
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
     for size in sizes:
-        with tempfile.TemporaryDirectory(prefix="esper-") as folder:
+        with scratch_folder() as folder:
             config = LaunchConfig(
                 min_nodes=1,
                 max_nodes=1,
@@ -318,7 +318,7 @@ def _launched(
                 max_restarts=RESTARTS,
                 start_method=STARTED,
                 signals_to_handle="SIGHUP,SIGQUIT",  # the others ask to stop after the round
-                logs_specs=DefaultLogsSpecs(log_dir=folder),
+                logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
             )
             try:
                 return launch_agent(config, _rank, [os.getpid(), part, *given])
