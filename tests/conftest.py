@@ -25,8 +25,8 @@ hypothesis.settings.register_profile("esper", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("esper")
 
 TESTS = Path(__file__).parent
-# Half a minute each; they come first, so that neither process ends with one of them.
-LONGEST = {"test_alignment.py": 0, "test_learning_study.py": 1, "test_learning.py": 2}
+# Up to half a minute a test; they come first, so that neither process ends with one of them.
+LONGEST = ("test_alignment.py", "test_learning_study.py", "test_learning.py", "test_kill.py")
 # They train, export or go through many cases: together most of the time that all tests take.
 SLOW_MODULES = {
     TESTS / folder / f"test_{name}.py"
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The long ones first, so that no process waits at the end while another is in one of them.
     items.sort(
         key=lambda item: (
-            LONGEST.get(item.path.name, len(LONGEST)),
+            item.path.name not in LONGEST,
             item.get_closest_marker("slow") is None,
         )
     )
