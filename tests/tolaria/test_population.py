@@ -319,6 +319,35 @@ class Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def planted(count: int, kinds: int, first: int = 0) -> tuple[Population, int]:
+    """Hosts with seeds of so many kinds in three slots, and the operations of planting them."""
+    population, operations = make_population("mlp", count, first=first), 0
+    numbers = torch.arange(first, first + count)
+    for slot in range(3):
+        seeds = {"slot": slot, "blueprint": numbers % kinds, "blend": numbers % 3}
+        actions = Actions.of(population.space, count, op=1, **seeds)
+        with Counter() as counted:
+            population.apply(actions)
+        operations += counted.operations
+    return population, operations
+
+
+def test_seeds_of_many_kinds_are_drawn_at_once_and_each_is_what_it_is_alone() -> None:
+    (one, few), (many, most) = planted(16, 1), planted(16, 5)
+    assert len(many.pools) - len(one.pools) == 12  # of four more kinds in three slots
+    assert most - few < 12 * 70, "a further pool is made, grown and written to, no more"
+    rows = {
+        (key, int(owner)): many.pools[key].state.theta[row]
+        for key, owners, places in many.places(many.lifecycle.occupied)
+        for owner, row in zip(owners, places, strict=True)
+    }
+    for number in (2, 9):
+        alone, _ = planted(1, 5, first=number)
+        for key, _, place in alone.places(alone.lifecycle.occupied):
+            assert torch.equal(alone.pools[key].state.theta[place[0]], rows.pop((key, number)))
+    assert not {number for _, number in rows} & {2, 9}
+
+
 @every_host
 @pytest.mark.parametrize("isolation", list(Isolation))
 def test_the_number_of_operations_does_not_grow_with_the_population(

@@ -12,7 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from esper.leyline.errors import DataError
 from esper.leyline.streams import derive_seed
 from esper.tolaria import random_streams
-from esper.tolaria.random_streams import GOLDEN, _mix, fold, keys, orders, uniform
+from esper.tolaria.random_streams import (
+    GOLDEN,
+    _mix,
+    fold,
+    keys,
+    orders,
+    uniform,
+    uniform_groups,
+)
 
 SEEDS = torch.arange(64)  # neighbours on purpose: the worst that a caller can do
 
@@ -96,6 +104,14 @@ def test_a_row_depends_on_its_own_seed_alone(
     for draw in (keys, uniform):
         assert torch.equal(draw(many, "x", step, count)[row], draw(one, "x", step, count)[0])
     assert torch.equal(orders(many, step, 17, count)[row], orders(one, step, 17, count)[0])
+
+
+@given(sizes=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40)), min_size=1, max_size=5))
+def test_groups_drawn_together_are_what_each_draws_alone(sizes: list[tuple[int, int]]) -> None:
+    groups = [(fold(SEEDS[:rows], place), n) for place, (rows, n) in enumerate(sizes)]
+    together = uniform_groups(groups, "x", 3, SEEDS.device)
+    for drawn, (seeds, count) in zip(together, groups, strict=True):
+        assert torch.equal(drawn, uniform(seeds, "x", 3, count))
 
 
 def test_a_longer_draw_begins_with_the_shorter_one() -> None:

@@ -9,7 +9,7 @@ Shapes: `R` rows, `P` parameters of one row (columns), `K` rows in question, `N`
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import ScalarGate, learning_rate_scales
 from esper.leyline.errors import AgreementError, BlueprintError
 from esper.tolaria.optimisers import RowState
-from esper.tolaria.random_streams import uniform
+from esper.tolaria.random_streams import uniform_groups
 from esper.tolaria.stacked import Form, stack
 
 VACANT = -1
@@ -64,6 +64,9 @@ class Template:
         self.sizes = [column.shape.numel() for column in self.columns]
         self.width = sum(self.sizes)
         self.scales = self._by_column([scales[column.name] for column in self.columns])
+        bounds = self._by_column([column.bound for column in self.columns])
+        values = self._by_column([column.value for column in self.columns])
+        self.starts = torch.stack([bounds, values]).double()  # [2, P]
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Rows [N, P] as stacked parameters [N, ...] by name."""
@@ -73,28 +76,23 @@ class Template:
             for column, part in zip(self.columns, parts, strict=True)
         }
 
-    def newborn(self, seeds: Tensor, *, as_usual: bool = False) -> Tensor:
-        """Fresh rows [K, P] in float32, each drawn from its own seed [K], whatever K is.
+    def built(self, seeds: Tensor, *, as_usual: bool) -> Tensor:
+        """Rows [K, P] as the module starts them, built once for each seed [K].
 
         `as_usual`: every layer starts as torch starts it, and scalar gates at 1.
         """
-        if as_usual or self.drawn_by_module:
-            rows = []
-            with torch.random.fork_rng(devices=[]):
-                for seed in seeds.tolist():
-                    torch.manual_seed(seed)
-                    module = self.build()
-                    for part in module.modules() if as_usual else ():
-                        if isinstance(part, _UNIFORM):
-                            part.reset_parameters()
-                        elif isinstance(part, ScalarGate):
-                            nn.init.ones_(part.weight)
-                    rows.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
-            return torch.stack(rows).to(seeds.device)
-        draws = 2.0 * uniform(seeds, "weights", 0, self.width) - 1.0
-        bounds = self._by_column([column.bound for column in self.columns])
-        values = self._by_column([column.value for column in self.columns])
-        return (draws * bounds.to(draws) + values.to(draws)).float()
+        rows = []
+        with torch.random.fork_rng(devices=[]):
+            for seed in seeds.tolist():
+                torch.manual_seed(seed)
+                module = self.build()
+                for part in module.modules() if as_usual else ():
+                    if isinstance(part, _UNIFORM):
+                        part.reset_parameters()
+                    elif isinstance(part, ScalarGate):
+                        nn.init.ones_(part.weight)
+                rows.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+        return torch.stack(rows)
 
     def _by_column(self, numbers: Sequence[float]) -> Tensor:
         """[P]: one number for all of a column."""
@@ -157,29 +155,31 @@ class Pool:
 
     def give(self, environments: Tensor) -> Tensor:
         """Vacant rows for these environments, lowest first; grows when there are too few."""
-        lacking = len(environments) - int((self.owner == VACANT).sum())
+        vacant = (self.owner == VACANT).nonzero()[:, 0]
+        lacking = len(environments) - len(vacant)
         if lacking > 0:
             extra = max(self.capacity, lacking)
             self.owner = torch.cat([self.owner, torch.full((extra,), VACANT)])
             more = (0, 0, 0, extra + 1)  # rows, the spare one too
             self._hold({name: F.pad(own[:-1], more) for name, own in self.tensors().items()})
-        rows = (self.owner == VACANT).nonzero()[: len(environments), 0]
+            vacant = (self.owner == VACANT).nonzero()[:, 0]
+        rows = vacant[: len(environments)]
         self.owner[rows] = environments
         return rows
 
     def take_back(self, rows: Tensor) -> None:
         self.owner[rows] = VACANT
-        self.state.active[rows] = False
+        self.state.active.index_fill_(0, rows.to(self.state.active.device), False)
 
-    def start(self, rows: Tensor, values: Tensor, rate: Tensor, decay: Tensor) -> None:
-        """Newborn rows: these parameters, fresh optimiser state, rates of their environments."""
+    def start(self, there: Tensor, values: Tensor, rates: Tensor) -> None:
+        """Newborn rows [K]: these parameters, fresh optimiser state, rate and decay [2, K, 1]."""
         state = self.state
-        there = rows.to(state.theta.device)
-        state.theta[there] = values.to(state.theta)
+        state.theta.index_copy_(0, there, values.to(state.theta))
         for cleared in (*state.moments, state.steps, self.squares):
-            cleared[there] = 0.0
-        state.active[there] = True
-        self.set_rates(rows, rate, decay)
+            cleared.index_fill_(0, there, 0.0)
+        state.active.index_fill_(0, there, True)
+        for own, given in zip((state.rate, state.decay), rates, strict=True):
+            own.index_copy_(0, there, given)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything kept by row, for growing, copying, snapshots and checkpoints."""
@@ -239,3 +239,51 @@ class Pool:
         self.squares = tensors["squares"]
         self.leaf = self.state.theta.detach().requires_grad_()
         self.outdate()
+
+
+class Birth(NamedTuple):
+    """Rows that begin anew, and the stream from which each draws its parameters."""
+
+    pool: Pool
+    rows: Tensor  # [K]
+    streams: Tensor  # [K]
+
+
+def begin(births: Sequence[Birth], rate: Tensor, decay: Tensor, *, as_usual: bool = False) -> None:
+    """Fresh parameters in float32, each row's drawn from its own stream, whatever else is born.
+
+    Rates are of environments, [N]. All pools are served together: one draw, and one transfer of a
+    kind, since a few rows in each of many pools are the rule. `as_usual`: see `Template.built`.
+    """
+    if not births:
+        return
+    like = births[0].pool.state.rate
+    owners = torch.cat([pool.owner[rows] for pool, rows, _ in births])
+    rates = torch.stack([rate[owners], decay[owners]])[:, :, None].to(like)
+    there = torch.cat([rows for _, rows, _ in births]).to(like.device)
+    counts = [len(rows) for _, rows, _ in births]
+    values = _drawn(births, like.device, as_usual)
+    parts = zip(births, there.split(counts), values, rates.split(counts, dim=1), strict=True)
+    for birth, rows, own, theirs in parts:
+        birth.pool.start(rows, own, theirs)
+
+
+def _drawn(births: Sequence[Birth], device: torch.device, as_usual: bool) -> Iterator[Tensor]:
+    """Values [K, P] of each birth; those that only modules know are built by them."""
+    alone = [as_usual or birth.pool.template.drawn_by_module for birth in births]
+    rest = [birth for birth, own in zip(births, alone, strict=True) if not own]
+    ways: Iterator[tuple[Tensor, Tensor]] = iter(())
+    if rest:
+        widths = [birth.pool.template.width for birth in rest]
+        pairs = [(birth.streams, width) for birth, width in zip(rest, widths, strict=True)]
+        draws = uniform_groups(pairs, "weights", 0, device)
+        torch._foreach_mul_(draws, 2.0)
+        torch._foreach_sub_(draws, 1.0)
+        starts = torch.cat([birth.pool.template.starts for birth in rest], dim=1).to(device)
+        ways = zip(draws, starts.split(widths, dim=1), strict=True)
+    for birth, own in zip(births, alone, strict=True):
+        if own:
+            yield birth.pool.template.built(birth.streams, as_usual=as_usual)
+        else:
+            draw, (bounds, values) = next(ways)
+            yield (draw * bounds + values).float()

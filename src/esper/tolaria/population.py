@@ -27,7 +27,7 @@ from esper.tolaria.cuda_graphs import GraphRunner
 from esper.tolaria.engine import Engine, TrainingStep, as_inputs, cast_weights, losses_of
 from esper.tolaria.feed import SPLITS, Feed
 from esper.tolaria.plan import HOST, PassRows, Plan, PoolKey, StepPlan, build_plan, shadow_plan
-from esper.tolaria.pools import VACANT, Pool
+from esper.tolaria.pools import VACANT, Birth, Pool, begin
 from esper.tolaria.population_config import (
     EpochRecord,
     GrownPart,
@@ -84,7 +84,7 @@ class Population:
         self.shadows = ShadowRows(count, self.catalogue, self._pool)
         self.pools: dict[PoolKey, Pool] = {}  # of hosts, seeds and gates
         everyone = self._give(HOST, torch.arange(count))
-        self._newborn(HOST, everyone, fold(self.seeds, "host"))
+        self._newborn((HOST, everyone, fold(self.seeds, "host")))
         self.live: Tensor | None = None  # [N, P] bool; see `silence_rows`
         self._step: TrainingStep | None = None  # of the present structure
         widths = {key: template.width for key, template in self.engine.templates.items()}
@@ -115,14 +115,13 @@ class Population:
             (self.pool_rows if kind == "seed" else self.gate_rows)[environments, slot] = rows
         return rows
 
-    def _newborn(
-        self, key: PoolKey, environments: Tensor, streams: Tensor, start: Start = Start.ZERO
-    ) -> None:
-        """Fresh parameters for these environments: for their seeds or gates in new rows."""
-        rows = environments if key == HOST else self._give(key, environments)  # host n is row n
-        usual = start is Start.USUAL
-        values = self.pools[key].template.newborn(streams.to(self.device), as_usual=usual)
-        self.pools[key].start(rows, values, self.rate, self.decay)
+    def _newborn(self, *born: tuple[PoolKey, Tensor, Tensor], start: Start = Start.ZERO) -> None:
+        """Fresh parameters for (pool, environments, streams): seeds and gates get new rows."""
+        births = []
+        for key, own, streams in born:
+            rows = own if key == HOST else self._give(key, own)  # host n is row n
+            births.append(Birth(self.pools[key], rows, streams))
+        begin(births, self.rate, self.decay, as_usual=start is Start.USUAL)
 
     # --- growing -------------------------------------------------------------------------
 
@@ -178,24 +177,23 @@ class Population:
         here, there = life.blueprint != NOTHING, self.lifecycle.blueprint != NOTHING
         self._take_back(there & ~here)
         self.lifecycle = life
-        for slot in range(life.shape[1]):
-            came = (here & ~there)[:, slot].nonzero()[:, 0]
-            if len(came):
-                self._plant(slot, came)
-        self.shadows.become_seeds(here & ~there, life, self.pools, self.pool_rows)
+        came = here & ~there
+        if bool(came.any()):
+            self._plant(came)
+            self.shadows.become_seeds(came, life, self.pools, self.pool_rows)
         self._step = None
         return record
 
-    def _plant(self, slot: int, came: Tensor) -> None:
-        self.planted[came] += 1
-        streams = fold(self.seeds[came], "seed", self.planted[came])
-        kinds = self.lifecycle.blueprint[came, slot]
-        for kind in kinds.unique().tolist():
-            chosen = kinds == kind
-            self._newborn(("seed", slot, kind), came[chosen], streams[chosen])
-        gated = self.lifecycle.blend[came, slot] == Blend.GATE
-        if bool(gated.any()):
-            self._newborn(("gate", slot, NOTHING), came[gated], streams[gated])
+    def _plant(self, came: Tensor) -> None:
+        """Newborn seeds, and their gates, where they `came` [N, S]."""
+        numbers = self.planted[:, None] + came.cumsum(dim=1)  # of each in its environment
+        self.planted += came.sum(dim=1)
+        seeds = self.seeds[:, None].expand_as(came)[came]
+        streams = torch.zeros(came.shape, dtype=torch.int64)
+        streams[came] = fold(seeds, "seed", numbers[came])
+        gated = came & (self.lifecycle.blend == Blend.GATE)
+        groups = _by_pool(came, self.lifecycle.blueprint, gated)
+        self._newborn(*((key, own, streams[own, key[1]]) for key, own in groups))
 
     def _take_back(self, gone: Tensor) -> None:
         """Give back the rows of the seeds in `gone` [N, S]."""
@@ -225,9 +223,9 @@ class Population:
         costs = self.catalogue.total_costs()
         for slot, kind, blend in parts:
             streams = fold(self.seeds[environments], "scratch", slot)
-            self._newborn(("seed", slot, kind), environments, streams, start)
+            self._newborn((("seed", slot, kind), environments, streams), start=start)
             if blend is Blend.GATE:  # starts as 1 either way
-                self._newborn(("gate", slot, NOTHING), environments, streams)
+                self._newborn((("gate", slot, NOTHING), environments, streams))
             life.stage[:, slot] = SeedStage.FOSSILIZED
             life.blueprint[:, slot] = kind
             life.blend[:, slot] = blend
@@ -298,7 +296,7 @@ class Population:
         self.planted[environments] = 0
         self.seeds[environments] = self._seeds_of(identities)
         self.frozen[environments] = False
-        self._newborn(HOST, environments, fold(self.seeds[environments], "host"))
+        self._newborn((HOST, environments, fold(self.seeds[environments], "host")))
         if self.live is not None:
             whole = torch.ones(len(environments), self.live.shape[1], dtype=torch.bool)
             self.silence_rows(environments, whole)
@@ -564,12 +562,19 @@ def _places(
     chosen: Tensor, life: Lifecycle, pool_rows: Tensor, gate_rows: Tensor
 ) -> Iterator[tuple[PoolKey, Tensor, Tensor]]:
     """Pool by pool: which environments have seeds of `chosen` [N, S] there, and in which rows."""
-    for slot in range(chosen.shape[1]):
-        environments = chosen[:, slot].nonzero()[:, 0]
-        kinds = life.blueprint[environments, slot]
-        for kind in kinds.unique().tolist():
-            owners = environments[kinds == kind]
-            yield ("seed", slot, kind), owners, pool_rows[owners, slot]
-        owners = environments[gate_rows[environments, slot] != VACANT]
-        if len(owners):
-            yield ("gate", slot, NOTHING), owners, gate_rows[owners, slot]
+    for key, owners in _by_pool(chosen, life.blueprint, chosen & (gate_rows != VACANT)):
+        homes = pool_rows if key[0] == "seed" else gate_rows
+        yield key, owners, homes[owners, key[1]]
+
+
+def _by_pool(chosen: Tensor, blueprint: Tensor, gated: Tensor) -> Iterator[tuple[PoolKey, Tensor]]:
+    """Pool by pool: which environments have seeds of `chosen` there, and gates, [N, S] each."""
+    gate = 1 << 31  # after all kinds of its slot
+    cells = torch.cat([chosen.nonzero(), gated.nonzero()])
+    kinds = torch.cat([blueprint[chosen], blueprint[gated].fill_(gate)])
+    codes, order = (cells[:, 1] << 32 | kinds).sort(stable=True)
+    found, counts = codes.unique_consecutive(return_counts=True)
+    owners = cells[order, 0].split(counts.tolist())
+    for code, own in zip(found.tolist(), owners, strict=True):
+        slot, kind = code >> 32, code & (1 << 32) - 1
+        yield ("gate", slot, NOTHING) if kind == gate else ("seed", slot, kind), own

@@ -18,7 +18,7 @@ from esper.leyline.shadows import AuditionPlan, ShadowReadings
 from esper.tolaria.engine import Engine, as_inputs, cast_weights, losses_of, sample_losses
 from esper.tolaria.feed import Feed
 from esper.tolaria.plan import HOST, Plan, PoolKey
-from esper.tolaria.pools import VACANT, Pool
+from esper.tolaria.pools import VACANT, Birth, Pool, begin
 from esper.tolaria.population_config import PopulationConfig, Snapshot
 from esper.tolaria.random_streams import fold
 
@@ -70,12 +70,13 @@ class ShadowRows:
         """Let the shadows in `where` [N, S, P] live, and no others; the rest is of hosts, [N]."""
         self.give_up(~where)
         born = where & ~self.living
+        births = []
         for key, owners in _each(born):
             _, slot, kind = key
             streams = fold(seeds[owners], "shadow", slot, self.names[kind], epoch[owners])
-            rows, pool = self._give(key, owners), self.pools[key]
-            values = pool.template.newborn(streams.to(pool.state.theta.device))
-            pool.start(rows, values, rate, decay)
+            rows = self._give(key, owners)
+            births.append(Birth(self.pools[key], rows, streams))
+        begin(births, rate, decay)
         self._forget(born)
 
     def _give(self, key: PoolKey, owners: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ class ShadowRows:
         Not with the immediate blend, which must be nothing at first. Nothing is left of the slot's
         shadows. `pool_rows` [N, S]: where the seeds live in `pools`.
         """
-        if not bool(came.any()):
+        if not self.pools:
             return
         own = life.blueprint[:, :, None] == torch.arange(len(self.names))
         warm = (came & (life.blend != Blend.IMMEDIATE))[:, :, None] & own & self.living
