@@ -67,14 +67,9 @@ def compute_per_head_advantages(
             given=f"advantages {list(base.shape)}, ops {list(op_actions.shape)}",
             valid="the same shape for both, [batch] or [batch, time]",
         )
-    parts = credited(base, op_actions, space).unbind(-1)
-    return PerHead(space.names, dict(zip(space.names, parts, strict=True)))
-
-
-def credited(base: Tensor, op_actions: Tensor, space: ActionSpace | HeadTable) -> Tensor:
-    """[..., H]: the advantages [...] where a head mattered for the op that was chosen, else 0."""
     matters = relevance_table(space.relevance, base.device)[op_actions]
-    return torch.where(matters, base[..., None], 0.0)
+    parts = torch.where(matters, base[..., None], 0.0).unbind(-1)
+    return PerHead(space.names, dict(zip(space.names, parts, strict=True)))
 
 
 def mattered(space: ActionSpace, actions: Tensor, masks: Tensor, valid: Tensor) -> Tensor:

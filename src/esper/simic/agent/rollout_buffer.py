@@ -63,7 +63,7 @@ class TamiyoRolloutBuffer:
             )
         self.space, self.state_dim, self.envs, self.steps = space, state_dim, envs, steps
         self.lstm_hidden_dim, self.lstm_layers = lstm_hidden_dim, lstm_layers
-        self.device = located(device)
+        self.device = torch.empty(0, device=device).device  # with its index, as tensors name it
         heads, widest = len(space), max(space.sizes)
         memory = (lstm_layers, lstm_hidden_dim)
         f, b, i = torch.float32, torch.bool, torch.int64
@@ -224,10 +224,6 @@ class TamiyoRolloutBuffer:
         self._advantages = generalised_advantages(*given, gamma=gamma, gae_lambda=gae_lambda)
         self._returns = self._advantages + self._data["values"]
         self._last_values = last_values
-
-    def normalize_advantages(self, processes: Processes = ALONE) -> None:
-        """Mean 0, standard deviation 1 over the steps taken; the returns stay as they are."""
-        self._advantages = normalised(self.advantages, self.valid, processes)
 
     @property
     def advantages(self) -> Tensor:
@@ -401,17 +397,6 @@ def _finite(values: Tensor) -> Tensor:
     """[E] or [E, T] bool: is everything finite there, in values [E] or [E, T, ...]?"""
     finite = values.isfinite()
     return finite if finite.ndim < 3 else finite.flatten(2).all(-1)
-
-
-def located(device: torch.device | str) -> torch.device:
-    """The device with its index, as tensors name it: without one it is the current of its kind."""
-    found = torch.device(device)
-    if found.type in ("cpu", "meta"):
-        return torch.device(found.type)
-    if found.index is not None:
-        return found
-    current = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    return torch.device(found.type, current if found.type == "cuda" else 0)
 
 
 def sent(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -168,14 +168,13 @@ class GuardedAdamW:
         self.eps = config.adam_eps
         # All that is to be kept, zero before the first step.
         self.moments = {"steps": torch.zeros((), device=network.return_scale.device)}
-        trunk: list[tuple[Tensor, Tensor, Tensor]] = []  # parameters with their moments
-        critic: list[tuple[Tensor, Tensor, Tensor]] = []
+        # Parameters with their moments, by how they decay.
+        self.groups: dict[float, list[tuple[Tensor, Tensor, Tensor]]] = {}
         for name, parameter in network.named_parameters():
             mean, square = (torch.zeros_like(parameter, requires_grad=False) for _ in range(2))
             self.moments |= {f"{name}.mean": mean, f"{name}.square": square}
-            group = critic if name.startswith("value_head.") else trunk
-            group.append((parameter, mean, square))
-        self.groups = [(0.0, trunk), (config.value_weight_decay, critic)]
+            decay = config.value_weight_decay if name.startswith("value_head.") else 0.0
+            self.groups.setdefault(decay, []).append((parameter, mean, square))
 
     @torch.no_grad()
     def step_unless(self, broken: Tensor, rate: float, shrink: Tensor | None = None) -> None:
@@ -183,7 +182,7 @@ class GuardedAdamW:
         used up in either case."""
         stopped, steps = broken.float(), self.moments["steps"]
         steps += 1 - stopped
-        for decay, group in self.groups:
+        for decay, group in self.groups.items():
             taken = [each for each in group if each[0].grad is not None]
             parameters, means, squares = (list(each) for each in zip(*taken, strict=True))
             torch._fused_adamw_(
@@ -200,14 +199,12 @@ class GuardedAdamW:
                 eps=self.eps,
                 amsgrad=False,
                 maximize=False,
-                grad_scale=shrink,
+                grad_scale=None
+                if shrink is None
+                else shrink.to(stopped),  # the kernel wants float32
                 found_inf=stopped,
             )
-        self.zero_grad()
-
-    def zero_grad(self) -> None:
-        for _, group in self.groups:
-            for parameter, *_ in group:
+            for parameter in parameters:
                 parameter.grad = None
 
 
@@ -385,7 +382,7 @@ class Update:
             # Needs the number itself: one wait for the device at each step that has a limit.
             (kl,) = fetched({"kl": self.processes.sum_(terms.kl.sum())})["kl"]
             if kl > constants.KL_STOP_FACTOR * limit:
-                self.optimizer.zero_grad()
+                self.network.zero_grad()
                 return False
         if loss is not None:
             loss.backward()
