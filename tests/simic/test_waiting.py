@@ -136,7 +136,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         noted.append("fetched")
         return {name: [0.0] * tensor.numel() for name, tensor in tensors.items()}
 
-    def looked_up(buffer: TamiyoRolloutBuffer, length: int) -> tuple[Tensor, Tensor]:
+    def looked_up(buffer: TamiyoRolloutBuffer) -> tuple[Tensor, Tensor]:
         noted.append("looked up")
         starts = torch.zeros(ENVS, TIME, dtype=torch.bool)
         starts[:, 0] = starts[0, 2] = True

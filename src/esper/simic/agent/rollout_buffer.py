@@ -257,7 +257,7 @@ class TamiyoRolloutBuffer:
         with together.refusing_together(self.device):
             if not self.longest and together.size == 1:
                 raise RolloutError("The rollout is empty", fix="add steps before you ask for them")
-            counts, starts = self._looked_up(length)
+            counts, starts = self._looked_up()
         rows, advantages = counts.nonzero()[:, 0], self.advantages
         if processes is not None:
             advantages = normalised(advantages, self.valid, processes)
@@ -287,32 +287,13 @@ class TamiyoRolloutBuffer:
         cut = {name: part.unflatten(1, (-1, length)).flatten(0, 1) for name, part in moved.items()}
         return SequenceBatch(**cut, hidden=hidden)
 
-    def _looked_up(self, length: int) -> tuple[Tensor, Tensor]:
+    def _looked_up(self) -> tuple[Tensor, Tensor]:
         """Counts [E] and episode starts [E, T] on the CPU; refuses steps that are not sound."""
         valid, data = self.valid, self._data
         closed = (~data["masks"].any(-1) & valid[..., None]).any()
         cut = data["truncations"] & data["bootstraps"].isnan() & valid
-        # Rewards, values and what follows the last step are all in the returns.
-        used = (data["states"], data["log_probs"], self.returns)
-        sound = [_finite(value) | ~valid for value in used]
-        sound += [_finite(data[name][:, ::length]) | ~valid[:, ::length] for name in "hc"]
-        broken = torch.stack([~each.all() for each in sound]).any()
-        flags = torch.stack((closed, cut.any(), broken))
-        facts = torch.cat((self.counts, data["starts"].flatten(), flags))
-        counts, starts, found = facts.cpu().split((self.envs, self.envs * self.steps, 3))
-        if found[0]:
-            require_choice(data["masks"] | ~valid[..., None, None], self.space.names)
-        if found[1]:
-            raise missing_last_observation(cut.any(1))
-        if found[2]:
-            raise self._what_is_not_finite(valid)
-        return counts, starts.view(self.envs, self.steps).bool()
-
-    def _what_is_not_finite(self, valid: Tensor) -> NonFiniteError:
-        """The first of what is not, causes before what follows from them."""
-        data = self._data
         last = torch.arange(self.steps + 1, device=self.device) == self.counts[:, None]
-        suspects = {
+        unsound = {  # [E, T] or [E, T + 1] bool, causes before what follows from them
             "states": valid & ~_finite(data["states"]),
             "rewards": valid & ~_finite(data["rewards"]),
             "final_observations": valid & data["truncations"] & ~_finite(data["bootstraps"]),
@@ -322,15 +303,24 @@ class TamiyoRolloutBuffer:
             "hidden": valid & ~(_finite(data["h"]) & _finite(data["c"])),
             "returns": valid & ~_finite(self.returns),
         }
-        field = next(name for name, wrong in suspects.items() if bool(wrong.any()))
-        env, step = suspects[field].nonzero()[0].tolist()
-        return NonFiniteError(
-            "A number of the rollout is NaN or infinite",
-            field,
-            (env, step),
-            fix="nothing was learned from this rollout: correct the environment, or go on without "
-            f"it by buffer.clear_env({env}) and finish",
-        )
+        flags = torch.stack((closed, cut.any(), *(wrong.any() for wrong in unsound.values())))
+        facts = torch.cat((self.counts, data["starts"].flatten(), flags))
+        counts, starts, found = facts.cpu().split((self.envs, self.envs * self.steps, len(flags)))
+        if found[0]:
+            require_choice(data["masks"] | ~valid[..., None, None], self.space.names)
+        if found[1]:
+            raise missing_last_observation(cut.any(1))
+        for field, flag in zip(unsound, found[2:].tolist(), strict=True):
+            if flag:
+                env, step = unsound[field].nonzero()[0].tolist()
+                raise NonFiniteError(
+                    "A number of the rollout is NaN or infinite",
+                    field,
+                    (env, step),
+                    fix="nothing was learned from this rollout: correct the environment, or go on "
+                    f"without it by buffer.clear_env({env}) and finish",
+                )
+        return counts, starts.view(self.envs, self.steps).bool()
 
     def _checked(self, step: Mapping[str, Tensor], hidden: Hidden, rows: int) -> dict[str, Tensor]:
         """All that is kept of a step of so many environments, rows first."""
