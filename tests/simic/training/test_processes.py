@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from esper.leyline import AgreementError
 from esper.nissa import RunReader
+from esper.simic.agent import ProcessesError
 from esper.simic.training import RunError, RunFolder, train_run
+from esper.simic.training.run_processes import _require_alike
+from esper.simic.training.telemetry import SlowRank
 from tests import programs
 from tests.programs import children_of, is_alive, wait_until
 from tests.simic.training.short_runs import esper, started
@@ -180,3 +184,24 @@ def test_one_process_and_four_play_the_same_cases_and_decide_alike(tmp_path: Pat
     for table in ("decisions", "steps", "evaluations"):
         for left, right in zip(ours[table], theirs[table], strict=True):
             assert list(left) == pytest.approx(list(right), rel=1e-3, abs=1e-3), table
+
+
+def test_a_rank_that_all_wait_for_round_after_round_is_named_once() -> None:
+    slow = SlowRank()
+    found = [slow.observe(round_, [1.0, 2.0, 1.1]) for round_ in range(1, 8)]
+    assert [len(each) for each in found] == [0, 0, 0, 0, 1, 0, 0]
+    assert found[4][0].message.startswith("Rank 1 has taken 1.8 times as long")
+    for seconds in ([1.0], [1.0, 1.4, 1.1], [2.0, 1.0, 1.0], [1.0, 2.0, 1.0]):
+        assert not slow.observe(8, seconds)
+
+
+def test_other_versions_on_one_rank_are_refused_in_one_sentence() -> None:
+    with pytest.raises(ProcessesError, match=r"rank 0 has torch 1; rank 2 has torch 2"):
+        _require_alike(["torch 1", "torch 1", "torch 2"])
+
+
+def test_a_number_of_processes_that_the_run_is_not_for_is_refused(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path / "run", processes="2:4")
+    assert run.config.sizes == (4, 2)
+    with pytest.raises(AgreementError, match=r"given: 1; valid: 4 or 2; go on with: esper resume"):
+        train_run(run)
