@@ -128,18 +128,18 @@ class Feed:
 
     def epoch(self, seeds: Tensor, epochs: Tensor) -> Tensor:
         """Which samples each batch of an epoch takes, [T, N, B]; smaller data sets are cycled."""
-        given = pinned(torch.stack([seeds, epochs]), self.device)
-        streams, moments = given.to(self.device, non_blocking=True).unbind()
-        self._streams.copy_(streams)
-        torch.mul(moments, self.batches, out=self._moment)
+        if self.augmentation is not None:
+            self._streams.copy_(seeds)
+            self._moment.copy_(epochs * self.batches)
         counts, needed = self._samples["train"], self.batch * self.batches
         if bool((counts == counts[0]).all()):
-            chosen = orders(streams, moments, int(counts[0]), needed)
+            chosen = orders(seeds, epochs, int(counts[0]), needed, self.device)
         else:
             chosen = torch.empty(len(counts), needed, dtype=torch.int64, device=self.device)
             for samples in counts.unique().tolist():
-                rows = (counts == samples).nonzero()[:, 0].to(self.device)
-                chosen[rows] = orders(streams[rows], moments[rows], samples, needed)
+                rows = (counts == samples).nonzero()[:, 0]
+                own = orders(seeds[rows], epochs[rows], samples, needed, self.device)
+                chosen[rows.to(self.device)] = own
         chosen = chosen + self._first["train"][:, None]
         return chosen.view(self.environments, self.batches, self.batch).transpose(0, 1).contiguous()
 
@@ -181,11 +181,6 @@ class Feed:
         for start in range(0, most, chunk):
             offset = torch.arange(start, min(start + chunk, most), device=self.device)
             yield self._data[split].take(first[:, None] + offset)
-
-
-def pinned(values: Tensor, device: torch.device) -> Tensor:
-    """From where they are copied to that device without waiting for what it has still to do."""
-    return values.pin_memory() if device.type == "cuda" else values
 
 
 def _require_alike(datasets: Sequence[Splits]) -> None:

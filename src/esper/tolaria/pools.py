@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import ScalarGate, learning_rate_scales
 from esper.leyline.errors import AgreementError, BlueprintError
 from esper.tolaria.optimisers import RowState
-from esper.tolaria.random_streams import uniform_groups
+from esper.tolaria.random_streams import sent, uniform_groups
 from esper.tolaria.stacked import Form, stack
 
 VACANT = -1
@@ -169,7 +169,7 @@ class Pool:
 
     def take_back(self, rows: Tensor) -> None:
         self.owner[rows] = VACANT
-        self.state.active.index_fill_(0, rows.to(self.state.active.device), False)
+        self.state.active.index_fill_(0, sent(rows, self.state.active.device), False)
 
     def start(self, there: Tensor, values: Tensor, rates: Tensor) -> None:
         """Newborn rows [K]: these parameters, fresh optimiser state, rate and decay [2, K, 1]."""
@@ -259,8 +259,9 @@ def begin(births: Sequence[Birth], rate: Tensor, decay: Tensor, *, as_usual: boo
         return
     like = births[0].pool.state.rate
     owners = torch.cat([pool.owner[rows] for pool, rows, _ in births])
-    rates = torch.stack([rate[owners], decay[owners]])[:, :, None].to(like)
-    there = torch.cat([rows for _, rows, _ in births]).to(like.device)
+    rates = torch.stack([rate[owners], decay[owners]])[:, :, None].to(like.dtype)
+    rates = sent(rates, like.device)
+    there = sent(torch.cat([rows for _, rows, _ in births]), like.device)
     counts = [len(rows) for _, rows, _ in births]
     values = _drawn(births, like.device, as_usual)
     parts = zip(births, there.split(counts), values, rates.split(counts, dim=1), strict=True)
@@ -279,7 +280,7 @@ def _drawn(births: Sequence[Birth], device: torch.device, as_usual: bool) -> Ite
         draws = uniform_groups(pairs, "weights", 0, device)
         torch._foreach_mul_(draws, 2.0)
         torch._foreach_sub_(draws, 1.0)
-        starts = torch.cat([birth.pool.template.starts for birth in rest], dim=1).to(device)
+        starts = sent(torch.cat([birth.pool.template.starts for birth in rest], dim=1), device)
         ways = zip(draws, starts.split(widths, dim=1), strict=True)
     for birth, own in zip(births, alone, strict=True):
         if own:

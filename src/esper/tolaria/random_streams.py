@@ -3,7 +3,7 @@
 Every draw is a hash of (environment's seed, purpose, step, position): environment 7 draws the same
 numbers alone, among 64 others, on a CPU and on a GPU, and nothing has to be saved to go on.
 Only whole-number arithmetic that wraps around is used, so the draws are equal to the bit. They are
-made on the device of the seeds.
+made on the device of the seeds, or on another from what few operations have made of the seeds.
 
 Shapes: `N` environments.
 """
@@ -43,6 +43,16 @@ def fold(seeds: Tensor, *parts: Part) -> Tensor:
     return seeds
 
 
+def pinned(values: Tensor, device: torch.device) -> Tensor:
+    """From where they are copied to that device without waiting for what it has still to do."""
+    return values.pin_memory() if device.type == "cuda" and values.is_cpu else values
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """On that device, copied without waiting."""
+    return pinned(values, device).to(device, non_blocking=True)
+
+
 def keys(seeds: Tensor, purpose: str, step: int | Tensor, count: int) -> Tensor:
     """Random bits [N, count] int64; row i depends on its own seed, the purpose and the step.
 
@@ -50,7 +60,10 @@ def keys(seeds: Tensor, purpose: str, step: int | Tensor, count: int) -> Tensor:
     `count`, which leaves the first ones as they are.
     """
     require("How many numbers a random stream gives", count, COUNT, error=DataError)
-    rows = fold(seeds, purpose, step)
+    return _keys(fold(seeds, purpose, step), count)
+
+
+def _keys(rows: Tensor, count: int) -> Tensor:
     return _mix(rows[:, None] + _positions(count, rows.device))
 
 
@@ -68,7 +81,7 @@ def uniform_groups(
     groups: Sequence[tuple[Tensor, int]], purpose: str, step: int, device: torch.device
 ) -> list[Tensor]:
     """What `uniform` draws of each (seeds [K], count), on a device, in a few operations for all."""
-    seeds = fold(torch.cat([seeds for seeds, _ in groups]), purpose, step).to(device)
+    seeds = sent(fold(torch.cat([seeds for seeds, _ in groups]), purpose, step), device)
     rows = seeds.split([len(seeds) for seeds, _ in groups])
     sizes = [(len(seeds), count) for seeds, count in groups]
     positions = _positions(max(count for _, count in sizes), device)
@@ -87,7 +100,9 @@ def _fractions(words: Tensor, dtype: torch.dtype) -> Tensor:
     return _shifted(words, WORD - bits).to(dtype) * 2.0**-bits
 
 
-def orders(seeds: Tensor, step: int | Tensor, samples: int, needed: int) -> Tensor:
+def orders(
+    seeds: Tensor, step: int | Tensor, samples: int, needed: int, device: torch.device | None = None
+) -> Tensor:
     """Which samples each environment sees in which order at a step, [N, needed] int64.
 
     Consecutive steps walk through one permutation until it cannot fill a step, then through a
@@ -99,7 +114,8 @@ def orders(seeds: Tensor, step: int | Tensor, samples: int, needed: int) -> Tens
     steps_in_one = max(1, samples // needed)
     turn, place = step // steps_in_one, step % steps_in_one
     cycles = -(-needed // samples)
-    drawn = keys(seeds, "order", turn, cycles * samples).view(-1, cycles, samples)
+    rows = sent(fold(seeds, "order", turn), device or seeds.device)
+    drawn = _keys(rows, cycles * samples).view(-1, cycles, samples)
     # The sample's number is in the low bits: no two keys are equal, so that every device and
     # every sorting method gives the same order.
     low = (1 << (samples - 1).bit_length()) - 1
@@ -107,8 +123,8 @@ def orders(seeds: Tensor, step: int | Tensor, samples: int, needed: int) -> Tens
     ranked = drawn.sort(dim=-1).values.view(len(drawn), -1)
     if isinstance(place, int):
         return ranked[:, place * needed : (place + 1) * needed] & low
-    chosen = place.to(ranked.device)[:, None] * needed + torch.arange(needed, device=ranked.device)
-    return ranked.gather(1, chosen) & low
+    first = sent(place, ranked.device)[:, None] * needed
+    return ranked.gather(1, first + torch.arange(needed, device=ranked.device)) & low
 
 
 def _mix(words: Tensor) -> Tensor:

@@ -24,11 +24,12 @@ from esper.leyline import NOTHING, BlueprintCatalogue, EsperError, Lifecycle, Se
 from esper.leyline.signals import FLOW_STATISTICS
 from esper.tolaria.chip.build import REALS, Launch, launcher, shared_bytes
 from esper.tolaria.chip.source import SCRATCH, ChipProgram, require_fitting, write_program
-from esper.tolaria.feed import Feed, pinned
+from esper.tolaria.feed import Feed
 from esper.tolaria.optimisers import AdamW, Sgd
 from esper.tolaria.plan import HOST, PoolKey
 from esper.tolaria.pools import VACANT, Pool
 from esper.tolaria.population_config import PopulationConfig
+from esper.tolaria.random_streams import pinned
 
 Pools = Mapping[PoolKey, Pool]
 FEW_HOSTS = 64  # for fewer, a program is compiled for longer than it saves
