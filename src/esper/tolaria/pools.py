@@ -9,7 +9,7 @@ Shapes: `R` rows, `P` parameters of one row (columns), `K` rows in question, `N`
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -257,34 +257,30 @@ def begin(births: Sequence[Birth], rate: Tensor, decay: Tensor, *, as_usual: boo
     """
     if not births:
         return
+    built = [each for each in births if as_usual or each.pool.template.drawn_by_module]
+    values = [each.pool.template.built(each.streams, as_usual=as_usual) for each in built]
+    drawn = [each for each in births if not (as_usual or each.pool.template.drawn_by_module)]
+    values, births = values + _drawn(drawn), built + drawn
     like = births[0].pool.state.rate
     owners = torch.cat([pool.owner[rows] for pool, rows, _ in births])
     rates = torch.stack([rate[owners], decay[owners]])[:, :, None].to(like.dtype)
-    rates = sent(rates, like.device)
-    there = sent(torch.cat([rows for _, rows, _ in births]), like.device)
+    there = torch.cat([rows for _, rows, _ in births])
+    there, rates = sent(there, like.device), sent(rates, like.device)
     counts = [len(rows) for _, rows, _ in births]
-    values = _drawn(births, like.device, as_usual)
     parts = zip(births, there.split(counts), values, rates.split(counts, dim=1), strict=True)
     for birth, rows, own, theirs in parts:
         birth.pool.start(rows, own, theirs)
 
 
-def _drawn(births: Sequence[Birth], device: torch.device, as_usual: bool) -> Iterator[Tensor]:
-    """Values [K, P] of each birth; those that only modules know are built by them."""
-    alone = [as_usual or birth.pool.template.drawn_by_module for birth in births]
-    rest = [birth for birth, own in zip(births, alone, strict=True) if not own]
-    ways: Iterator[tuple[Tensor, Tensor]] = iter(())
-    if rest:
-        widths = [birth.pool.template.width for birth in rest]
-        pairs = [(birth.streams, width) for birth, width in zip(rest, widths, strict=True)]
-        draws = uniform_groups(pairs, "weights", 0, device)
-        torch._foreach_mul_(draws, 2.0)
-        torch._foreach_sub_(draws, 1.0)
-        starts = sent(torch.cat([birth.pool.template.starts for birth in rest], dim=1), device)
-        ways = zip(draws, starts.split(widths, dim=1), strict=True)
-    for birth, own in zip(births, alone, strict=True):
-        if own:
-            yield birth.pool.template.built(birth.streams, as_usual=as_usual)
-        else:
-            draw, (bounds, values) = next(ways)
-            yield (draw * bounds + values).float()
+def _drawn(births: Sequence[Birth]) -> list[Tensor]:
+    """Values [K, P] of each, as its template says that they start."""
+    if not births:
+        return []
+    device, templates = births[0].pool.state.rate.device, [each.pool.template for each in births]
+    pairs = [(birth.streams, birth.pool.template.width) for birth in births]
+    draws = uniform_groups(pairs, "weights", 0, device)
+    torch._foreach_mul_(draws, 2.0)
+    torch._foreach_sub_(draws, 1.0)
+    starts = sent(torch.cat([each.starts for each in templates], dim=1), device)
+    ways = zip(draws, starts.split([each.width for each in templates], dim=1), strict=True)
+    return [(draw * bounds + values).float() for draw, (bounds, values) in ways]
