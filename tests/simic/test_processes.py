@@ -6,10 +6,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import distributed
 
+from esper.archive import KeepingError
 from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM, Legality
 from esper.leyline.constants import KL_STOP_FACTOR
 from esper.simic.agent import (
@@ -22,6 +26,7 @@ from esper.simic.agent import (
     StoredLogProbError,
     collect,
 )
+from esper.simic.agent.processes import _letter, _said
 from esper.simic.agent.update import Update
 from tests.simic.toys import Noise
 
@@ -322,3 +327,28 @@ def test_a_process_is_alone_unless_it_was_started_with_others() -> None:
     with pytest.raises(ProcessesError, match="torchrun"):
         Processes.joined()
     assert asdict(alone) == {"rank": 0, "size": 1, "group": None}
+
+
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
+        | st.builds(lambda rows: np.arange(rows, dtype="<i4"), st.integers(0, 3))
+        | st.builds(lambda rows: torch.full((rows, 2), torch.nan), st.integers(0, 3))
+    ),
+    max_leaves=8,
+)
+
+
+@given(TREES, st.integers(0, 9))
+def test_a_message_between_processes_is_read_as_it_was_written(what: object, padding: int) -> None:
+    letter = _letter(what)
+    arrived = _said(torch.cat([letter, torch.zeros(padding, dtype=torch.uint8)]))
+    assert repr(arrived) == repr(what)
+
+
+def test_what_is_no_data_is_not_sent_to_other_processes() -> None:
+    with pytest.raises(KeepingError, match="message between processes"):
+        _letter([print])

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from esper.leyline.errors import EsperError
@@ -23,6 +24,8 @@ def packed(value: Any, tensors: dict[str, Tensor], *, of: str, where: str = "sta
         value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, np.ndarray):
+        return {"array": packed(torch.from_numpy(value), tensors, of=of, where=where)["tensor"]}
     if isinstance(value, Tensor):
         while where in tensors:  # keys may be alike as text
             where += "_"
@@ -39,7 +42,7 @@ def packed(value: Any, tensors: dict[str, Tensor], *, of: str, where: str = "sta
     raise KeepingError(
         f"{of} keeps something that cannot be saved",
         given=f"{where}: {type(value).__name__}",
-        valid="tensors, numbers, texts, lists, tuples and dicts",
+        valid="tensors, arrays, numbers, texts, lists, tuples and dicts",
     )
 
 
@@ -51,6 +54,8 @@ def unpacked(note: Any, tensors: Mapping[str, Tensor]) -> Any:
     ((name, parts),) = note.items()
     if name == "tensor":
         return tensors[parts]
+    if name == "array":
+        return tensors[parts].numpy()
     if name == "tuple":
         return tuple(unpacked(parts, tensors))
     return _MAPPINGS[name](dict(unpacked(parts, tensors)))

@@ -224,8 +224,8 @@ def evaluate(
     _require_possible(controllers, contexts, horizon, config)
     here = None if ranks.rank > 0 else file  # the first one writes
     stored = None if here is None else ResultFile(here, _settings(horizon, config))
-    done = {} if stored is None else {result.identity: result for result in stored.results}
-    done = ranks.each(done)[0]
+    told = ranks.each([] if stored is None else [asdict(result) for result in stored.results])[0]
+    done = {result.identity: result for result in (Result(**each) for each in told)}
     cases = [Case(context, first_seed + number) for number in range(seeds) for context in contexts]
     made = {controller.name: fingerprint_of(controller) for controller in controllers}
 

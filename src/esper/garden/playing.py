@@ -182,18 +182,19 @@ class Playground:
         dealt, ranks, done = batches(jobs, self.most, order), self.ranks, 0
         # Neighbours are of one shape and size, so that ranks finish together.
         for first in range(0, len(dealt), ranks.size):
-            own: tuple[list[int], Played | None] = ([], None)
+            own: tuple[list[int], dict[str, Tensor]] = ([], {})
             for batch in dealt[first : first + ranks.size][ranks.rank : ranks.rank + 1]:
                 shape = jobs[batch[0]].case.context.host_shape
                 episodes = self.episodes(alike[shape], len(batch))
                 runs = _by_player(jobs, batch)
                 places = [place for run in runs for place in run]
                 prepare(episodes, places)
-                own = places, _play(episodes, [[jobs[p] for p in run] for run in runs], epochs)
-            for places, played in ranks.each(own):
-                if played is None:
+                played = _play(episodes, [[jobs[p] for p in run] for run in runs], epochs)
+                own = places, dict(vars(played))
+            for places, columns in ranks.each(own):
+                if not columns:
                     continue
-                yield places, played
+                yield places, Played(**columns)
                 done += len(places)
                 progress(done, len(jobs))
             if done < len(jobs) and any(ranks.each(stop())):

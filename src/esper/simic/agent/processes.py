@@ -5,14 +5,17 @@ never averaged. Every process makes the same calls in the same order, also one w
 learn from; sums come out the same to the bit everywhere, and so do the decisions made from them.
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from esper.archive import packed, unpacked
 from esper.leyline.errors import EsperError
 
 if TYPE_CHECKING:
@@ -84,24 +87,28 @@ class Processes:
         return self.sum_(whole).to(rows.dtype)
 
     def each(self, what: T) -> list[T]:
-        """What every process says here, in the order of ranks."""
-        if self.group is None:
-            return [what]
-        from torch import distributed
-
-        said: list[Any] = [None] * self.size
-        distributed.all_gather_object(said, what, group=self.group)
-        return said
+        """What every process says here, in the order of ranks: nested numbers, texts, tensors and
+        arrays."""
+        return [what] if self.group is None else self._collected(what, everyone=True)
 
     def handed_over(self, what: T) -> list[T]:
         """What the others say here, for the first process alone."""
-        if self.group is None:
-            return []
+        return [] if self.group is None else self._collected(what, everyone=False)[1:]
+
+    def _collected(self, what: T, *, everyone: bool) -> list[T]:
+        """What all say, for everyone or for the first process, as letters of one length."""
         from torch import distributed
 
-        said: list[Any] | None = None if self.rank else [None] * self.size
-        distributed.gather_object(what, said, group=self.group, group_dst=0)
-        return (said or [])[1:]
+        own = _letter(what)
+        padded = torch.zeros(self.largest(len(own), own.device), dtype=torch.uint8)
+        padded[: len(own)] = own
+        reads = everyone or self.rank == 0
+        found = [torch.empty_like(padded) for _ in range(self.size)] if reads else None
+        if everyone:
+            distributed.all_gather(found, padded, group=self.group)
+        else:
+            distributed.gather(padded, found, group=self.group, group_dst=0)
+        return [_said(letter) for letter in found or ()]
 
     @contextmanager
     def refusing_together(self, device: torch.device) -> Iterator[None]:
@@ -148,6 +155,29 @@ class Processes:
             operation = getattr(distributed.ReduceOp, how)
             distributed.all_reduce(tensor, operation, group=self.group)
         return tensor
+
+
+_NOTE = "note"  # of a letter: what is no tensor, as JSON
+_LENGTH = 8  # bytes before it that say how long it is
+
+
+def _letter(what: object) -> Tensor:
+    """[bytes] uint8: a message of data alone, which nothing executes to read."""
+    tensors: dict[str, Tensor] = {}
+    note = json.dumps(packed(what, tensors, of="A message between processes")).encode()
+    held = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    held[_NOTE] = torch.frombuffer(bytearray(note), dtype=torch.uint8)
+    body = save(held)
+    return torch.frombuffer(
+        bytearray(len(body).to_bytes(_LENGTH, "little") + body), dtype=torch.uint8
+    )
+
+
+def _said(letter: Tensor) -> Any:
+    raw = letter.numpy().tobytes()
+    end = _LENGTH + int.from_bytes(raw[:_LENGTH], "little")
+    tensors = load(raw[_LENGTH:end])
+    return unpacked(json.loads(tensors.pop(_NOTE).numpy().tobytes()), tensors)
 
 
 ALONE = Processes()

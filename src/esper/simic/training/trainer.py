@@ -40,6 +40,7 @@ from esper.nissa import (
     open_sinks,
 )
 from esper.nissa.anomalies import not_a_number
+from esper.nissa.events import KINDS
 from esper.nissa.hub import tell
 from esper.nissa.store import usable_store
 from esper.simic.agent.ppo import PPOAgent
@@ -340,11 +341,12 @@ class Trainer:
     def _gather(self, number: int, spent: dict[str, float]) -> tuple[AnomalyFound, ...]:
         """Take the other processes' events and times over; which of them is slow."""
         waiting = self.hub.taken() if isinstance(self.hub, Waiting) else []
-        others = self.processes.handed_over((waiting, spent))
+        told = [(event.kind, dict(vars(event))) for event in waiting]
+        others = self.processes.handed_over((told, spent))
         if self.processes.rank > 0:
             return ()
-        for event in (event for events, _ in others for event in events):
-            self.hub.emit(event)
+        for kind, values in (event for events, _ in others for event in events):
+            self.hub.emit(KINDS[kind](**values))
         times = {f"seconds_{name}": seconds for name, seconds in spent.items()}
         playing = [each["play"] for each in (spent, *(each for _, each in others))]
         if others:
