@@ -149,7 +149,7 @@ def test_a_finished_run_is_not_resumed(run: RunFolder, tmp_path: Path) -> None:
 def test_a_run_that_goes_on_can_be_watched(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     watched: list[Path] = []
     monkeypatch.setattr("esper.karn.train_commands.start_watching", watched.append)
-    monkeypatch.setattr("esper.karn.train_commands._train", lambda run, command: None)
+    monkeypatch.setattr("esper.karn.train_commands._train", lambda run, command, processes: None)
     monkeypatch.setattr(RunFolder, "newest", lambda run: None)
     assert esper_here("resume", run.path, "--watch").returncode == 0
     assert watched == [run.path]

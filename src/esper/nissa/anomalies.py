@@ -9,6 +9,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,8 @@ class AnomalyDetector:
                 valid=", ".join(sorted(RULES)),
             )
         self._courses = {
-            key: Course(bad, good, bool(raised)) for key, (bad, good, raised) in state.items()
+            key: Course(index(bad), index(good), bool(index(raised)))  # whole numbers, or refused
+            for key, (bad, good, raised) in state.items()
         }
 
 
