@@ -1,13 +1,15 @@
 """Plots side by side: the rule's own game, paired controls, rounds that are drawn and resumed."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from esper.garden import LAYOUT, Bed, Greenhouse, Job, Playground, Plot, Plots
-from esper.leyline import LifecycleOp
+from esper.leyline import Actions, LifecycleOp
 from esper.leyline.errors import AgreementError
+from esper.leyline.shadows import AuditionPlan
 from esper.tamiyo.controllers.auditioning import Audition
 
 LONGEST = 12
@@ -72,10 +74,48 @@ def test_growing_is_paid_for_against_the_control_and_rent_is_the_plots() -> None
         kinds = own.masks["blueprint"][torch.arange(2), actions[:, 1]].long()
         actions[:, 2] = kinds.argmax(1) * plant
         total += bed.step(actions).rewards
+    ledger = bed.episodes.ledger
+    paired = ledger.current[:2, -1] - ledger.committed[2, -1]  # the third row is the control
+    assert torch.equal(bed.state.current_gain[:2], paired)
+    assert float(paired[0]) != 0.0
     assert float(bed.episodes.ledger.exposure[0, -1]) > 0.0
     assert float(total[1]) == pytest.approx(0.0, abs=1e-5)
     assert float(total[0]) != 0.0
     assert bed.reward.rent == 5.0
+
+
+def test_the_rule_is_asked_for_shadows_once_it_knows_what_was_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    class Recorded(Audition):
+        def act(self, *seen: Any) -> Actions:
+            asked.append("act")
+            return super().act(*seen)
+
+        def overruled(self, advised: Actions, done: Actions) -> None:
+            asked.append(f"overruled {int(done['op'][0])}")
+            super().overruled(advised, done)
+
+        def audition(self, *seen: Any, **among: Any) -> AuditionPlan:
+            asked.append("audition")
+            return super().audition(*seen, **among)
+
+    monkeypatch.setattr("esper.garden.plots.Audition", Recorded)
+    bed = Bed(plot_of("mlp", contexts=1), players=1)
+    for _ in range(2):
+        bed.step(torch.zeros(1, 4, dtype=torch.int64))
+    wait = f"overruled {int(LifecycleOp.WAIT)}"
+    assert asked == ["act", *(wait, "audition", "act") * 2]  # as in a TokenController
+
+
+def test_a_row_that_was_rolled_back_idles_and_its_neighbour_does_not() -> None:
+    bed = Bed(plot_of("mlp", contexts=1), players=2)
+    bed.episodes.running[0] = False
+    active = bed.step(torch.zeros(2, 4, dtype=torch.int64)).active
+    assert active is not None
+    assert active.tolist() == [False, True]
 
 
 def test_rows_of_different_hosts_and_lengths_stand_in_one_batch() -> None:

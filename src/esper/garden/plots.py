@@ -76,7 +76,10 @@ class Bed:
         own = pad(LAYOUT.narrow(actions, space).values, (0, 0, 0, len(self.cases) - count))
         chosen = idle_where(~episodes.running, Actions(space, own))
         self.rule.overruled(self.advice, Actions(space, chosen.values[:count]))
-        epoch = episodes.advance(chosen, self._plan)
+        where, share = self.rule.audition(*self._seen)  # knows what was done, as in use
+        extra = len(self.cases) - count
+        plan = AuditionPlan(pad(where, (0, 0, 0, 0, 0, extra)), pad(share, (0, extra)))
+        epoch = episodes.advance(chosen, plan)
         before, self.state = self.state, self._owed()
         terms = rewards(before, self.state, self._scale, self.reward)
         self._look(nobody)
@@ -89,13 +92,10 @@ class Bed:
         return RewardState.of(ledger, life, ledger.committed[self._control])
 
     def _look(self, starts: Tensor) -> None:
-        """What players see and may do now, and which shadows are to train."""
+        """What players see and may do now, and what the rule would do."""
         signals = self.episodes.signals().rows(self.players)
         legal = self.episodes.legal().rows(self.players)
-        self.advice = self.rule.act(signals, legal, starts)
-        controls = len(self.cases) - len(self.players)
-        where, share = self.rule.audition(signals, legal)
-        self._plan = AuditionPlan(pad(where, (0, 0, 0, 0, 0, controls)), pad(share, (0, controls)))
+        self.advice, self._seen = self.rule.act(signals, legal, starts), (signals, legal)
         self.observations = LAYOUT.observe(signals, self.advice)
         self.legal = LAYOUT.widen(legal)
         if self.over:
