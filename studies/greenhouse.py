@@ -155,7 +155,7 @@ def collect(options: argparse.Namespace) -> None:
             plot = house.plot(number, options.cases)
             found.append(measure(plot, number, options.schedules, options.device))
         whole: Any = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-        half = file.with_suffix(".half.npz")
+        half = file.with_name(f"half-{file.name}")  # which loading does not take for a part
         np.savez_compressed(half, **whole)
         os.replace(half, file)
         best = whole["gains"][:, 1:-1].max(1).mean()
@@ -265,7 +265,8 @@ def train(options: argparse.Namespace) -> None:
     """Rounds of PPO, from fitted preferences or from the rule; the same command goes on."""
     options.out.mkdir(parents=True, exist_ok=True)
     state, agent_at = options.out / "state.json", options.out / "agent"
-    house = Greenhouse(options.seed, longest=options.longest)
+    own = derive_seed(options.seed, "ppo")  # other worlds than those that gains were collected in
+    house = Greenhouse(own, longest=options.longest)
     how = {"plots": options.plots, "players": options.players, "device": options.device}
     world = Plots(house, options.envs, **how)
     config = PPOConfig(learning_rate=options.rate, epochs=4, minibatches=options.minibatches)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.garden import Context, Source
+from esper.garden.contexts import lesion_mask
 from esper.garden.greenhouse import (
     DRIFTS,
     GROUPS,
@@ -192,10 +193,21 @@ def test_half_of_the_group_of_parameters_lies_beyond_what_is_trained_on() -> Non
     assert 4 <= sum(beyond) <= 8
 
 
-def test_blueprints_of_the_spaces_held_out_are_in_no_training_plot_of_their_shape() -> None:
-    for shape in SHAPES:
-        sets = [blueprint_set(shape, number) for number in range(2 * SETS)]
-        assert len(set(sets)) == 2 * SETS
+def test_sets_of_blueprints_held_out_are_on_no_host_of_their_kind_in_training() -> None:
+    trained = {
+        (shape.host, blueprint_set(shape, number))
+        for shape in SHAPES
+        for number in range(SETS)
+        if shape.group == "training"
+    }
+    for plot in Greenhouse.listed("spaces"):
+        assert (plot.contexts[0].host, plot.blueprints) not in trained
+
+
+def test_every_lesion_held_out_closes_something() -> None:
+    for plot in Greenhouse.listed("lesions"):
+        context = plot.contexts[0]
+        assert not bool(lesion_mask(context.build_host(), context.lesion).all())
 
 
 def test_validation_is_as_training_and_none_of_it() -> None:

@@ -105,9 +105,15 @@ class Plot:
 
 
 def blueprint_set(shape: Shape, number: int) -> tuple[str, ...]:
-    """Some of those that fit its slots; of the numbers below `SETS` training draws one."""
+    """Some of those that fit its slots: one of the first `SETS` is drawn.
+
+    Hosts of the group `spaces` have sets that no host of their kind has in training.
+    """
     names = blueprint_names(_BLUEPRINTS[shape.host])
-    sets = (found for size in range(2, len(names) + 1) for found in combinations(names, size))
+    sets = {found for size in range(2, len(names) + 1) for found in combinations(names, size)}
+    if shape.group == "spaces":
+        alike = [each for each in SHAPES if each.host == shape.host and each.group == TRAINING]
+        sets -= {blueprint_set(each, drawn) for each in alike for drawn in range(SETS)}
     return sorted(sets, key=lambda found: derive_seed("set", str(shape), *found))[number]
 
 
@@ -128,10 +134,11 @@ class Greenhouse:
         chance = _chance("plot", *place)
         group = self.group if self.group in ("sizes", "kinds", "spaces") else TRAINING
         shapes = [each for each in SHAPES if each.group == group]
-        if self.group == "lesions":  # dense layers have no kernel
-            shapes = [each for each in shapes if each.host != "mlp"]
+        if self.group == "lesions":  # there must be a kernel, with more than its centre
+            wide = [each for each in shapes if each.host != "mlp"]
+            shapes = [each for each in wide if ("kernel", 1) not in each.sizes]
         shape = _one(chance, shapes)
-        chosen = int(chance.random() * SETS) + (SETS if self.group == "spaces" else 0)
+        chosen = int(chance.random() * SETS)
         horizon = min(self.longest, round(_ratio(chance, SHORTEST, LONGEST)))
         classes = _one(chance, (4, 10, round(_ratio(chance, 2, MOST_CLASSES))))
         rent = 2.0 if chance.random() < 0.5 else round(chance.uniform(0.0, 5.0), 3)
