@@ -10,6 +10,7 @@ from esper.garden import Atlas, Context, Source, Suite, save_suite
 from esper.tamiyo.controllers import Arm
 from tests.karn.own_files import refused
 from tests.programs import esper_here
+from tests.ranks import torchrun
 
 CONTEXT = Context(
     name="few", family="mnist1d", source=Source(family="mnist1d", samples=200), host="mlp"
@@ -52,6 +53,22 @@ def test_a_small_evaluation_from_end_to_end(own_suite: str, tmp_path: Path) -> N
     assert again.returncode == 0
     assert again.stderr == "", "nothing is played twice, and quiet is quiet"
     assert again.stdout == told.stdout
+
+
+@pytest.mark.slow
+def test_two_ranks_find_what_one_finds_to_the_byte(own_suite: str, tmp_path: Path) -> None:
+    words = ("evaluate", "--controllers", "random", "--rows", "1", "--out", "out")
+    found = []
+    for size in (1, 2):
+        (folder := tmp_path / str(size)).mkdir()
+        given = (*words, "--suite", own_suite, "--seeds", "2", "--json", "figures")
+        done = torchrun(size, "esper", *given, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        files = [each for each in folder.rglob("*") if each.is_file() and each.suffix != ".sqlite"]
+        told = {str(file.relative_to(folder)): file.read_bytes() for file in files}
+        found.append(told | {"said": done.stdout.encode()})
+    assert found[0] == found[1]
+    assert len(found[0]) > 2
 
 
 def test_a_stored_atlas_is_shown(own_suite: str, tmp_path: Path) -> None:
