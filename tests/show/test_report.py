@@ -17,18 +17,17 @@ from esper.leyline.stages import SeedStage
 from esper.nissa import Attributed, StoreError
 from esper.show import theme as themes
 from esper.show import write_report
-from esper.show.context_charts import habits
 from esper.show.palette import OP_COLOURS, STAGE_COLOURS
 from esper.show.run_facts import Facts, Score, choose, read_facts, signed
 from esper.show.theme import DARK, LIGHT, render
 from esper.show.timelines import lives, shown_slots
-from esper.show.training_charts import binned, seconds_by_phase
-from esper.show.training_page import cautions, contents, headline, page
+from esper.show.training_charts import binned
+from esper.show.training_page import cautions, contents, headline, page, seconds_by_phase
 from tests.show.report_runs import BLUEPRINTS, STEPS, Run, keep, whole_run
 
 PICTURES = {
-    "learning-curve", "contexts", "timeline-best", "timeline-typical", "timeline-worst",
-    "timeline-waiting", "parameters", "actions", "health", "phases",
+    "learning-curve", "timeline-best", "timeline-typical", "timeline-worst", "timeline-waiting",
+    "parameters", "actions",
 }  # fmt: skip
 
 
@@ -313,16 +312,27 @@ def test_the_chosen_episodes_are_the_best_the_median_the_worst_and_one_that_wait
     assert set(choose(rows[:1], plantings)) == {"best"}
 
 
-def test_habits_count_episodes_not_seeds(tmp_path: Path) -> None:
+def test_contexts_are_told_by_their_episodes_the_greatest_gain_first(tmp_path: Path) -> None:
     with Run(tmp_path) as run:
         run.play(1)
-    found = habits(read_facts(tmp_path))
-    assert {name: habit.episodes for name, habit in found.items()} == dict.fromkeys(found, 2)
-    assert found["noise-80"].waited == 1.0
-    assert found["gain-2.0"].waited == 0.0
-    assert found["gain-2.0"].first == {("mid", "gate"): 2}
-    assert found["gain-2.0"].epochs == [2, 2]
-    assert list(found) == ["gain-2.0", "xor-0.2", "noise-80"], "the greatest gain first"
+    told = {section.title: section.more for section in contents(read_facts(tmp_path))}
+    rows = re.findall("<tr>(<td>.*?)</tr>", told["What it does in each context"])
+    assert [re.findall("<td>(.*?)</td>", row) for row in rows] == [
+        ["gain-2.0", "2", "+3.0", "0%", "gate at mid (100%)", "2"],
+        ["xor-0.2", "2", "+2.0", "0%", "norm at early (100%)", "2"],
+        ["noise-80", "2", "0.0", "100%", "—", "—"],
+    ]
+
+
+def test_metrics_of_updates_are_told_from_the_first_to_the_last() -> None:
+    kl = {1: 0.5, 2: float("nan"), 3: 0.25, 4: 1.0}
+    updates = {"kl": kl, "heads.op.entropy": {1: 0.75}, "valid_steps": {1: 640.0}}
+    told = {each.title: each.more for each in contents(Facts(path=Path("run"), updates=updates))}
+    rows = re.findall("<tr>(<td>.*?)</tr>", told["Health of the learning"])
+    assert [re.findall("<td>(.*?)</td>", row) for row in rows] == [
+        ["heads.op.entropy", *["0.75"] * 5],
+        ["kl", "0.5", "1", "0.25", "0.5", "1"],
+    ]
 
 
 def test_lives_of_a_slot_end_with_the_removal(tmp_path: Path) -> None:
@@ -347,8 +357,8 @@ def test_no_second_is_counted_twice() -> None:
     seconds = {"play": 10.0, "step": 7.0, "decide": 1.0, "learn": 2.0}
     facts = Facts(path=Path("run"), seconds={name: {1: value} for name, value in seconds.items()})
     found = seconds_by_phase(facts)
-    assert found["play"] == {1: 2.0}
-    assert sum(sum(each.values()) for each in found.values()) == 12.0 == facts.training_seconds
+    assert found["play"] == 2.0
+    assert sum(found.values()) == 12.0 == facts.training_seconds
 
 
 def test_many_rounds_are_averaged_in_bins() -> None:

@@ -34,14 +34,12 @@ OP_MARKERS: Mapping[str, str] = {
     LifecycleOp.FOSSILIZE.name: "D",
     LifecycleOp.PRUNE.name: "X",
 }
-HEAD_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW)
-VALUE_COLOUR = VERMILION
 LEARNED_COLOUR = BLUE
 BASELINE_COLOURS = (PURPLE, ORANGE, GREEN, SKY)
-FAMILY_COLOURS = (
+CONTEXT_COLOURS = (
     BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, GREY, YELLOW, "#882255", "#999933",
 )  # fmt: skip
-FAMILY_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
+CONTEXT_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
 
 # Paul Tol's muted palette, for things that have no order and are many.
 MANY = (

@@ -148,11 +148,13 @@ class Facts:
             found = found.get(name) if isinstance(found, Mapping) else None
         return found
 
-    def family(self, context: str) -> str:
-        """What a context is an example of: as the suite says, or the beginning of its name."""
-        told = self.about.get("suite", {}).get("training", ())
-        families = {each["name"]: each.get("family") for each in told}
-        return str(families.get(context) or context.partition("-")[0])
+    def by_context(self) -> dict[str, list[Row]]:
+        """Episodes of the last rounds whose gain is known."""
+        found: dict[str, list[Row]] = defaultdict(list)
+        for row in self.episodes:
+            if row["net_gain"] is not None:
+                found[row["context"]].append(row)
+        return found
 
 
 def read_facts(run: Path) -> Facts:

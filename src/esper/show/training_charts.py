@@ -1,18 +1,17 @@
-"""Pictures of training over rounds: the learning curve, decisions, health, and where time goes."""
+"""Pictures of training: the learning curve, decisions over rounds, and what parameters buy."""
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import cycle
-from typing import Any
+from itertools import cycle, product
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
 
-from esper.leyline.constants import KL_STOP_FACTOR
 from esper.show import palette
 from esper.show.run_facts import Curve, Facts, Shares
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure, over_rounds
@@ -23,27 +22,6 @@ SHARES_PANEL = 2.15  # inches
 MOST_BINS = 80  # of rounds; more is noise
 
 _OF_PLANTINGS = ("slot", "blueprint", "blend")
-HEALTH_PANEL = 2.3  # inches
-PANELS = {  # titles, and the metric in each; a place in its name is for every head
-    "kl": ("KL of an update, nats", "kl"),
-    "variance": ("variance of returns explained by the value (1 is all)", "explained_variance"),
-    "entropy": ("entropy by head (1: uniform over what is legal)", "heads.{}.entropy"),
-    "clip": ("steps whose ratio was clipped, by head", "heads.{}.clip_fraction"),
-    "gradient": ("gradient norm by head, before clipping", "gradient_norms.heads.{}"),
-    "rollback": ("episodes that were rolled back", ""),
-}
-INSIDE_PLAY = ("step", "decide", "tell")
-PHASE_LOOKS = {  # words and colour, in order
-    "step": ("train hosts", palette.BLUE),
-    "decide": ("decide", palette.SKY),
-    "tell": ("telemetry", palette.PURPLE),
-    "play": ("other play", palette.GREY),  # what is left of it
-    "learn": ("learn", palette.ORANGE),
-    "judge": ("evaluate", palette.GREEN),
-}
-
-# Which panel anomalies belong to whose names begin so; all others are marked in every panel.
-PANEL_OF = {"ratio": "clip", "entropy": "entropy", "value": "variance", "gradient": "gradient"}
 
 
 # --- the learning curve ---------------------------------------------------------------------------
@@ -60,7 +38,11 @@ def learning_curve(facts: Facts, theme: Theme) -> Figure:
     over_rounds(axes, min(rounds), max(rounds))
     if played:
         faint: Look = {"color": theme.faint, "alpha": 0.6, "lw": 1.1}
-        _line(axes, played, label="mean return of training episodes", **faint)
+        faint |= {
+            "marker": "." if len(played) < 3 else "",
+            "label": "mean return of training episodes",
+        }
+        axes.plot([*played], [*played.values()], **faint)
     axes.set_ylim(*_limits(facts))
     _learned(axes, facts, theme)
     _baselines(axes, facts, theme)
@@ -187,109 +169,36 @@ def _colours(head: str, names: Sequence[str]) -> Mapping[str, str]:
     return dict(zip(names, cycle(many), strict=False))
 
 
-# --- health: metrics of updates, findings marked --------------------------------------------------
+# --- what parameters buy ------------------------------------------------------------------------
 
 
-def health(facts: Facts, theme: Theme) -> Figure:
-    """Six small panels over the same rounds."""
-    if not facts.updates:
-        raise AbsentError("No update of the learner has been recorded yet")
-    rounds = [number for curve in facts.updates.values() for number in curve]
-    figure = new_figure(3 * HEALTH_PANEL + 0.4)
-    places = figure.subplots(3, 2)
-    for axes, (name, (title, metric)) in zip(places.flat, PANELS.items(), strict=True):
-        axes.set_title(title)
-        heads = facts.layout.heads if facts.layout and "{}" in metric else ("",)
-        for head, colour in zip(heads, cycle(palette.HEAD_COLOURS), strict=False):
-            _line(axes, facts.updates.get(metric.format(head)), color=colour, label=head or None)
-        _scale(name, axes, facts, theme)
-        if axes.get_legend_handles_labels()[0]:
-            legend_beside(axes, labelspacing=0.3, fontsize=8.5)
-        over_rounds(axes, min(rounds), max(rounds), label=axes in places[-1])
-        # A line where an anomaly was raised.
-        on_top: Look = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-        for row in facts.anomalies:
-            if PANEL_OF.get(row["name"].partition("_")[0], name) == name:
-                axes.axvline(row["round"], color=palette.VERMILION, lw=1.2, ls=(0, (2, 2)))
-                axes.plot(row["round"], 0.97, marker="v", ms=6, color=palette.VERMILION, **on_top)
-    return figure
-
-
-def _line(axes: Axes, curve: Curve | None, **look: Any) -> None:
-    """A line over rounds; a point or two are dots."""
-    if curve is not None:
-        marker = "." if len(curve) < 3 else ""
-        axes.plot([*curve], [*curve.values()], marker=marker, **{"lw": 1.5, **look})
-
-
-def _scale(name: str, axes: Axes, facts: Facts, theme: Theme) -> None:
-    """What a panel has beside its curves."""
-    if name in ("clip", "rollback"):
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    if name in ("clip", "kl"):
-        axes.set_ylim(bottom=0)
-    target = facts.setting("ppo", "target_kl")
-    if name == "kl" and isinstance(target, int | float):
-        stop = KL_STOP_FACTOR * target
-        axes.axhline(stop, color=theme.faint, lw=1.0, ls=(0, (4, 2)))
-        axes.set_ylim(top=max(1.15 * stop, axes.get_ylim()[1]))
-        axes.set_title(f"KL of an update, nats (it stops above {stop:g})")
-    elif name == "variance":
-        axes.axhline(0.0, color=theme.faint, lw=1.0)
-        known = facts.updates.get("explained_variance", {}).values()
-        lowest = min((value for value in known if value == value), default=0)
-        axes.set_ylim(min(-0.1, max(lowest - 0.1, -1.0)), 1.05)
-    elif name == "entropy":
-        axes.set_ylim(0, 1.05)
-    elif name == "gradient":
-        value = facts.updates.get("gradient_norms.value")
-        _line(axes, value, color=palette.VALUE_COLOUR, label="value")
-        if any(np.any(np.asarray(line.get_ydata()) > 0) for line in axes.get_lines()):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
-            axes.yaxis.set_minor_formatter(NullFormatter())
-    elif name == "rollback":
-        shares = {each["round"]: each["rolled_back"] / each["episodes"] for each in facts.rounds}
-        axes.bar([*shares], [*shares.values()], width=0.9, color=palette.VERMILION)
-        axes.set_ylim(0, max(0.05, 1.1 * max(shares.values(), default=0.0)))
-        if not facts.rolled_back:
-            axes.set_yticks([])
-            axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=theme.faint)
-
-
-# --- time -----------------------------------------------------------------------------------------
-
-
-def phase_times(facts: Facts, theme: Theme) -> Figure:
-    """Seconds of every round, phase upon phase."""
-    phases = seconds_by_phase(facts)
-    if not phases:
-        raise AbsentError("No times of phases have been recorded")
-    rounds = sorted({number for found in phases.values() for number in found})
-    figure = new_figure(2.9)
+def gain_by_parameters(facts: Facts, theme: Theme) -> Figure:
+    """A small dot an episode, a large one a context's mean; never growing is at the origin."""
+    groups = facts.by_context()
+    if not groups:
+        raise AbsentError("No episode has ended yet, so no parameters have bought anything")
+    kinds = product(palette.CONTEXT_MARKERS, palette.CONTEXT_COLOURS)
+    looks = dict(zip(sorted(groups), cycle(kinds), strict=False))
+    figure = new_figure(max(4.8, 0.21 * len(groups) + 1.2))
     axes = figure.subplots()
-    bottom = np.zeros(len(rounds))
-    for name, found in phases.items():
-        heights = np.array([found.get(number, 0.0) for number in rounds])
-        words, colour = PHASE_LOOKS[name]
-        axes.bar(rounds, heights, bottom=bottom, width=0.9, color=colour, label=words)
-        bottom += heights
-    over_rounds(axes, rounds[0], rounds[-1])
-    axes.set_xlim(rounds[0] - 0.6, rounds[-1] + 0.6)
-    axes.set_ylabel("seconds of a round")
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    legend_beside(axes, reverse=True)
+    for context, (marker, colour) in looks.items():
+        added = [row["added"] or 0 for row in groups[context]]
+        gains = [row["net_gain"] for row in groups[context]]
+        axes.scatter(added, gains, s=22, color=colour, marker=marker, alpha=0.55, linewidths=0)
+        mean: Look = {"s": 95, "edgecolors": theme.ink, "linewidths": 0.9, "zorder": 4}
+        axes.scatter(np.mean(added), np.mean(gains), color=colour, marker=marker, **mean)
+    axes.axhline(0.0, color=theme.ink, lw=1.0, alpha=0.7)
+    axes.plot(0, 0, marker="+", ms=15, mew=2.2, color=theme.ink, zorder=5)
+    axes.set_xlabel("parameters added for good")
+    axes.set_ylabel("net gain, points of validation accuracy")
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
+    axes.grid(visible=True, axis="both")
+    axes.margins(x=0.03)
+    never: Look = {"ms": 10, "mew": 2, "color": theme.ink, "label": "never grow"}
+    entries = [Line2D([], [], ls="none", marker="+", **never)]
+    entries += [
+        Line2D([], [], ls="none", marker=marker, color=colour, label=context)
+        for context, (marker, colour) in looks.items()
+    ]
+    legend_beside(axes, handles=entries, title="context (large: mean)", alignment="left", ncols=1)
     return figure
-
-
-def seconds_by_phase(facts: Facts) -> dict[str, Curve]:
-    """By phase and round, none counted twice: playing is split into its parts and the rest."""
-    times = dict(facts.seconds)
-    parts = [times[name] for name in INSIDE_PLAY if name in times]
-    if "play" in times:
-        times["play"] = {
-            number: max(0.0, spent - sum(part.get(number, 0.0) for part in parts))
-            for number, spent in times["play"].items()
-        }
-    return {name: times[name] for name in PHASE_LOOKS if name in times}

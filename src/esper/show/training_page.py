@@ -3,31 +3,39 @@
 How to read the pictures is said in `templates/sections.toml`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from statistics import fmean, median
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from esper.show import page as pages
-from esper.show.context_charts import gain_by_parameters, policy_by_context
 from esper.show.page import NOTHING, Markup, Page, Picture, Section, Tile, fill, table
 from esper.show.run_facts import BEST, WAITING, Facts, Row, Score, Story, signed
 from esper.show.terminal import duration, listed
 from esper.show.theme import Theme
 from esper.show.timelines import timeline, title
-from esper.show.training_charts import action_shares, health, learning_curve, phase_times
+from esper.show.training_charts import action_shares, gain_by_parameters, learning_curve
 
 CHARTS: Mapping[str, Callable[[Facts, Theme], Figure]] = {  # by name of their pictures
     "learning-curve": learning_curve,
-    "contexts": policy_by_context,
     "parameters": gain_by_parameters,
     "actions": action_shares,
-    "health": health,
-    "phases": phase_times,
 }
 TIMELINES = "timelines"  # the section whose pictures are episodes
+INSIDE_PLAY = ("step", "decide", "tell")
+PHASES = {  # in words, and in order
+    "step": "train hosts",
+    "decide": "decide",
+    "tell": "telemetry",
+    "play": "other play",  # what is left of it
+    "learn": "learn",
+    "judge": "evaluate",
+}
+HEALTH = ("kl", "explained_variance", "entropy", "clip_fraction", "gradient_norms")
 
 
 def page(facts: Facts) -> Page:
@@ -88,8 +96,61 @@ def contents(facts: Facts) -> list[Section]:
         anomalies="they are listed below" if facts.anomalies else "in this run there is none",
     )
     episodes = [_episode(story) for story in facts.stories]
-    told = replace(sections[TIMELINES], pictures=episodes, absent=_not_told(facts))
-    return [*(sections | {TIMELINES: told}).values()]
+    told = {TIMELINES: replace(sections[TIMELINES], pictures=episodes, absent=_not_told(facts))}
+    for name, (found, absent) in {
+        "contexts": (
+            _contexts(facts),
+            "No episode has ended yet, of any context.",
+        ),
+        "health": (_health(facts), "No update of the learner has been recorded yet."),
+        "phases": (_phases(facts), "No times of phases have been recorded."),
+    }.items():
+        told[name] = replace(sections[name], more=found, absent=[] if found else [absent])
+    return [*(sections | told).values()]
+
+
+def _contexts(facts: Facts) -> Markup:
+    """What was planted in each context in the last rounds, and what came of it; most gain first."""
+    first: dict[tuple[int, int], Row] = {}  # plantings, by episode
+    for row in facts.plantings:
+        first.setdefault((row["round"], row["env"]), row)
+    rows = []
+    for context, episodes in facts.by_context().items():
+        grown = [first[key] for row in episodes if (key := (row["round"], row["env"])) in first]
+        gain = fmean(row["net_gain"] for row in episodes)
+        kinds = Counter(f"{row['blueprint'] or '?'} at {row['slot']}" for row in grown)
+        usual = [f"{kind} ({times / len(grown):.0%})" for kind, times in kinds.most_common(1)]
+        when = f"{median(row['step'] + 1 for row in grown):g}" if grown else "—"
+        waited = f"{1 - len(grown) / len(episodes):.0%}"
+        cells = (context, len(episodes), signed(gain, 1), waited, *(usual or ["—"]), when)
+        rows.append((gain, cells))
+    titles = ("context", "episodes", "mean net gain", "planted nothing", "first seed", "in epoch")
+    return table(titles, (cells for _, cells in sorted(rows, reverse=True)))
+
+
+def _health(facts: Facts) -> Markup:
+    """Metrics of updates: how they began, how they are, and the extremes between."""
+    rows = []
+    for name, curve in sorted(facts.updates.items()):
+        values = [value for value in curve.values() if value == value]
+        if values and set(name.split(".")) & {*HEALTH}:
+            numbers = (values[0], values[-1], min(values), median(values), max(values))
+            rows.append((name, *(f"{number:.3g}" for number in numbers)))
+    return table(("metric", "first", "last", "lowest", "median", "highest"), rows)
+
+
+def _phases(facts: Facts) -> Markup:
+    spent = seconds_by_phase(facts)
+    rows = ((PHASES[n], duration(s), f"{s / sum(spent.values()):.0%}") for n, s in spent.items())
+    return table(("phase", "time in all", "share"), rows)
+
+
+def seconds_by_phase(facts: Facts) -> dict[str, float]:
+    """Over all rounds, none counted twice: playing is split into its parts and the rest."""
+    spent = {name: sum(facts.seconds[name].values()) for name in PHASES if name in facts.seconds}
+    if "play" in spent:
+        spent["play"] -= sum(spent.get(name, 0.0) for name in INSIDE_PLAY)
+    return spent
 
 
 def _episode(story: Story) -> Picture:
