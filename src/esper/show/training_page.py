@@ -93,7 +93,7 @@ def contents(facts: Facts) -> list[Section]:
         facts,
         late=facts.late_words,
         episodes=f"{len(facts.episodes):,}",
-        anomalies="they are listed below" if facts.anomalies else "in this run there is none",
+        anomalies="listed below" if facts.anomalies else "none",
     )
     episodes = [_episode(story) for story in facts.stories]
     told = {TIMELINES: replace(sections[TIMELINES], pictures=episodes, absent=_not_told(facts))}

@@ -39,7 +39,7 @@ def test_the_values_of_the_best_episode_sum_to_what_its_seeds_gain(
         ).accuracy
         gained[job.case.context.name, score] = float(whole) - float(none)
         found = alone(population, row, job, score)
-        left_out = leave_one_out(population)[row]
+        left_out = leave_one_out(population, row)
         assert torch.equal(torch.as_tensor(found.left_out), left_out[~left_out.isnan()])
         assert bool(population.lifecycle.at(SeedStage.FOSSILIZED)[row].any())
         return found

@@ -23,8 +23,6 @@ from esper.simic.agent.processes import Processes
 from esper.tamiyo.controllers import Controller
 from esper.tolaria.population import Population
 
-ORDERS = 64  # in which seeds join, where they are too many for all subsets
-
 
 def attribution(population: Population, row: int, job: Job, score: float) -> Attributed:
     """What the seeds of one episode of a controller are worth."""
@@ -38,8 +36,8 @@ def attribution(population: Population, row: int, job: Job, score: float) -> Att
         score=score,
         slot=slots,
         blueprint=population.lifecycle.blueprint[row, slots],
-        shapley=shapley(population, [row], samples=ORDERS)[row, slots],
-        left_out=leave_one_out(population, environments=[row])[row, slots],
+        shapley=shapley(population, row)[slots],
+        left_out=leave_one_out(population, row)[slots],
     )
 
 
