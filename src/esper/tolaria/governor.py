@@ -180,19 +180,24 @@ class Governor:
         """[N] each: how many numbers of an environment's gradients, and of its weights and their
         optimiser state, are not finite, or as good as not."""
         moments = [f"moment{i}" for i in range(self.population.config.optimiser.moments)]
-        counts, pools = [], self.population.pools.values()
-        for pool in pools:
-            bad, tensors = {}, pool.tensors()
-            for name in ("squares", "theta", *moments):
-                squared = name in ("squares", "moment1")
-                limit = self.rules.magnitude ** (2 if squared else 1)
-                bad[name] = (~(tensors[name][:-1].abs() <= limit)).sum(dim=1)
+        magnitude, pools = self.rules.magnitude, self.population.pools.values()
+        limits = {name: magnitude for name in ("squares", "theta", *moments)}
+        limits |= {name: magnitude**2 for name in ("squares", "moment1") if name in limits}
+        nothing = torch.zeros(2, len(self.population), dtype=torch.float64)
+        # Where all sizes add up to less than the limit, none is beyond it: the rule, in few passes.
+        tensors = [pool.tensors() for pool in pools]
+        sums = torch._foreach_norm([each[name] for name in limits for each in tensors], 1)
+        most = torch.stack(sums).view(len(limits), -1).amax(dim=1).tolist()
+        if all(size <= limit for size, limit in zip(most, limits.values(), strict=True)):
+            return nothing[0], nothing[1]
+        counts = []
+        for each in tensors:
+            bad = {name: (~(each[name][:-1].abs() <= limits[name])).sum(dim=1) for name in limits}
             gradients = bad.pop("squares")
             counts.append(torch.stack([gradients, sum(bad.values(), torch.zeros_like(gradients))]))
         owner = torch.cat([pool.owner for pool in pools])
         used = owner != VACANT
         found = torch.cat(counts, dim=1).cpu()[:, used].double()  # the one transfer
-        nothing = torch.zeros(2, len(self.population), dtype=torch.float64)
         gradients, states = nothing.index_add(1, owner[used], found)
         return gradients, states
 
