@@ -354,6 +354,19 @@ def test_a_host_that_does_not_fit_is_refused_with_its_bytes() -> None:
         make_population("mlp", 2, backend="chips")
 
 
+@pytest.mark.parametrize("backend", ["fused", "chip"])
+def test_what_is_to_be_done_beside_an_epoch_is_done_once_before_its_results_are_waited_for(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    population, seen = make_population("mlp", 2, batches=1, backend=backend), list[str]()
+    fetched = Tensor.cpu
+    monkeypatch.setattr(Tensor, "cpu", lambda self: (seen.append("waited"), fetched(self))[1])
+    population.beside = lambda: seen.append("done")
+    population.train_epoch()
+    assert seen.count("done") == 1
+    assert seen.index("done") < seen.index("waited")
+
+
 def test_nothing_asked_for_means_fused_where_the_chip_cannot_be_or_does_not_pay(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

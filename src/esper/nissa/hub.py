@@ -18,7 +18,7 @@ from esper.nissa.events import Dropped, Event, Noted
 
 CAPACITY = 1024  # events that may wait for a sink
 BATCH = 256  # events written together
-BATCH_SECONDS = 0.1  # or what came within this time
+BATCH_SECONDS = 0.02  # or what came within this time
 PATIENCE_SECONDS = 120.0  # a durable sink that makes no room for so long has failed
 CLOSING_SECONDS = 10.0  # other sinks have this long to finish
 

@@ -181,7 +181,7 @@ class Governor:
         optimiser state, are not finite, or as good as not."""
         moments = [f"moment{i}" for i in range(self.population.config.optimiser.moments)]
         magnitude, pools = self.rules.magnitude, self.population.pools.values()
-        limits = {name: magnitude for name in ("squares", "theta", *moments)}
+        limits = dict.fromkeys(("squares", "theta", *moments), magnitude)
         limits |= {name: magnitude**2 for name in ("squares", "moment1") if name in limits}
         nothing = torch.zeros(2, len(self.population), dtype=torch.float64)
         # Where all sizes add up to less than the limit, none is beyond it: the rule, in few passes.

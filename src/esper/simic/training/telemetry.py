@@ -3,8 +3,9 @@
 Shapes: `N` environments, `S` slots, `M` changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -97,23 +98,31 @@ class Reporter:
         decision: Decision,
         transition: Transition,
         returns: Tensor,
-    ) -> None:
-        """All that a step decided and did; `returns` [N] of episodes so far."""
+    ) -> Callable[[], None]:
+        """What is returned tells all that a step decided and did; `returns` [N] of episodes so far.
+
+        What lies on a device is fetched at once, so that telling waits for nothing there.
+        """
         count = max(0, self.watched - self.first_env)  # of the first environments of the run
-        self.hub.emit(
-            Decisions(
-                round=round_,
-                step=step,
-                actions=transition.actions.values,
-                values=decision.values.cpu(),
-                log_probs=decision.log_probs.cpu(),
-                observations=decision.states[:count].cpu() if count else None,
-                masks=decision.masks[:count].cpu() if count else None,
-                probabilities=self._probabilities(decision, count) if count else None,
-                active=transition.active,
-                first_env=self.first_env,
-            )
+        decisions = Decisions(
+            round=round_,
+            step=step,
+            actions=transition.actions.values,
+            values=decision.values.cpu(),
+            log_probs=decision.log_probs.cpu(),
+            observations=decision.states[:count].cpu() if count else None,
+            masks=decision.masks[:count].cpu() if count else None,
+            probabilities=self._probabilities(decision, count) if count else None,
+            active=transition.active,
+            first_env=self.first_env,
         )
+        return partial(self._tell, decisions, transition, returns, count)
+
+    def _tell(
+        self, decisions: Decisions, transition: Transition, returns: Tensor, count: int
+    ) -> None:
+        round_, step = decisions.round, decisions.step
+        self.hub.emit(decisions)
         self._refusals(round_, step, transition, count)
         life = transition.after.lifecycle
         slots = self.garden.catalogue.slots.names

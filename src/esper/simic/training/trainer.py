@@ -383,17 +383,24 @@ class Trainer:
         many ended in each stage."""
         returns = torch.zeros(self.garden.envs, dtype=torch.float64)
         stage = self.garden.lifecycle.stage  # [N, S]
+        untold: list[Callable[[], None]] = []  # of the last step
+
+        def tell_untold() -> None:
+            while untold:
+                untold.pop()()
 
         def listen(step: int, decision: Decision, outcome: Outcome) -> None:
             nonlocal stage
             assert isinstance(outcome, Transition)
             returns.add_(outcome.terms.total)
-            self.reporter.step(self.round + 1, step, decision, outcome, returns)
+            untold.append(self.reporter.step(self.round + 1, step, decision, outcome, returns))
             stage = outcome.after.lifecycle.stage
 
+        self.garden.population.beside = tell_untold  # the device does not wait for it
         self._observations = collect(
             self.agent, self.garden, self._observations, listen=listen, phase=clock.phase
         )
+        tell_untold()
         counts = one_hot(stage, len(SeedStage)).sum(0).tolist()
         return returns, dict(zip(self.garden.catalogue.slots.names, counts, strict=True))
 

@@ -124,10 +124,14 @@ class Chip:
         return launcher(self.program.text, self.config.dtype, self.feed.device)
 
     def epoch(
-        self, homes: Homes, order: Tensor, shadows: tuple[Tensor, Tensor] | None = None
+        self,
+        homes: Homes,
+        order: Tensor,
+        shadows: tuple[Tensor, Tensor] | None = None,
+        beside: Callable[[], None] = lambda: None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Train every row on the batches `order` [T, N, B], and `shadows`: those in [N, S, P], on
-        so many batches [N].
+        so many batches [N]; `beside` is done meanwhile.
 
         Returns means over batches of losses [N] and of squared gradients, of hosts [N] and of seeds
         with their gates [N, S]; of shadows, by places, sums of squared gradients and of gains, [U].
@@ -137,6 +141,7 @@ class Chip:
         sizes = (batches, batch, batches * batch)
         work = _Work("train", *sizes, order=order, learns=True, shares=shares)
         results, norms = self._launch(homes, work)
+        beside()
         # One transfer of all that is read.
         losses, gains = results[:hosts, 0] / batch, results[2 * hosts :, 2] / batch
         found = torch.cat([losses, gains, norms.flatten()]).cpu()
