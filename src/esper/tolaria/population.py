@@ -87,7 +87,7 @@ class Population:
         self._newborn((HOST, everyone, fold(self.seeds, "host")))
         self.live: Tensor | None = None  # [N, P] bool; see `silence_rows`
         self._step: TrainingStep | None = None  # of the present structure
-        self.beside: Callable[[], None] = lambda: None  # is done while an epoch is computed
+        self._beside: Callable[[], None] = lambda: None
         widths = {key: template.width for key, template in self.engine.templates.items()}
         chip = partial(Chip, host, self.catalogue, widths, feed, self.config)
         self._chip = choose_chip(chip, feed, self.config)
@@ -390,6 +390,10 @@ class Population:
         """The one that computes: `fused` or `chip`."""
         return "fused" if self._chip is None else "chip"
 
+    def do_beside_epochs(self, work: Callable[[], None]) -> None:
+        """Let `work` be done once in every epoch from now on, while the device computes it."""
+        self._beside = work
+
     def _homes(self, life: Lifecycle) -> Homes:
         rows = (self.pool_rows, self.gate_rows, self.shadows.rows)
         return Homes(life, *rows, self._all_pools(), self.live)
@@ -434,7 +438,7 @@ class Population:
         else:
             taught = None if shadows is None else (shadows.where, shadows.batches.flatten())
             homes = self._homes(self.lifecycle)
-            loss, host, seeds, *found = self._chip.epoch(homes, order, taught, self.beside)
+            loss, host, seeds, *found = self._chip.epoch(homes, order, taught, self._beside)
             if shadows is not None:
                 found += self._chip.gains(homes, shadows.where)
         seeds = torch.where(self.lifecycle.occupied, seeds.sqrt(), torch.nan)
@@ -461,7 +465,7 @@ class Population:
                 for number, index in enumerate(order):
                     before(number, index)
                     total += step.run(*self.feed.fetch(index))
-        self.beside()
+        self._beside()
         seeds = torch.zeros(self.lifecycle.shape, dtype=torch.float64)
         host = torch.zeros(len(self), dtype=torch.float64)
         for key, pool in self.pools.items():
