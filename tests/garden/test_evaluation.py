@@ -5,7 +5,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 import torch
@@ -34,9 +33,9 @@ from esper.tamiyo.controllers import (
 )
 from studies import growth_pays, tuning
 from tests.garden.plots import CONTEXTS, DOUBLE, HORIZON
+from tests.garden.sides import Side
 
 SEEDS = 2
-T = TypeVar("T")
 BATCHES = 5  # an epoch: enough for a seed to be worth keeping
 ARM = Arm(slot="early", blueprint="convpool", blend="immediate", epoch=EPOCHS_ALONE)
 
@@ -118,20 +117,6 @@ def test_results_do_not_depend_on_how_many_rows_train_together(
     controls: Controls, usual: list[Result]
 ) -> None:
     assert_close(run(controls, rows=4), usual)
-
-
-class Side:
-    """One of several ranks, each of which is a thread."""
-
-    def __init__(self, rank: int, said: list[object], barrier: threading.Barrier) -> None:
-        self.rank, self.size, self._said, self._barrier = rank, len(said), said, barrier
-
-    def each(self, what: T) -> list[T]:
-        self._said[self.rank] = what
-        self._barrier.wait(60)
-        heard = list(self._said)
-        self._barrier.wait(60)
-        return heard  # type: ignore[return-value]
 
 
 def test_ranks_share_the_batches_and_all_know_the_results_of_one(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from torch import Tensor
 from esper.archive import read_archive, write_archive
 from esper.garden.cases import Case
 from esper.garden.contexts import Context
-from esper.garden.playing import ALONE, Job, Playground, Progress, Ranks
+from esper.garden.dealing import ALONE, Ranks
+from esper.garden.playing import Job, Playground, Progress
 from esper.garden.rewards import net_of_rent, reward_scale
 from esper.garden.suites import Suite
 from esper.leyline import AgreementError, Blend, BlueprintCatalogue

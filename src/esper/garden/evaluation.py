@@ -9,7 +9,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,9 @@ import torch
 from esper.archive.files import append_lines
 from esper.garden.cases import EVALUATION_SEED, Case
 from esper.garden.contexts import Context, by_shape
+from esper.garden.dealing import ALONE, Ranks
 from esper.garden.episodes import EPOCHS_ALONE
-from esper.garden.playing import ALONE, Controls, Job, Played, Playground, Ranks
+from esper.garden.playing import Controls, Job, Played, Playground
 from esper.garden.rewards import net_of_rent
 from esper.garden.statistics import Estimate, interquartile_mean_interval, mean_interval
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
@@ -85,15 +86,25 @@ class Result:
 class ResultFile:
     """Results in a file that grows."""
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        """`settings` are what results depend on beside their case; another file's are refused."""
-        self.path = path
+    def __init__(self, path: Path | None, settings: dict[str, Any], ranks: Ranks = ALONE) -> None:
+        """`settings` are what results depend on beside their case; another file's are refused.
+
+        Without a path results are only held; so they are by all `ranks` but the first, which
+        tells them what it has read.
+        """
+        self.path = path if ranks.rank == 0 else None
         self.results: list[Result] = []
         self._store: RunStore | None = None  # the same for whoever watches
         header = json.dumps({"format": FORMAT, **settings}, sort_keys=True)
+        if self.path is not None:
+            self._open(self.path, header)
+        told = ranks.each([asdict(result) for result in self.results])[0]
+        self.results = [Result(**each) for each in told]
+
+    def _open(self, path: Path, header: str) -> None:
         try:
             if path.exists():
-                self._read(header)
+                self._read(path, header)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 append_lines(path, [header])
@@ -105,14 +116,15 @@ class ResultFile:
     def add(self, results: Iterable[Result]) -> None:
         """Append a batch; it is on the disk when this returns."""
         fresh = list(results)
-        append_lines(self.path, [json.dumps(asdict(result)) for result in fresh])
+        if self.path is not None:
+            append_lines(self.path, [json.dumps(asdict(result)) for result in fresh])
         self.results += fresh
         self._tell(_played(fresh))
 
     @contextmanager
     def watched(self, controllers: Iterable[str], episodes: int) -> Iterator[None]:
         """While so many are to be played; whoever watches learns of each, and how it ended."""
-        if episodes:
+        if episodes and self.path is not None:
             with suppress(EsperError, OSError, sqlite3.Error):  # results do not depend on it
                 self._store = RunStore(Path(f"{self.path}.sqlite"), RunLayout((), (), ()))
                 self._store.rewind(-1)
@@ -135,29 +147,29 @@ class ResultFile:
         except (EsperError, sqlite3.Error):
             self._store = None
 
-    def _read(self, header: str) -> None:
+    def _read(self, path: Path, header: str) -> None:
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            what = f"{self.path} does not hold results"
+            what = f"{path} does not hold results"
             raise DataError(what, given="a file that is not text") from error
         whole, ended, rest = text.rpartition("\n")
         if not ended and header.startswith(text):  # not even its first line was finished
-            self.path.write_text("", encoding="utf-8")
-            append_lines(self.path, [header])
+            path.write_text("", encoding="utf-8")
+            append_lines(path, [header])
             return
         lines = whole.split("\n")
         if lines[0] != header:
             raise DataError(
-                f"{self.path} holds results of another evaluation",
+                f"{path} holds results of another evaluation",
                 given=lines[0][:200] or "an empty file",
                 valid=header,
                 fix="name another file, or ask for what it was made with",
             )
         if rest:  # the last batch was cut off
-            with self.path.open("r+", encoding="utf-8") as stream:
+            with path.open("r+", encoding="utf-8") as stream:
                 stream.truncate(len((whole + "\n").encode()))
-        self.results = [parse(line, self.path, n + 2) for n, line in enumerate(lines[1:])]
+        self.results = [parse(line, path, n + 2) for n, line in enumerate(lines[1:])]
 
 
 def _played(results: Sequence[Result]) -> CasesPlayed:
@@ -222,10 +234,8 @@ def evaluate(
             valid="at least 1 each",
         )
     _require_possible(controllers, contexts, horizon, config)
-    here = None if ranks.rank > 0 else file  # the first one writes
-    stored = None if here is None else ResultFile(here, _settings(horizon, config))
-    told = ranks.each([] if stored is None else [asdict(result) for result in stored.results])[0]
-    done = {result.identity: result for result in (Result(**each) for each in told)}
+    stored = ResultFile(file, _settings(horizon, config), ranks)
+    done = {result.identity: result for result in stored.results}
     cases = [Case(context, first_seed + number) for number in range(seeds) for context in contexts]
     made = {controller.name: fingerprint_of(controller) for controller in controllers}
 
@@ -249,15 +259,14 @@ def evaluate(
     ]
     ground = Playground(rows, horizon=horizon, device=device, config=config, ranks=ranks)
     tell = partial(progress, "episodes")
-    with nullcontext() if stored is None else stored.watched(names, len(jobs) - len(missing)):
+    with stored.watched(names, len(jobs) - len(missing)):
         for places, played in ground.play(jobs, progress=tell, stop=stop):
             known = [place for place in places if place < len(missing)]
             controls.learn([jobs[place].case for place in known], played.rows(slice(len(known))))
             batch = [jobs[place] for place in places[len(known) :]]
             fresh = _results(batch, made, played.rows(slice(len(known), None)), controls)
             done |= {result.identity: result for result in fresh}
-            if stored is not None:
-                stored.add(fresh)
+            stored.add(fresh)
     return [
         # The scale is the suite's present one: it is no part of what was played.
         replace(done[sought(name, case)], scale=case.context.scale)

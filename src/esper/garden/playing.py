@@ -9,51 +9,27 @@ Shapes: `N` episodes, `T` epochs of an episode.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from esper.garden.cases import Case
 from esper.garden.contexts import Context, by_shape
+from esper.garden.dealing import ALONE, Costs, Ranks, in_turns
 from esper.garden.episodes import Episodes
+from esper.garden.families import LENGTH
 from esper.garden.rewards import net_of_rent
 from esper.leyline import Actions, AgreementError, EsperError, SeedStage
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
 from esper.tamiyo.controllers import Controller, RowSchedule, Schedule, SideBySide
 from esper.tamiyo.controllers.protocol import Auditioning
+from esper.tolaria.flops import counted
 from esper.tolaria.population_config import PopulationConfig
 
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 1024}  # of controls
 
 Progress = Callable[[int, int], None]  # episodes done, of how many
-T = TypeVar("T")
-
-
-class Ranks(Protocol):
-    """Processes that play together; each hears what every one of them says."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def each(self, what: T) -> list[T]: ...
-
-
-@dataclass(frozen=True)
-class Alone:
-    """A process that plays everything itself."""
-
-    rank: int = 0
-    size: int = 1
-
-    def each(self, what: T) -> list[T]:
-        return [what]
-
-
-ALONE = Alone()
 
 
 class StoppedError(EsperError):
@@ -148,6 +124,7 @@ class Playground:
             Episodes, horizon=horizon, device=device, config=config, test=test, attribute=attribute
         )
         self._episodes: Episodes | None = None
+        self._costs, self._flops = Costs(), dict[str, float]()  # by shape of host
 
     def episodes(self, contexts: Sequence[Context], rows: int | None = None) -> Episodes:
         """At least so many rows for these contexts: those there are, or else new ones."""
@@ -180,20 +157,26 @@ class Playground:
         contexts = list({job.case.context.key: job.case.context for job in jobs}.values())
         alike = {each[0].host_shape: each for each in by_shape(contexts)}
         dealt, ranks, done = batches(jobs, self.most, order), self.ranks, 0
-        # Neighbours are of one shape and size, so that ranks finish together.
-        for first in range(0, len(dealt), ranks.size):
-            own: tuple[list[int], dict[str, Tensor]] = ([], {})
-            for batch in dealt[first : first + ranks.size][ranks.rank : ranks.rank + 1]:
-                shape = jobs[batch[0]].case.context.host_shape
-                episodes = self.episodes(alike[shape], len(batch))
-                runs = _by_player(jobs, batch)
-                places = [place for run in runs for place in run]
-                prepare(episodes, places)
-                played = _play(episodes, [[jobs[p] for p in run] for run in runs], epochs)
-                own = places, dict(vars(played))
-            for places, columns in ranks.each(own):
-                if not columns:
-                    continue
+
+        def estimate(number: int) -> tuple[str, float]:
+            context = jobs[dealt[number][0]].case.context
+            if context.host_shape not in self._flops:
+                host = context.build_host()
+                self._flops[context.host_shape] = counted(lambda: host(torch.zeros(1, LENGTH)))
+            return context.host_shape, self._flops[context.host_shape] * len(dealt[number])
+
+        def play(number: int) -> tuple[list[int], dict[str, Tensor]]:
+            batch = dealt[number]
+            shape = jobs[batch[0]].case.context.host_shape
+            episodes = self.episodes(alike[shape], len(batch))
+            runs = _by_player(jobs, batch)
+            places = [place for run in runs for place in run]
+            prepare(episodes, places)
+            played = _play(episodes, [[jobs[p] for p in run] for run in runs], epochs)
+            return places, dict(vars(played))
+
+        for turn in in_turns(len(dealt), play, estimate=estimate, ranks=ranks, costs=self._costs):
+            for _, (places, columns) in turn:
                 yield places, Played(**columns)
                 done += len(places)
                 progress(done, len(jobs))
@@ -283,8 +266,8 @@ class Controls:
         """The test score of a control as it was measured before, unless it is known here."""
         self._test.setdefault((key, seed), test)
 
-    def require(self, cases: Sequence[Case]) -> None:
-        """Measure what is missing."""
+    def require(self, cases: Sequence[Case], ranks: Ranks = ALONE) -> None:
+        """Measure what is missing; `ranks` that all call it share that."""
         missing = self.missing(cases)
         ground = Playground(
             ROWS_AT_ONCE[self.device.type],
@@ -292,6 +275,7 @@ class Controls:
             device=self.device,
             config=self.config,
             attribute=False,
+            ranks=ranks,
         )
         for places, played in ground.play([Job((), case) for case in missing]):
             self.learn([missing[place] for place in places], played)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from esper.garden.atlas import FIRST_ATLAS_SEED, WAIT_MARGIN, Atlas, Plans, arms_of
 from esper.garden.cases import Case
-from esper.garden.playing import ALONE, Job, Playground, Progress, Ranks
+from esper.garden.dealing import ALONE, Ranks
+from esper.garden.playing import Job, Playground, Progress
 from esper.garden.rewards import net_of_rent
 from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT, Blend
 from esper.tamiyo.controllers.schedules import Schedule

@@ -15,6 +15,7 @@ from torch import Tensor
 from esper.garden import Context, Controls, Greenhouse, Job, Playground
 from esper.garden.attribution import leave_one_out, shapley
 from esper.garden.cases import SELECTION_SEED, Case
+from esper.garden.dealing import Costs, in_turns
 from esper.garden.greenhouse import LISTED, VALIDATION
 from esper.garden.rewards import net_of_rent
 from esper.garden.statistics import Estimate, mean_interval
@@ -142,19 +143,28 @@ class PlotJudge:
         house = Greenhouse(group=VALIDATION, longest=longest)
         self.plots = [house.plot(number, seeds) for number in range(LISTED)]
         self.seeds, self.processes, self.device = seeds, processes, how.pop("device", "cpu")
-        self.how = how
+        self.how, self._costs = how, Costs()
 
     def judge(self, controller: Controller, *, attribute: bool = False) -> Judgement:
         """The controller's scores, the same in every process."""
-        scores = torch.zeros(len(self.plots), self.seeds, dtype=torch.float64)
-        for number in range(self.processes.rank, len(self.plots), self.processes.size):
-            plot = self.plots[number]
+        plots = self.plots
+
+        def play(number: int) -> Tensor:
+            plot = plots[number]
             jobs = [Job(player, case) for player in ((), controller) for case in plot.cases]
             how = {"horizon": plot.horizon, "device": self.device, "test": False}
             ground = Playground(len(jobs), config=plot.population(**self.how), **how)
             played = ground.play_all(jobs)
             gain = played.validation[self.seeds :] - played.validation[: self.seeds]
             net = net_of_rent(gain, played.exposure[self.seeds :], plot.rent)
-            scores[number] = net / torch.tensor([context.scale for context in plot.contexts])
-        self.processes.sum_(scores)
-        return Judgement(controller.name, tuple(plot.name for plot in self.plots), scores)
+            return net / torch.tensor([context.scale for context in plot.contexts])
+
+        turns = in_turns(
+            len(plots),
+            play,
+            estimate=lambda number: (plots[number].name, float(plots[number].horizon)),
+            ranks=self.processes,
+            costs=self._costs,
+        )
+        scores = torch.stack([score for turn in turns for _, score in turn]).double()
+        return Judgement(controller.name, tuple(plot.name for plot in plots), scores)
