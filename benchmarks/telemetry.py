@@ -135,9 +135,9 @@ def make_step() -> Callable[[], None]:
             large @ large
 
     work(100)
-    start = time.perf_counter()
+    start = time.process_time()
     work(1000)
-    times = round(1000 * STEP_SECONDS / (time.perf_counter() - start))
+    times = round(1000 * STEP_SECONDS / (time.process_time() - start))
     return lambda: work(times)
 
 

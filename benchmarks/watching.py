@@ -1,16 +1,22 @@
 """What watching costs: how late a browser knows, what answers take, and what the watched run loses.
 
     python benchmarks/watching.py
-    python benchmarks/watching.py --runs 50 --events 100000 --clients 20 --seconds 600 --turns 0
-    python benchmarks/watching.py --runs 50 --events 100000 --seconds 0 --turns 300
+    python benchmarks/watching.py --runs 50 --events 100000 --clients 20 --seconds 600 --blocks 0
+    python benchmarks/watching.py --runs 50 --events 100000 --seconds 0 --blocks 100 --json FILE
 
 Many runs lie in a folder, copies of one with so many events, and one more is written while clients
 listen to word of what is new and ask for what a page would show then. The run's steps are as in
-benchmarks/telemetry.py. What a step takes of a core, in all threads of the run's process, and by
-the clock is measured in many short turns: without a page, twice with one, without. What drifts
-cancels within such a block; the figure is the median over blocks, with the 95 % interval that their
-order gives it. A word's lateness is counted from the moment in which the run hands its last event
-over.
+benchmarks/telemetry.py. A word's lateness is counted from the moment in which the run hands its
+last event over.
+
+What the run loses is measured in one process that writes a run, in turns of a round each: without a
+page, twice with one, without. The page is the same all along; it sleeps in turns without it, and
+what it asks for when it wakes comes before the turn. A turn ends when all that it told is on the
+disk, so that each does the same work. What drifts cancels within a block of
+four; the figure is the median of the means of any two blocks, with the 95 % interval of the
+signed-rank test. What counts is the time of processors, in all threads of the run's process. Beside
+it are how much of that is lost in the thread that writes telemetry, where alone the two meet, and
+the loss by the clock. FILE has all of it after every block.
 """
 
 import argparse
@@ -28,7 +34,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -41,18 +47,24 @@ from telemetry import LAYOUT, Source, make_step
 from esper.nissa import EpisodeEnded, Evaluated, Event, Hub, RunStarted, RunStore, UpdateMetrics
 
 ENVS, HORIZON = 16, 25
+SETTLING = 6  # steps of a round that does not count, after a page woke or fell asleep
 HEADS = LAYOUT.heads
 METRICS = [f"heads.{head}.{name}" for head in HEADS for name in ("entropy", "kl", "ratio_max")]
 CONFIG = {"suite": "garden", "envs": ENVS, "horizon": HORIZON, "rounds": 100_000}
 LIVE = "live"
 SENT: list[float] = []  # when each event of the run that is written was handed over
-SETTLING = 0.25  # seconds after a page was opened or closed
+WRITER = f"nissa {RunStore.name}"  # the thread
+LOSSES = {
+    "loss_percent": 0,
+    "loss_in_writing_percent": 0,
+    "loss_by_the_clock_percent": 2,
+}  # of what
 VIEWS = ("summary", "environments", "training")
 
 
-def whole_round(hub: Hub, source: Source, number: int) -> Iterator[None]:
+def whole_round(hub: Hub, source: Source, number: int, horizon: int = HORIZON) -> Iterator[None]:
     """The events of a round, a step at a time."""
-    for step in range(HORIZON):
+    for step in range(horizon):
         for event in source.events(number, step):
             hub.emit(event)
         yield
@@ -60,7 +72,7 @@ def whole_round(hub: Hub, source: Source, number: int) -> Iterator[None]:
     same = ("validation", "control", "net_gain", "returns", "added", "exposure")
     numbers = {name: [float(number % 7)] * ENVS for name in same}
     rest = {"interventions": [1] * ENVS, "rolled_back": [0] * ENVS}
-    hub.emit(EpisodeEnded(round=number, step=HORIZON - 1, **known, **numbers, **rest))
+    hub.emit(EpisodeEnded(round=number, step=horizon - 1, **known, **numbers, **rest))
     hub.emit(UpdateMetrics(round=number, metrics=dict.fromkeys(METRICS, 1.0 / number)))
     score = {"score": [0.1], "low": [0.0], "high": [0.2], "episodes": [ENVS]}
     hub.emit(Evaluated(round=number, controller="tamiyo", context=["all"], **score))
@@ -85,46 +97,54 @@ def written(folder: Path, events: int) -> None:
                 pass
 
 
-class Client(threading.Thread):
-    """Hears words, and asks for what a page would ask for then."""
+class Client:
+    """A page: hears words, and asks for what it would show then."""
 
     def __init__(self, address: str, run: str) -> None:
-        super().__init__(daemon=True)
         where = urlsplit(address)
-        self.host, self.port = where.hostname, where.port
+        self.host, self.port = where.hostname or "", where.port
         self.headers = {"Authorization": f"Bearer {where.query.removeprefix('token=')}"}
-        self.run_name = run
+        self.run_name, self.last_word = run, ""
         self.heard: list[tuple[int, float]] = []  # the number of a last event, and when
         self.took: dict[str, list[float]] = defaultdict(list)  # seconds, by view
-        self.line: http.client.HTTPConnection | None = None  # the last one
-        self.open = True
+        self.line = http.client.HTTPConnection(self.host, self.port, timeout=60)  # for questions
+        self.words = self.line
+        self.awake, self.thread = False, threading.Thread()
 
-    def connect(self, path: str) -> http.client.HTTPResponse:
-        self.line = http.client.HTTPConnection(self.host or "", self.port, timeout=60)
-        self.line.request("GET", path, headers=self.headers)
-        return self.line.getresponse()
+    def wake(self) -> None:
+        """As when a page is opened, or a browser comes back to it."""
+        if not self.thread.is_alive():
+            self.awake = True
+            self.thread = threading.Thread(target=self.listen, daemon=True)
+            self.thread.start()
 
-    def leave(self) -> None:
-        """As when a page is closed."""
-        self.open = False
-        while self.is_alive():
+    def sleep(self) -> None:
+        self.awake = False
+        while self.thread.is_alive():
             with contextlib.suppress(OSError, AttributeError):
-                self.line.sock.shutdown(socket.SHUT_RDWR)
-            self.join(0.01)
+                self.words.sock.shutdown(socket.SHUT_RDWR)
+            self.thread.join(0.01)
 
     def ask(self, view: str) -> None:
         began = time.perf_counter()
         of = "" if view == "summary" else f"&run={quote(self.run_name)}"
-        self.connect(f"/ask?view={view}{of}").read()
+        self.line.request("GET", f"/ask?view={view}{of}", headers=self.headers)
+        self.line.getresponse().read()
         self.took[view].append(time.perf_counter() - began)
 
-    def run(self) -> None:
+    def listen(self) -> None:
         with contextlib.suppress(OSError, http.client.HTTPException):
-            for view in VIEWS:
-                self.ask(view)
-            for line in self.connect("/words"):
-                if not self.open:
+            if not self.last_word:
+                for view in VIEWS:
+                    self.ask(view)
+            self.words = http.client.HTTPConnection(self.host, self.port, timeout=60)
+            known = {"Last-Event-ID": self.last_word} if self.last_word else {}
+            self.words.request("GET", "/words", headers=self.headers | known)
+            for line in self.words.getresponse():
+                if not self.awake:
                     return
+                if line.startswith(b"id: "):
+                    self.last_word = line[4:].strip().decode()
                 if line.startswith(b"data: "):
                     self.hear(json.loads(line[6:]))
 
@@ -140,17 +160,12 @@ class Client(threading.Thread):
 
 
 def listen(address: str, names: list[str]) -> None:
-    """A client for each name; they come and go with lines of the standard input, and at its end it
-    is said what they heard."""
-    everyone: list[Client] = []
-    here: list[Client] = []
-    for line in itertools.chain(["in"], sys.stdin):
-        for client in here:
-            client.leave()
-        here = [Client(address, name) for name in names] if line.strip() == "in" else []
-        everyone += here
-        for client in here:
-            client.start()
+    """A client for each name; they wake and sleep with lines of the standard input, and at its end
+    it is said what they heard."""
+    everyone = [Client(address, name) for name in names]
+    for line in itertools.chain(["wake"], sys.stdin):
+        for client in everyone:
+            client.wake() if line.strip() == "wake" else client.sleep()
         print("ready", flush=True)
     print(json.dumps([[client.heard, client.took] for client in everyone]))
 
@@ -165,7 +180,7 @@ class Clients:
         self.process.stdout.readline()
 
     def tell(self, word: str) -> None:
-        """That they come "in", or go "out"; returns when they have."""
+        """To "wake" or to "sleep"; returns when they do."""
         self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
         self.process.stdout.readline()
@@ -200,31 +215,22 @@ def processor(process: int) -> float:
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
-def paced(
-    folder: Path, turns: int, each: float, settling: float = 0.0
-) -> Iterator[tuple[float, float]]:
-    """Write a run for so many turns; after each, what a step took, by the clock and of a core.
-
-    `settling`: seconds at the beginning of a turn that do not count.
-    """
-    step, source, number = make_step(), Source(ENVS), 0
+@contextlib.contextmanager
+def written_live(folder: Path) -> Iterator[Callable[[int], None]]:
+    """A run that is written while it is watched: what is given plays a round of so many steps."""
+    step, source, numbers = make_step(), Source(ENVS), itertools.count(1)
     folder.mkdir()
     SENT.clear()
     with Noting(RunStore(folder, LAYOUT)) as hub:
         hub.emit(RunStarted(round=0, config=CONFIG))
-        opens, steps, began = time.perf_counter() + settling, 0, (0.0, 0.0)
-        while turns:
-            number += 1
-            for _ in whole_round(hub, source, number):
+
+        def play(horizon: int = HORIZON) -> None:
+            number = next(numbers)
+            for _ in whole_round(hub, source, number, horizon):
                 step()
-                now = time.perf_counter(), time.process_time()
-                if now[0] < opens or not steps:
-                    began, steps = now, int(now[0] >= opens)
-                elif now[0] > opens + each and turns:
-                    yield (now[0] - began[0]) / steps, (now[1] - began[1]) / steps
-                    opens, steps, turns = time.perf_counter() + settling, 0, turns - 1
-                else:
-                    steps += 1
+            hub.commit(number)
+
+        yield play
 
 
 def measure_load(folder: Path, count: int, seconds: float) -> dict[str, float]:
@@ -235,8 +241,9 @@ def measure_load(folder: Path, count: int, seconds: float) -> dict[str, float]:
         clients = Clients(address, wanted)
         time.sleep(3.0)
         first, busy, began = memory(process), processor(process), time.monotonic()
-        for _ in paced(folder / LIVE, round(seconds), 1.0):
-            pass
+        with written_live(folder / LIVE) as play:
+            while time.monotonic() < began + seconds:
+                play()
         spent = time.monotonic() - began
         figures = {"server_mb_first": first, "server_mb_last": memory(process)}
         figures["server_core_percent"] = 100 * (processor(process) - busy) / spent
@@ -249,26 +256,56 @@ def measure_load(folder: Path, count: int, seconds: float) -> dict[str, float]:
     return figures
 
 
-def measure_loss(folder: Path, turns: int, each: float) -> dict[str, float]:
-    """Steps of a run with a page open and with none, in blocks of four turns: out, in, in, out."""
-    times: list[tuple[float, float]] = []
-    with server(folder) as (address, _):
+def measure_loss(folder: Path, blocks: int, file: Path | None) -> dict[str, float]:
+    """Rounds of a run while a page is asleep, awake, awake, asleep, and so on."""
+    times: list[list[float]] = []  # that turns took, by way of measuring
+    figures: dict[str, float] = {}
+    with server(folder) as (address, _), written_live(folder / f"{LIVE}-turns") as play:
         clients = Clients(address, [f"{LIVE}-turns"])
-        clients.tell("out")
-        for found in paced(folder / f"{LIVE}-turns", 4 * (turns // 2), each, SETTLING):
-            times.append(found)
-            if len(times) % 2:
-                clients.tell("in" if len(times) % 4 == 1 else "out")
+        for turn in range(-2, 4 * blocks):  # the first two do not count
+            clients.tell("wake" if turn % 4 in (1, 2) else "sleep")
+            play(SETTLING)
+            began = clocks()
+            play()
+            times.append([after - before for before, after in zip(began, clocks(), strict=True)])
+            if turn % 4 == 3 and turn >= 0:
+                figures = losses(times[2:])
+                write_json(file, figures)
+                print(
+                    " ".join(f"{name} {value:.2f}" for name, value in figures.items()), flush=True
+                )
         clients.end()
-    blocks = [times[first : first + 4] for first in range(0, len(times), 4)]
-    figures = {"step_ms": 1e3 * statistics.median(wall for wall, _ in times), "blocks": len(blocks)}
-    for place, name in enumerate(("loss_percent", "loss_of_core_percent")):
-        turned = [[turn[place] for turn in block] for block in blocks]
-        ratios = sorted(100 * ((b + c) / (a + d) - 1) for a, b, c, d in turned)
-        outside = max(0, int(len(ratios) / 2 - 0.98 * len(ratios) ** 0.5))  # on either side
-        figures[name] = statistics.median(ratios)
-        figures |= {f"{name}_low": ratios[outside], f"{name}_high": ratios[-1 - outside]}
     return figures
+
+
+def clocks() -> tuple[float, float, float]:
+    """Seconds of processors in this process and in the thread that writes, and by the clock."""
+    (writer,) = (each.ident for each in threading.enumerate() if each.name == WRITER)
+    written = time.clock_gettime(time.pthread_getcpuclockid(writer))
+    return time.process_time(), written, time.perf_counter()
+
+
+def losses(times: list[list[float]]) -> dict[str, float]:
+    """What turns with a page take longer than those without, in percent, with its interval."""
+    blocks = [times[first : first + 4] for first in range(0, len(times), 4)]
+    figures = {"blocks": float(len(blocks))}
+    figures["round_ms"] = 1e3 * statistics.median(clock for _, _, clock in times)
+    for place, (name, whole) in enumerate(LOSSES.items()):
+        ratios = []
+        for asleep, awake, awake_too, asleep_too in blocks:
+            more = awake[place] + awake_too[place] - asleep[place] - asleep_too[place]
+            ratios.append(100 * more / (asleep[whole] + asleep_too[whole]))
+        figures |= dict(zip((name, f"{name}_low", f"{name}_high"), centre(ratios), strict=True))
+    return figures
+
+
+def centre(values: list[float]) -> tuple[float, float, float]:
+    """The median of all means of two values (or one with itself), and its 95 % interval."""
+    pairs = itertools.combinations_with_replacement(values, 2)
+    means, count = sorted((a + b) / 2 for a, b in pairs), len(values)
+    spread = 1.96 * (count * (count + 1) * (2 * count + 1) / 24) ** 0.5
+    outside = max(0, int(len(means) / 2 - spread))  # on either side
+    return statistics.median(means), means[outside], means[-1 - outside]
 
 
 PIXEL = """([text]) => new Promise((done) => {
@@ -319,9 +356,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0, help="of the load; 0: none")
     parser.add_argument(
-        "--turns", type=int, default=8, help="with a page open, and as many with none; 0: none"
+        "--blocks", type=int, default=4, help="of four turns, of 5 seconds in all; 0: none"
     )
-    parser.add_argument("--turn-seconds", type=float, default=0.5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--listen", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -341,8 +377,8 @@ def main() -> None:
         if given.seconds:
             figures |= measure_load(folder, given.clients, given.seconds)
             figures |= measure_pixels(folder, 20)
-        if given.turns:
-            figures |= measure_loss(folder, given.turns, given.turn_seconds)
+        if given.blocks:
+            figures |= measure_loss(folder, given.blocks, given.json)
     table = Table("what", "figure", title="the live page")
     for name, value in figures.items():
         table.add_row(name, f"{value:.3g}")

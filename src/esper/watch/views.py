@@ -10,7 +10,7 @@ import threading
 import time
 import tomllib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,9 +78,9 @@ def plain(value: Any) -> Any:
     """As JSON can hold it, numbers with six digits; what is no number is nothing."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {name: plain(inner) for name, inner in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, (list, tuple)):
         return [plain(inner) for inner in value]
     return f"{len(value)} bytes" if isinstance(value, bytes) else value
 
