@@ -103,7 +103,7 @@ WRONG = [
     (("evaluate", "--controllers", f"{FIXED},epoch=40"), "epoch 40 of 25"),
     (("evaluate", "--controllers", "fixed:slot=first,blueprint=mlp"), "Unknown slot"),
     (("evaluate", "--controllers", f"{FIXED},epoch=soon"), "a whole number"),
-    (("evaluate", "--seeds", "0"), "from 1"),
+    (("evaluate", "--seeds", "0"), "at least 1"),
     (("evaluate", "--rows", "0"), "0 rows"),
     (("evaluate", "--rent", "-1"), "from 0"),
     (("evaluate", "--device", "tpu"), "valid: cpu, cuda"),

@@ -11,7 +11,8 @@ from esper.kasmina.blueprints import build_catalogue, find_blueprint
 from esper.kasmina.hosts import build_host
 from esper.leyline.constants import DEFAULT_RENT, RENT_LEVELS
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
-from esper.show.terminal import flat_estimate, progress, table_of, wide_console, write_flat
+from esper.leyline.settings import NOT_NEGATIVE, require
+from esper.show.terminal import flat_estimate, progress, show_table, write_flat
 from esper.simic.agent.processes import Processes
 from esper.simic.training.run_processes import joined, require_device
 from esper.simic.training.training_runs import load_controller
@@ -23,13 +24,9 @@ def show_tasks(command: commands.Tasks) -> None:
     known = {} if atlas is None else _facts(atlas)
     headings = ("context", "never grown", "best known", "by", "what it is")
     for group, contexts in suite.groups().items():
-        table = table_of(
-            *headings, title=f"{suite.name}: {group}", right=headings[1:3], fold=headings[-1:]
-        )
-        for context in contexts:
-            _, _, what = str(context).partition(": ")
-            table.add_row(context.name, *known.get(context.key, ("", "", "")), what)
-        wide_console().print(table)
+        rows = ((c.name, *known.get(c.key, [""] * 3), str(c).partition(": ")[2]) for c in contexts)
+        title, what = f"{suite.name}: {group}", headings[-1:]
+        show_table(headings, rows, title=title, right=headings[1:3], fold=what, wide=True)
     if atlas is None:
         print(f"Nothing has been measured of {suite.name!r}: esper atlas --suite {command.suite}")
 
@@ -109,24 +106,22 @@ def _measured(
 def _print_atlas(suite: Suite, atlas: Atlas) -> None:
     numbers = ("never grown", "net gain")
     title = f"{suite.name}: the best single seed of each context"
-    table = table_of("context", *numbers, "best arm", title=title, right=numbers)
     known = _facts(atlas)
-    for context in atlas.contexts:
-        table.add_row(context.name, *known[context.key])
+    rows = ((context.name, *known[context.key]) for context in atlas.contexts)
+    show_table(("context", *numbers, "best arm"), rows, title=title, right=numbers, wide=True)
     headings = ("rent", "oracle", "best constant", "random", "waiting is best in")
     title = "Suite score, chosen on half the seeds, scored on the others"
-    summary = table_of(*headings, title=title, right=headings)
-    for rent in RENT_LEVELS:
-        found = atlas.summary(rent)
-        summary.add_row(
+    summary = (
+        (
             f"{rent:g}",
             f"{found['oracle']:.2f}",
             f"{found['best_constant']:.2f} ({found['best_constant_share']:.0%})",
             f"{found['random']:.2f} ({found['random_share']:.0%})",
             f"{found['wait_optimal_share']:.0%} of contexts",
         )
-    wide_console().print(table)
-    wide_console().print(summary)
+        for rent, found in ((rent, atlas.summary(rent)) for rent in RENT_LEVELS)
+    )
+    show_table(headings, summary, title=title, right=headings, wide=True)
     print(f"Best constant at rent {DEFAULT_RENT:g}: {atlas.best_constant()}")
     if atlas.plans is not None:
         print(f"Best constant schedule: {', '.join(map(str, atlas.constant()))}")
@@ -137,10 +132,7 @@ def run_evaluation(options: commands.Evaluate) -> None:
     groups = suite.groups()
     if options.group not in groups:
         raise UnknownNameError.of("group of contexts", options.group, groups)
-    if options.seeds < 1:
-        raise EsperError("Evaluation needs cases", given=f"--seeds {options.seeds}", valid="from 1")
-    if not options.rent >= 0:
-        raise EsperError("Rent is never negative", given=f"--rent {options.rent:g}", valid="from 0")
+    require("--rent", options.rent, NOT_NEGATIVE)
     require_device(options.device, "--device")
     controllers = [
         load_controller(name, device=options.device)
@@ -181,20 +173,20 @@ def standing_figures(lines: list[Standing]) -> dict[str, float]:
 
 def print_standings(title: str, lines: list[Standing], rent: float) -> None:
     figures = ("score (IQM)", "net gain, points", "harmful", "parameters", "decisions", "rollbacks")
-    title = f"{title}; rent {rent:g}; 95 % intervals"
-    name = "controller"
-    table = table_of(name, *figures, title=title, right=figures, fold=(name,), bold=name)
-    for line in lines:
-        table.add_row(
+    rows = (
+        (
             line.controller,
             f"{line.score:+.2f}",
             f"{line.gain:+.1f}",
             f"{line.harmful:.0%}",
             f"+{line.added:,.0f}",
             f"{line.interventions:.1f}",
-            str(line.rollbacks),
+            line.rollbacks,
         )
-    wide_console().print(table)
+        for line in lines
+    )
+    name, title = ("controller",), f"{title}; rent {rent:g}; 95 % intervals"
+    show_table((*name, *figures), rows, title=title, right=figures, fold=name, wide=True)
 
 
 def show_blueprints(command: commands.Blueprints) -> None:
@@ -203,18 +195,12 @@ def show_blueprints(command: commands.Blueprints) -> None:
     specs = host.slot_specs()
     catalogue = build_catalogue(specs, sum(p.numel() for p in host.parameters()))
     slots = [f"{spec.name}\n{spec.channels} channels" for spec in specs]
-    table = table_of(
-        "blueprint",
-        *slots,
-        "what it is",
-        title=f"{command.host}: {catalogue.host_params:,} parameters; a seed adds, by slot",
-        right=slots,
-        fold=("what it is",),
-        bold="blueprint",
-    )
+    rows = []
     for name, costs in zip(catalogue.names, zip(*catalogue.costs, strict=True), strict=True):
         cells = [
             "-" if cost < 0 else f"{cost:,} ({cost / catalogue.host_params:.0%})" for cost in costs
         ]
-        table.add_row(name, *cells, find_blueprint(name, specs[0].family).summary)
-    wide_console().print(table)
+        rows.append((name, *cells, find_blueprint(name, specs[0].family).summary))
+    title = f"{command.host}: {catalogue.host_params:,} parameters; a seed adds, by slot"
+    what = ("what it is",)
+    show_table(("blueprint", *slots, *what), rows, title=title, right=slots, fold=what, wide=True)

@@ -13,7 +13,7 @@ from esper.leyline.errors import EsperError, printable
 from esper.nissa import RunReader, StoreError
 from esper.show import write_report
 from esper.show.run_facts import scores
-from esper.show.terminal import table_of
+from esper.show.terminal import show_table
 from esper.simic.training import RunError, RunFolder
 
 
@@ -29,26 +29,21 @@ def list_runs(command: Runs) -> None:
     if not found and not grown:
         raise RunError(f"There are no runs in {folder}", fix="train one: esper train demo")
     if found:
-        table = table_of("run", "suite", "rounds", "envs", "best evaluation", fold=("run", "suite"))
-        for run in found:
-            table.add_row(*map(_cell, (run.path, *_line(run))))
-        Console().print(table)
+        columns = ("run", "suite", "rounds", "envs", "best evaluation")
+        show_table(columns, ((run.path, *_line(run)) for run in found), fold=("run", "suite"))
     if grown:
-        table = table_of("run", "model", "epochs", "score", fold=("run", "model"))
-        for path in grown:
-            table.add_row(*map(_cell, (path, *line_of(path))))
-        Console().print(table)
+        columns = ("run", "model", "epochs", "score")
+        show_table(columns, ((path, *line_of(path)) for path in grown), fold=("run", "model"))
 
 
-def _line(run: RunFolder) -> tuple[str, ...]:
+def _line(run: RunFolder) -> tuple[object, ...]:
     """What the list says of a run; one that cannot be read must not hide the others."""
     try:
         config, done = run.config, run.newest()
     except EsperError:
         return ("unreadable", "", "", "")
     rounds = f"{done[0] if done else 0} of {config.rounds}"
-    best = best_scores(run.path).get("tamiyo", "")
-    return config.suite, rounds, str(config.envs), str(best)
+    return config.suite, rounds, config.envs, best_scores(run.path).get("tamiyo")
 
 
 def show_run(command: Show) -> None:
@@ -59,12 +54,11 @@ def show_run(command: Show) -> None:
         f"rounds are checkpointed; suite {escape(config.suite)}, {config.envs} environments"
     )
     title = "evaluations (net gain / scale, validation data)"
-    table = table_of("controller", "round", "score, 95 % interval", title=title)
-    judged = scores(done)
-    for controller, found in judged.items():
-        for score in found:
-            table.add_row(_cell(controller), str(score.round), str(score))
-    console.print(table if judged else "Nothing has been evaluated yet.")
+    rows = [(name, each.round, each) for name, found in scores(done).items() for each in found]
+    if rows:
+        show_table(("controller", "round", "score, 95 % interval"), rows, title=title)
+    else:
+        console.print("Nothing has been evaluated yet.")
     if lacking := untold(run.path).strip():
         console.print(escape(lacking))
     with suppress(StoreError), RunReader(run.path) as reader:
@@ -74,11 +68,9 @@ def show_run(command: Show) -> None:
             "select name, value from updates where round = (select max(round) from updates) "
             "order by name"
         ).rows
-        table = table_of("metric", "value", title="the last update", right=("value",))
-        for name, value in metrics:
-            table.add_row(name, f"{float('nan') if value is None else value:.4g}")
-        if metrics:
-            console.print(table)
+        figures = [(name, "nan" if value is None else f"{value:.4g}") for name, value in metrics]
+        if figures:
+            show_table(("metric", "value"), figures, title="the last update", right=("value",))
         anomalies = list(reader.each("anomalies"))
         for row in anomalies:
             word = "[red]anomaly[/red]" if row["raised"] else "[green]over[/green]"
@@ -102,19 +94,9 @@ def ask_run(command: Events) -> None:
             print(f"{reader.export(export)} events written to {export}")
         if sql is not None:
             found = reader.query(sql)
-            columns = [escape(name) for name in found.columns]
-            table = table_of(*columns, fold=columns)
-            for row in found.rows:
-                table.add_row(*(_cell(value) for value in row))
-            Console().print(table)
+            show_table(found.columns, found.rows, fold=found.columns)
         if sql is None and export is None:
             raise EsperError(
                 "Nothing was asked",
                 fix='use --sql "select kind, count(*) from events group by kind" or --export FILE',
             )
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{len(value)} bytes" if isinstance(value, bytes) else escape(printable(str(value)))

@@ -3,13 +3,9 @@
 import platform
 import sys
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
 
 from esper.api.run_records import versions
 from esper.garden import find_suite
@@ -23,22 +19,8 @@ from esper.nissa import RunReader, StoreError, require_sinks
 from esper.show.run_facts import Score, scores
 from esper.show.terminal import flat_estimate, progress, require_writable, write_flat
 from esper.simic.agent.processes import Processes
-from esper.simic.training import (
-    RoundReport,
-    RunFolder,
-    Stopping,
-    TrainConfig,
-    train_run,
-)
+from esper.simic.training import RoundReport, RunFolder, Stopping, TrainConfig, train_run
 from esper.simic.training.run_processes import is_launched, joined, launch, require_device
-
-SHOWN_STAGES = (
-    SeedStage.DORMANT,
-    SeedStage.TRAINING,
-    SeedStage.BLENDING,
-    SeedStage.HOLDING,
-    SeedStage.FOSSILIZED,
-)
 
 
 def start_run(command: Train) -> RunFolder:
@@ -130,14 +112,14 @@ def _trained(run: RunFolder, quiet: bool, json: Path | None, processes: Processe
             "Ctrl-C stops after the round; nothing is lost.",
             flush=True,
         )
-    view = _Screen(config) if sys.stderr.isatty() else _Lines(config)
-    with closing(view), ExitStack() as bars:
+    rounds = _Rounds(config)
+    with ExitStack() as bars:
         tell = bars.enter_context(progress(quiet=quiet))
 
         def listen(report: RoundReport) -> None:
-            bars.close()  # two displays at once would overwrite each other
+            bars.close()  # which would be drawn over the lines
             if not quiet:
-                view.show(report)
+                print(rounds.line(report), flush=True)
 
         finished = train_run(run, listener=listen, tell=tell, stop=stop, processes=processes)
     if not finished:
@@ -206,62 +188,27 @@ def sentence_of(path: Path) -> str:
 # --- progress -----------------------------------------------------------------------------------
 
 
-class _Lines:
-    """One plain line a round, where there is no terminal."""
+class _Rounds:
+    """A plain line for every round."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config, self.began, self.first = config, time.monotonic(), 0
 
-    def close(self) -> None: ...
-
-    def show(self, report: RoundReport) -> None:
+    def line(self, report: RoundReport) -> str:
         self.first = self.first or report.round
-        print(" · ".join(self.facts(report)), flush=True)
-
-    def facts(self, report: RoundReport) -> list[str]:
         spent, config = report.seconds, self.config
         steps = config.envs * config.horizon / max(1e-9, spent["play"] + spent["learn"])
         rounds = report.round - self.first + 1
         left = (config.rounds - report.round) * (time.monotonic() - self.began) / rounds
         error = float(report.returns.std()) / max(1, len(report.returns)) ** 0.5
+        kept = (f"{n} {counts[SeedStage.FOSSILIZED]}" for n, counts in report.stages.items())
         facts = [
             f"round {report.round}/{config.rounds}",
             f"return {float(report.returns.mean()):+.2f} ± {1.96 * error:.2f}",
             f"{steps:,.0f} steps/s (play {spent['play']:.1f} s, learn {spent['learn']:.1f} s)",
+            f"seeds kept: {', '.join(kept)}",
             f"{left / 60:.0f} min left" if left > 90 else f"{left:.0f} s left",
         ]
         if report.judgement is not None:
             facts.insert(2, f"evaluation {report.judgement.mean:+.2f}")
-        return [*facts, *(f"ANOMALY {anomaly}" for anomaly in report.anomalies)]
-
-
-class _Screen(_Lines):
-    """A table that is redrawn, in a terminal."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        super().__init__(config)
-        self.console = Console(stderr=True)
-        self.live = Live(console=self.console, auto_refresh=False)
-        self.evaluations: list[str] = []
-
-    def close(self) -> None:
-        self.live.stop()
-
-    def show(self, report: RoundReport) -> None:
-        self.first = self.first or report.round
-        if not self.live.is_started:
-            self.live.start()
-        if report.judgement is not None:
-            text = f"round {report.round}: {report.judgement.mean:+.2f}"
-            self.evaluations = [*self.evaluations[-4:], text]
-        table = Table(box=None, title="seeds at the end of the round", title_justify="left")
-        table.add_column("slot", style="bold")
-        for stage in SHOWN_STAGES:
-            table.add_column(stage.name.lower(), justify="right")
-        for slot, counts in report.stages.items():
-            table.add_row(slot, *(str(counts[stage]) for stage in SHOWN_STAGES))
-        phases = ", ".join(f"{name} {spent:.1f} s" for name, spent in report.seconds.items())
-        lines = [*self.facts(report), f"phases: {phases}"]
-        if self.evaluations:
-            lines.append("evaluations: " + "; ".join(self.evaluations))
-        self.live.update(Group(*lines, table), refresh=True)
+        return " · ".join([*facts, *(f"ANOMALY {anomaly}" for anomaly in report.anomalies)])

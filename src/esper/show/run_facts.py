@@ -141,13 +141,6 @@ class Facts:
         first, last = self.late[0], self.late[-1]
         return f"round {last}" if first == last else f"rounds {first} to {last}"
 
-    def setting(self, *names: str) -> Any:
-        """A setting of the run, None where it is not known."""
-        found: Any = self.config
-        for name in names:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
-
     def by_context(self) -> dict[str, list[Row]]:
         """Episodes of the last rounds whose gain is known."""
         found: dict[str, list[Row]] = defaultdict(list)

@@ -3,18 +3,19 @@
 import json
 import sys
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from esper.garden.statistics import Estimate
-from esper.leyline.errors import DataError
+from esper.leyline.errors import DataError, printable
 
 SECONDS_BETWEEN_LINES = 10.0
 WIDTH = 110  # of a terminal, at least, for tables that need it
@@ -66,29 +67,32 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def wide_console() -> Console:
-    """Wide enough for the tables, also where output goes to a file."""
-    return Console(width=max(WIDTH, Console().width))
-
-
-def table_of(
-    *columns: str,
+def show_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
     title: str | None = None,
     right: Container[str] = (),
     fold: Container[str] = (),
-    bold: str = "",
-) -> Table:
-    """An empty table; of its columns some are numbers to the right, some may be broken."""
+    wide: bool = False,
+) -> None:
+    """Print rows of anything; of the columns some are numbers to the right, some may be broken.
+
+    `wide`: wide enough for what may not, also where output goes to a file.
+    """
     table = Table(title=title, box=box.SIMPLE)
     for name in columns:
-        table.add_column(
-            name,
-            justify="right" if name in right else "left",
-            no_wrap=name not in fold,
-            overflow="fold",
-            style="bold" if name == bold else None,
-        )
-    return table
+        justify: Literal["left", "right"] = "right" if name in right else "left"
+        table.add_column(escape(name), justify=justify, no_wrap=name not in fold, overflow="fold")
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    Console(width=max(WIDTH, Console().width) if wide else None).print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{len(value)} bytes" if isinstance(value, bytes) else escape(printable(str(value)))
 
 
 def require_writable(file: Path | None) -> None:

@@ -47,7 +47,7 @@ def learning_curve(facts: Facts, theme: Theme) -> Figure:
     _learned(axes, facts, theme)
     _baselines(axes, facts, theme)
     axes.set_ylabel("score: net gain / scale")
-    envs = facts.setting("envs")
+    envs = facts.config.get("envs")
     if envs:
         axes.set_xlabel(f"round ({envs} training episodes each)")
     legend_beside(axes)

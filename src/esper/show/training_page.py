@@ -57,7 +57,7 @@ def page(facts: Facts) -> Page:
 
 
 def _tiles(facts: Facts) -> list[Tile]:
-    best, planned = facts.best, facts.setting("rounds")
+    best, planned = facts.best, facts.config.get("rounds")
     scores = ({} if best is None else {"best evaluation": best}) | dict(facts.baselines)
     rounds = f"{facts.last_round:,}" + (f" of {planned:,}" if planned else "")
     return [
@@ -221,7 +221,7 @@ def headline(facts: Facts) -> str:
 
 def cautions(facts: Facts) -> list[str]:
     """What a reader should know before believing the figures, and what is missing."""
-    best, planned, envs = facts.best, facts.setting("rounds"), facts.setting("envs")
+    best, planned, envs = facts.best, facts.config.get("rounds"), facts.config.get("envs")
     short = sum(each["episodes"] < (envs or 0) for each in facts.rounds)
     holds = {
         "flattered": len(facts.learned) > 1,
