@@ -13,7 +13,6 @@ from esper.show import theme as themes
 from esper.show.growth_charts import costs, growth, spoken_flops
 from esper.show.growth_page import cautions, contents, headline, page, tiles
 from esper.show.model_drawing import drawing
-from esper.show.report import growth_figure, write_growth_report
 from esper.show.theme import DARK, LIGHT, AbsentError
 from tests.show.growth_runs import EPOCHS, growth_facts
 
@@ -45,7 +44,7 @@ class Balance(HTMLParser):
 
 
 def test_a_page_is_written_with_its_pictures_in_both_themes(tmp_path: Path) -> None:
-    written = write_growth_report(growth_facts(), tmp_path / "report")
+    written = growth_facts().write(tmp_path / "report")
     text = written.read_text(encoding="utf-8")
     names = {file.stem for file in written.parent.glob("*.png")}
     assert names == {"growth", "costs"}
@@ -171,4 +170,4 @@ def test_a_notebook_gets_the_head_of_the_page_and_a_figure_that_shows_itself() -
     found = page(growth_facts()).inline()
     assert "norm at body.act grew into the network" in found
     assert found.count("data:image/png;base64,") == 2
-    assert growth_figure(growth_facts(1))._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    assert growth_facts(1).plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]

@@ -12,7 +12,6 @@ Checkpoint and sample are archives of tensors and JSON.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ from esper.archive.tensors import MANIFEST
 from esper.kasmina.probe import Sample
 from esper.nissa.hub import tell
 from esper.show.growth_facts import Report, SeedLife
-from esper.show.report import FOLDER, growth_figure, write_growth_report
+from esper.show.report import FOLDER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -169,7 +168,7 @@ class GrownRun:
 
     def plot(self, *, dark: bool = False) -> "Figure":
         """How it grew, as a figure of matplotlib: scores, losses, contributions and slots."""
-        return growth_figure(self.report(), dark=dark)
+        return self.report().plot(dark=dark)
 
     def write_report(self, out: str | Path | None = None) -> Path:
         """Write the page of this run into a folder, by default `report` in the run's own."""
@@ -179,15 +178,10 @@ class GrownRun:
                     "This run has no folder for its report", fix="name one: write_report(out)"
                 )
             out = self.folder.path / FOLDER
-        return write_growth_report(self.report(), Path(out))
+        return self.report().write(Path(out))
 
     def _repr_html_(self) -> str:
-        try:
-            from esper.show.growth_page import page
-
-            return page(self.report()).inline()
-        except ImportError:  # there is no matplotlib
-            return f"<pre>{escape(str(self.report()))}</pre>"
+        return self.report()._repr_html_()
 
     # --- as it goes on -------------------------------------------------------------------
 

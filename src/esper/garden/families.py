@@ -44,8 +44,12 @@ class DataFamily:
 
 
 def glyphs(samples: int, seed: int, parameters: Parameters) -> tuple[Tensor, Tensor]:
-    """MNIST-1D, with mean 0 and variance 1 over the whole set."""
-    return generate(
+    """MNIST-1D, with mean 0 and variance 1 over the whole set.
+
+    With a `gain` each sample has its own, log-uniform from exp(-gain) to exp(gain); with an `order`
+    the points are in that one, the same in every sample.
+    """
+    inputs, labels = generate(
         Mnist1dConfig(
             samples=samples,
             seed=seed,
@@ -55,21 +59,14 @@ def glyphs(samples: int, seed: int, parameters: Parameters) -> tuple[Tensor, Ten
             scale=parameters["amplitude"],
         )
     )
-
-
-def gained_glyphs(samples: int, seed: int, parameters: Parameters) -> tuple[Tensor, Tensor]:
-    """Glyphs, each sample times its own gain, log-uniform from exp(-gain) to exp(gain)."""
-    inputs, labels = glyphs(samples, seed, parameters)
-    source = torch.Generator().manual_seed(derive_seed(seed, "gain"))
-    gains = (parameters["gain"] * (2 * torch.rand(samples, 1, generator=source) - 1)).exp()
-    return inputs * gains, labels
-
-
-def shuffled_glyphs(samples: int, seed: int, parameters: Parameters) -> tuple[Tensor, Tensor]:
-    """Glyphs with their points in another order, the same in every sample; `order` names it."""
-    inputs, labels = glyphs(samples, seed, parameters)
-    source = torch.Generator().manual_seed(derive_seed("order", int(parameters["order"])))
-    return inputs[:, torch.randperm(LENGTH, generator=source)].contiguous(), labels
+    if "gain" in parameters:
+        source = torch.Generator().manual_seed(derive_seed(seed, "gain"))
+        drawn = 2 * torch.rand(samples, 1, generator=source) - 1
+        inputs = inputs * (parameters["gain"] * drawn).exp()
+    if "order" in parameters:
+        source = torch.Generator().manual_seed(derive_seed("order", int(parameters["order"])))
+        inputs = inputs[:, torch.randperm(LENGTH, generator=source)].contiguous()
+    return inputs, labels
 
 
 def spikes(samples: int, seed: int, parameters: Parameters) -> tuple[Tensor, Tensor]:
@@ -179,35 +176,22 @@ def noisy_labels(labels: Tensor, share: float, classes: int, seed: int) -> Tenso
     return torch.where(hit, drawn, labels)
 
 
-_GLYPHS: Parameters = {"translation": 48, "noise": 0.25, "amplitude": 0.4}
+def _of_glyphs(summary: str, **more: float) -> DataFamily:
+    usual: Parameters = {"translation": 48, "noise": 0.25, "amplitude": 0.4}
+    return DataFamily(summary=summary, generate=glyphs, defaults={**usual, **more})
+
 
 FAMILIES: dict[str, DataFamily] = {
-    "mnist1d": DataFamily(
-        summary="ten glyphs on a line, moved, scaled and noisy (MNIST-1D)",
-        generate=glyphs,
-        defaults=_GLYPHS,
-    ),
-    "gain": DataFamily(
-        summary="the same glyphs, every sample multiplied by its own random gain",
-        generate=gained_glyphs,
-        defaults={**_GLYPHS, "gain": 2.0},
-    ),
+    "mnist1d": _of_glyphs("ten glyphs on a line, moved, scaled and noisy (MNIST-1D)"),
+    "gain": _of_glyphs("the same glyphs, every sample multiplied by its own random gain", gain=2.0),
     "xor": DataFamily(
         summary="a signed spike in each half; the class compares their signs and places",
         generate=spikes,
         defaults={"noise": 0.1},
         classes=XOR_CLASSES,
     ),
-    "shuffled": DataFamily(
-        summary="the same glyphs, their points in another order",
-        generate=shuffled_glyphs,
-        defaults={**_GLYPHS, "order": 0},
-    ),
-    "fixed": DataFamily(
-        summary="the same glyphs, always at one place",
-        generate=glyphs,
-        defaults={**_GLYPHS, "translation": 0},
-    ),
+    "shuffled": _of_glyphs("the same glyphs, their points in another order", order=0),
+    "fixed": _of_glyphs("the same glyphs, always at one place", translation=0),
 }
 
 

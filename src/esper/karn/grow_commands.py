@@ -22,7 +22,7 @@ from esper.kasmina import export_onnx, export_program, export_python
 from esper.kasmina.export_files import Written
 from esper.leyline.errors import EsperError, UnknownNameError, printable
 from esper.nissa import RunReader, StoreError, require_sinks
-from esper.show.report import FOLDER, write_growth_report
+from esper.show.report import FOLDER
 from esper.show.terminal import require_writable
 from esper.simic.training import RunError
 
@@ -187,7 +187,7 @@ def show_growth(command: Show) -> None:
 def report_growth(command: WriteReport) -> None:
     """Its page; neither its model nor its data are needed."""
     folder = command.out or command.path / FOLDER
-    print(f"Report: {write_growth_report(api.read_report(command.path), folder)}")
+    print(f"Report: {api.read_report(command.path).write(folder)}")
 
 
 def line_of(path: Path) -> tuple[str, str, str]:

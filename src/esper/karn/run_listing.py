@@ -29,10 +29,10 @@ def list_runs(command: Runs) -> None:
     if not found and not grown:
         raise RunError(f"There are no runs in {folder}", fix="train one: esper train demo")
     if found:
-        columns = ("run", "suite", "rounds", "envs", "best evaluation")
+        columns = ["run", "suite", "rounds", "envs", "best evaluation"]
         show_table(columns, ((run.path, *_line(run)) for run in found), fold=("run", "suite"))
     if grown:
-        columns = ("run", "model", "epochs", "score")
+        columns = ["run", "model", "epochs", "score"]
         show_table(columns, ((path, *line_of(path)) for path in grown), fold=("run", "model"))
 
 

@@ -9,18 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from esper.archive import write_whole
 from esper.leyline.constants import BY_HEART, CERTAIN, UNLEARNED
 from esper.leyline.errors import DataError
-from esper.show.report import require_matplotlib
+from esper.show.report import Pictured
 from esper.show.terminal import aligned, duration, listed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # What verdicts go by: losses in units of guessing, certainty in standard errors.
 WORTH = 0.005  # that a gain must be
@@ -89,8 +85,10 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit:
+class Audit(Pictured):
     """What a model lacks, and where; prints as a table, `plot()` is a map of it."""
+
+    page_of = "audit_page"
 
     model: str
     host_params: int
@@ -192,34 +190,15 @@ class Audit:
         """Decimals in which a gain worth having has two figures."""
         return max(1 - math.floor(math.log10(WORTH * self.guess)), 0)
 
-    def plot(self, *, dark: bool = False) -> "Figure":
-        """Gains as a map of places and blueprints, a figure of matplotlib."""
-        require_matplotlib()
-        from esper.show.audit_page import heat_map
-        from esper.show.theme import figure_of
-
-        return figure_of(heat_map, self, dark=dark)
-
     def save(self, path: str | Path) -> Path:
         """Write a page that needs nothing else: map, table, verdicts and costs."""
-        require_matplotlib()
-        from esper.show.audit_page import page
-
-        file = Path(path)
+        file, page = Path(path), self.page()
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, str(page(self).drawn()))
+            write_whole(file, str(page.drawn()))
         except OSError as error:
             raise DataError(f"{file} cannot be written", given=error.strerror) from error
         return file
-
-    def _repr_html_(self) -> str:
-        try:
-            from esper.show.audit_page import page
-
-            return page(self).inline()
-        except ImportError:  # there is no matplotlib
-            return f"<pre>{escape(str(self))}</pre>"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, allow_nan=False)

@@ -14,6 +14,7 @@ import numpy as np
 
 from esper.leyline import LifecycleOp, SeedStage
 from esper.nissa import Cell
+from esper.show.report import Pictured
 from esper.show.run_facts import Array, Row, Story, signed
 
 
@@ -138,8 +139,10 @@ class SeedLife:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(Pictured):
     """One run, as far as it is: what grew, when, and what it was worth; prints as text."""
+
+    page_of = "growth_page"
 
     name: str
     settings: Row

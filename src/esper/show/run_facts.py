@@ -22,6 +22,7 @@ from esper.leyline import LifecycleOp, SeedStage
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.nissa import Cell, RunLayout, RunReader, StoreError
 from esper.nissa.store import file_of
+from esper.show.report import Pictured
 
 if TYPE_CHECKING:
     from esper.simic.training.training_runs import Kept
@@ -86,8 +87,10 @@ class Story:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Pictured):
     """One run, as far as it is."""
+
+    page_of = "training_page"
 
     path: Path
     config: Row = field(default_factory=dict)

@@ -3,7 +3,6 @@
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,11 +75,6 @@ def styled(draw: Callable[[Theme], T], theme: Theme) -> T:
     # Not even what a person has set for their own pictures changes these.
     with style.context([STYLE, theme.settings()], after_reset=True):
         return draw(theme)
-
-
-def figure_of(draw: Callable[[T, Theme], Figure], facts: T, *, dark: bool) -> Figure:
-    """A picture as a figure, for whoever goes on with it."""
-    return styled(partial(draw, facts), DARK if dark else LIGHT)
 
 
 def render(draw: Callable[[Theme], Figure], theme: Theme) -> bytes:
