@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 from starlette.requests import Request
 
-from esper.nissa import RunStarted, RunStore, UpdateMetrics
+from esper.nissa import RunStarted, RunStore, Stepped, UpdateMetrics
 from esper.watch.found_runs import FoundRun
 from esper.watch.live_server import Site
 from esper.watch.views import Answers
@@ -57,9 +57,27 @@ def test_a_view_holds_what_the_run_holds(page: Served) -> None:
     assert [row["score"] for row in scores if row["controller"] == "tamiyo"] == [0.1, 0.2, 0.3]
     assert found["config"]["suite"] == "garden_mlp"
     hosts = page.ask("environments", run="first", round=2)
-    assert {row[2] for row in hosts["steps"]["rows"]} == set(range(6))
+    columns, rows = hosts["steps"]["columns"], hosts["steps"]["rows"]
+    for env, row in enumerate(rows):
+        own = dict(zip(columns, row, strict=True))
+        curve = [40.0 + env + step for step in range(10)]
+        assert (own["env"], own["last"], json.loads(own["curve"])) == (env, 9, curve)
+    assert len(rows) == 6
     episode = page.ask("episode", run="first", round=2, env=4)
     assert episode["failed"]["rows"][0][1] == "loss is NaN"
+
+
+def test_environments_can_be_asked_for_before_anything_was_measured(tmp_path: Path) -> None:
+    with RunStore(tmp_path, LAYOUT) as store:
+        store.write([RunStarted(round=0, config=CONFIG)])
+        run = FoundRun("begun", store.path)
+        for more, rows in (([], 0), ([Stepped(round=1, step=0, rewards=[1.0, 2.0])], 2)):
+            store.write(more)
+            run.look(1)
+            text, _ = Answers().ask("environments", run, {})
+            found = json.loads(text)["steps"]
+            assert len(found["rows"]) == rows
+            assert all(row[found["columns"].index("curve")] == "[null]" for row in found["rows"])
 
 
 def test_only_those_with_the_token_are_answered(page: Served) -> None:

@@ -59,7 +59,7 @@ def answered(name: str, run: FoundRun, numbers: Numbers) -> dict[str, Any]:
             found = reader.query(sql, known)
             shown[asked] = {"columns": found.columns, "rows": plain(found.rows)}
         if name in LAID_OUT:
-            shown["layout"] = asdict(reader.layout)
+            shown["layout"] = vars(reader.layout)
         if name == "decision":
             decided = reader.decisions(known["round"], known["env"])
             chosen = next((each for each in decided if each.step == known["step"]), None)

@@ -9,16 +9,12 @@ import { last, lower, percent, rows, signed, whole } from "./words.js";
 const PAGE = 64;
 const UNKEPT = "Nothing was kept of these; environments beyond the first 256 have no rows of their own.";
 
-// Every environment with its curve and slots, from rows of steps and changes.
+// Every environment with its curve and slots, from the last step of each and the last change of each slot.
 function gathered(answer) {
   const found = new Map();
   for (const row of rows(answer.steps)) {
-    const own = found.get(row.env) ?? { env: row.env, curve: [], reward: 0 };
-    own.curve.push(row.accuracy ?? null);
-    own.reward += row.reward ?? 0;
-    own.step = row.step;
-    own.slots = answer.layout.slots.map((name) => ({ name, stage: "DORMANT", alpha: row[`alpha_${name}`] ?? null }));
-    found.set(row.env, own);
+    const slots = answer.layout.slots.map((name) => ({ name, stage: "DORMANT", alpha: row[`alpha_${name}`] ?? null }));
+    found.set(row.env, { env: row.env, curve: JSON.parse(row.curve), reward: row.total, step: row.last, slots });
   }
   for (const row of rows(answer.changes)) {
     const slot = found.get(row.env)?.slots.find((each) => each.name === row.slot);
