@@ -156,7 +156,13 @@ def test_two_runs_that_were_chosen_are_compared_with_the_keyboard_too(page: Any)
     page.get_by_role("link", name="first", exact=True).wait_for(state="hidden")
 
 
-def test_a_browser_that_was_cut_off_misses_nothing(
+SEEN = """(seen) => {
+  Object.defineProperty(document, "hidden", {get: () => !seen, configurable: true});
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_a_browser_that_was_cut_off_or_hidden_misses_nothing(
     browser: Any, address: str, folder: Path
 ) -> None:
     context = browser.new_context()
@@ -173,6 +179,12 @@ def test_a_browser_that_was_cut_off_misses_nothing(
         assert page.get_by_text("Round 1, epoch 10 of 10").is_visible(), "what is known stays"
         context.set_offline(False)
         page.get_by_text("Round 2, epoch 10 of 10").wait_for()
+        page.evaluate(SEEN, False)
+        run.play(3)
+        page.wait_for_timeout(300)
+        assert page.get_by_text("Round 2, epoch 10 of 10").is_visible(), "nobody sees it"
+        page.evaluate(SEEN, True)
+        page.get_by_text("Round 3, epoch 10 of 10").wait_for()
     context.close()
 
 

@@ -20,6 +20,8 @@ export function start() {
   let source = null;
   let tries = 0;
   const open = () => {
+    source?.close();
+    if (document.hidden) return; // what nobody sees is not asked for; when it is seen again, all of it
     source = new EventSource("words"); // gives the number of the last word back when it reconnects
     source.onopen = () => {
       Object.assign(live, { connected: true, refused: false });
@@ -40,6 +42,7 @@ export function start() {
     };
   };
   open();
+  document.addEventListener("visibilitychange", open);
 }
 
 async function asked(view, given) {
