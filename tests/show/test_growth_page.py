@@ -10,8 +10,16 @@ import pytest
 from matplotlib.figure import Figure
 
 from esper.show import theme as themes
-from esper.show.growth_charts import costs, growth, spoken_flops
-from esper.show.growth_page import cautions, contents, headline, page, tiles
+from esper.show.growth_page import (
+    cautions,
+    contents,
+    costs,
+    growth,
+    headline,
+    page,
+    spoken_flops,
+    tiles,
+)
 from esper.show.model_drawing import drawing
 from esper.show.theme import DARK, LIGHT, AbsentError
 from tests.show.growth_runs import EPOCHS, growth_facts

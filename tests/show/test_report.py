@@ -21,8 +21,14 @@ from esper.show.palette import OP_COLOURS, STAGE_COLOURS
 from esper.show.run_facts import Facts, Score, choose, read_facts, signed
 from esper.show.theme import DARK, LIGHT, render
 from esper.show.timelines import lives, shown_slots
-from esper.show.training_charts import binned
-from esper.show.training_page import cautions, contents, headline, page, seconds_by_phase
+from esper.show.training_page import (
+    binned,
+    cautions,
+    contents,
+    headline,
+    page,
+    seconds_by_phase,
+)
 from tests.show.report_runs import BLUEPRINTS, STEPS, Run, keep, whole_run
 
 PICTURES = {
@@ -364,9 +370,9 @@ def test_no_second_is_counted_twice() -> None:
 def test_many_rounds_are_averaged_in_bins() -> None:
     shares = [(number, {"a": 1.0, "b": 0.0}) for number in range(1, 401)]
     edges, heights = binned(shares)
-    assert len(edges) <= 80
-    assert (edges[0, 0], edges[-1, 1]) == (0.5, 400.5)
-    assert heights[0].tolist() == [1.0] * len(edges)
+    assert len(edges) <= 81
+    assert (edges[0], edges[-1]) == (0.5, 400.5)
+    assert heights[0].tolist() == [1.0] * (len(edges) - 1)
     edges, heights = binned([shares[0], shares[3]])  # in between there was nothing to count
     assert heights[0].tolist() == [1.0, 0.0, 0.0, 1.0]
 

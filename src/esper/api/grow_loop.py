@@ -303,7 +303,7 @@ class Growth:
             while not self.host.memory.ended:
                 with self._explaining():
                     news = self._lived()
-                if self.tryouts is not None and self.tryouts.due:
+                if self.tryouts is not None and self.tryouts.casting.finalists:
                     news = self.tryouts.held(news)
                 self.run.history.append(news.record)
                 self.run.seconds.append(dict(news.seconds))
@@ -392,7 +392,7 @@ class Growth:
 
     def epoch(self, number: int) -> EpochNews:
         trained = self._trained(number)
-        if self.tryouts is not None and number + 1 == self.tryouts.first:
+        if self.tryouts is not None and number + 1 == self.tryouts.casting.first:
             self.tryouts.begin(trained)
         return self.decided(trained)
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, Union
 
-from esper.leyline import DEFAULT_EPISODE_LENGTH, EsperError, UnknownNameError
+from esper.leyline import DEFAULT_EPISODE_LENGTH, EsperError
+from esper.leyline.errors import require_known
 from esper.leyline.settings import Count, NotNegative, Positive, Whole, require_settings
 
 AUTO = "auto"  # slots, metric: whatever fits; device: CUDA where there is one
@@ -117,8 +118,7 @@ class GrowSettings:
 
     def __post_init__(self) -> None:
         require_settings(self, "The setting", error=GrowError)
-        if self.precision not in (FULL, HALF):
-            raise UnknownNameError.of("precision", self.precision, (FULL, HALF))
+        require_known("precision", self.precision, (FULL, HALF))
         try:
             json.dumps(self.origin)
         except (TypeError, ValueError) as error:

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map_only
 from esper.api.batches import IGNORED, Pair
 from esper.api.ticking import NotFiniteError, percent
 from esper.kasmina.watching import call
-from esper.leyline.errors import DataError, EsperError, UnknownNameError, first_line
+from esper.leyline.errors import DataError, EsperError, first_line, require_known
 from esper.tolaria.tasks import mean_loss
 
 Loss = Callable[[Any, Any], Tensor]
@@ -440,9 +440,7 @@ def _one_number(value: object) -> Tensor:
 def _require_known(what: str, value: object, names: Iterable[str], unit: str = "") -> None:
     """Refuse what is neither one of these names nor a function."""
     if isinstance(value, str):
-        if value not in names:
-            fix = f"or any function of outputs and targets{unit}"
-            raise UnknownNameError.of(what, value, names, fix)
+        require_known(what, value, names, f"or any function of outputs and targets{unit}")
     elif not callable(value):
         raise EsperError(
             f"The {what} must be a name or a function",

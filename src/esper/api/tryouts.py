@@ -61,14 +61,6 @@ class Tryouts:
         folder = growth.run.folder
         self._place = None if folder is None else folder.path / START
 
-    @property
-    def first(self) -> int:
-        return self.casting.first
-
-    @property
-    def due(self) -> bool:
-        return bool(self.casting.finalists)
-
     # --- where the audition began ------------------------------------------------------------
 
     def begin(self, trained: Trained) -> None:
@@ -139,7 +131,7 @@ class Tryouts:
         told: list[EpochNews] = []
         with suppress(NotFiniteError):
             told.append(self.growth.decided(replace(trained, clock=Clock())))
-            for epoch in range(self.first, last):
+            for epoch in range(self.casting.first, last):
                 told.append(self.growth.epoch(epoch))
                 self._tell(cast, told[-1].record, last)
         return told

@@ -18,14 +18,13 @@ from esper.garden.episodes import Episodes, Epoch
 from esper.garden.playing import Controls, idle_where
 from esper.garden.reward_settings import RewardConfig
 from esper.garden.rewards import RewardState, RewardTerms, rewards
-from esper.leyline import Actions, ActionSpace, AgreementError, Legality, Lifecycle
-from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline import Actions, AgreementError, Legality, Lifecycle
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.results import Outcome
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
 from esper.tamiyo.features import FeatureTable, signals_to_features
-from esper.tolaria import Population, PopulationConfig
+from esper.tolaria import PopulationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,11 @@ class Garden:
         self.episodes = Episodes(
             draw.contexts, envs, horizon=horizon, device=device, config=config, test=test
         )
+        self.envs, self.horizon = envs, horizon
+        self.population = self.episodes.population  # the hosts themselves, for whoever inspects
+        self.catalogue, self.space = self.population.catalogue, self.population.space
         self.table = FeatureTable.of(self.catalogue)
+        self.state_dim = self.table.size
         self.reward.check_budget(int(self.population.budget.max()) / self.catalogue.host_params)
         self._number = torch.full((envs,), -1)  # of the episode that each row is in
         self._control = torch.zeros(envs, horizon, dtype=torch.float64)  # scores of the control
@@ -79,40 +82,14 @@ class Garden:
         self._state = self._reward_state()
 
     @property
-    def envs(self) -> int:
-        return len(self.episodes)
-
-    @property
-    def horizon(self) -> int:
-        return self.episodes.horizon
-
-    @property
-    def population(self) -> Population:
-        """The hosts themselves, for whoever inspects them."""
-        return self.episodes.population
-
-    @property
     def lifecycle(self) -> Lifecycle:
         """Where every row and every seed is."""
         return self.population.lifecycle
 
     @property
-    def catalogue(self) -> BlueprintCatalogue:
-        """What can be planted where."""
-        return self.population.catalogue
-
-    @property
-    def space(self) -> ActionSpace:
-        return self.population.space
-
-    @property
     def drift_epochs(self) -> Tensor:
         """[N]: with which epoch each row's task changes; -1: it does not."""
         return self.episodes.drift_epochs
-
-    @property
-    def state_dim(self) -> int:
-        return self.table.size
 
     @property
     def cases(self) -> tuple[Case, ...]:

@@ -71,16 +71,9 @@ class CompositeActions:
 
     def masks(self, legality: Legality) -> Tensor:
         """[N, A] bool: which are legal now, exactly."""
-        legal = torch.ones(legality.hosts, len(self), dtype=torch.bool)
-        matters = torch.tensor(self.space.relevance)[self.table[:, 0]]  # [A, H]
-        for position, name in enumerate(self.space.names):
-            if name in legality.masks:
-                earlier = [self.space.index(each) for each in self.space.given[position]]
-                rows = torch.arange(legality.hosts)[:, None]
-                places = (rows, *(self.table[:, each] for each in (*earlier, position)))
-                open_ = legality.masks[name][places]  # [N, A]
-                legal &= open_ | ~matters[:, position]
-        return legal
+        rows = torch.arange(legality.hosts).repeat_interleave(len(self))
+        every = Actions(self.space, self.table.repeat(legality.hosts, 1))
+        return legality.rows(rows).permits(every).view(legality.hosts, -1)
 
     def describe(self, number: int) -> str:
         """An action in words, as in `GERMINATE slot=0 blueprint=3 blend=0`."""
@@ -132,18 +125,10 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
         self.single_action_space = spaces.Discrete(len(self.actions))
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._masks: tuple[Legality, Tensor] | None = None
 
     def action_masks(self) -> Array:
         """[N, A] bool: what is legal now."""
-        return _array(self._legal())
-
-    def _legal(self) -> Tensor:
-        """[N, A] bool: worked out once in every state."""
-        legality = self.garden.legal()
-        if self._masks is None or self._masks[0] is not legality:
-            self._masks = legality, self.actions.masks(legality)
-        return self._masks[1]
+        return _array(self.actions.masks(self.garden.legal()))
 
     def reset(
         self,
@@ -187,15 +172,14 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
     def _asked(self, chosen: Array) -> tuple[Actions, Tensor]:
         """What is to be done, and which rows [N] wait since what was chosen there is illegal."""
         numbers = torch.as_tensor(np.asarray(chosen), dtype=torch.int64).reshape(-1)
-        legal = self._legal()
         asked = self.actions.decode(numbers)  # refuses what is no action at all
-        refused = ~legal[torch.arange(len(numbers)), numbers]
+        refused = ~self.garden.legal().permits(asked)
         if bool(refused.any()) and self.illegal == "raise":
             row = int(refused.nonzero()[0, 0])
             raise ActionError(
                 f"Row {row} was given an illegal action",
                 given=f"{int(numbers[row])}: {self.actions.describe(int(numbers[row]))}",
-                valid=f"{legal[row].nonzero()[:, 0].tolist()[:12]} …",
+                valid=f"{np.flatnonzero(self.action_masks()[row]).tolist()[:12]} …",
                 fix='sample from info["action_mask"], or make it with illegal="wait"',
             )
         if bool(refused.any()):

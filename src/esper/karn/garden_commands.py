@@ -10,7 +10,7 @@ from esper.karn import commands
 from esper.kasmina.blueprints import build_catalogue, find_blueprint
 from esper.kasmina.hosts import build_host
 from esper.leyline.constants import DEFAULT_RENT, RENT_LEVELS
-from esper.leyline.errors import DataError, EsperError, UnknownNameError
+from esper.leyline.errors import DataError, EsperError, require_known
 from esper.leyline.settings import NOT_NEGATIVE, require
 from esper.show.terminal import flat_estimate, progress, show_table, write_flat
 from esper.simic.agent.processes import Processes
@@ -130,8 +130,7 @@ def _print_atlas(suite: Suite, atlas: Atlas) -> None:
 def run_evaluation(options: commands.Evaluate) -> None:
     suite = find_suite(options.suite)
     groups = suite.groups()
-    if options.group not in groups:
-        raise UnknownNameError.of("group of contexts", options.group, groups)
+    require_known("group of contexts", options.group, groups)
     require("--rent", options.rent, NOT_NEGATIVE)
     require_device(options.device, "--device")
     controllers = [

@@ -20,7 +20,7 @@ from esper.karn.named_sources import NamedData, absolute, build_model, code_of, 
 from esper.karn.watch_commands import start_watching
 from esper.kasmina import export_onnx, export_program, export_python
 from esper.kasmina.export_files import Written
-from esper.leyline.errors import EsperError, UnknownNameError, printable
+from esper.leyline.errors import EsperError, printable, require_known
 from esper.nissa import RunReader, StoreError, require_sinks
 from esper.show.report import FOLDER
 from esper.show.terminal import require_writable
@@ -295,8 +295,7 @@ def _watched(path: Path, work: Callable[[], api.GrownRun], *, quiet: bool) -> No
 def export_run(command: Export) -> None:
     """Write it, and print how far its outputs are from the network's."""
     path = command.path
-    if command.format not in FORMATS:
-        raise UnknownNameError.of("format", command.format, FORMATS)
+    require_known("format", command.format, FORMATS)
     GrowthFolder(path).require_run(
         "is not a run of esper grow", fix="name the directory that esper grow wrote"
     )

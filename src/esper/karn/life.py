@@ -2,13 +2,13 @@
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from esper.garden import Case, Context, Episodes, Source
 from esper.karn.commands import Life
 from esper.kasmina import export_module
 from esper.leyline import Actions, Blend, EsperError, LifecycleOp, SeedStage
 from esper.show.palette import STAGE_COLOURS
+from esper.show.terminal import show_table
 from esper.tolaria.extraction import extract
 
 MIN_EPOCHS, MIN_SAMPLES = 16, 50
@@ -88,12 +88,10 @@ def _conclude(console: Console, two: Episodes, source: Source) -> None:
     size = sum(parameter.numel() for parameter in exported.parameters())
     host = two.population.catalogue.host_params
     after, before = two.ledger.test[:, -1].tolist()
-    table = Table(title="\nOn the test split, which nothing above has seen")
-    for column in ("network", "parameters", "accuracy"):
-        table.add_column(column, justify="left" if column == "network" else "right")
-    table.add_row("never grown", f"{host:,}", f"{before:.1f} %")
-    table.add_row("grown, exported to a plain module", f"{size:,}", f"{after:.1f} %")
-    console.print(table)
+    rows = [("never grown", f"{host:,}", f"{before:.1f} %")]
+    rows.append(("grown, exported to a plain module", f"{size:,}", f"{after:.1f} %"))
+    columns, title = ("network", "parameters", "accuracy"), "\nOn the test split, unseen so far"
+    show_table(columns, rows, title=title, right=columns[1:])
     slot = two.population.catalogue.slots.index(GROWN)
     stage = SeedStage(int(two.population.lifecycle.stage[GROWS, slot]))
     verdict = "so the export leaves it out: only what is permanent is kept."

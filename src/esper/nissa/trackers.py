@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from esper.leyline.errors import EsperError, UnknownNameError, first_line
+from esper.leyline.errors import EsperError, first_line, require_known
 from esper.leyline.ops import cause_name
 from esper.leyline.stages import SeedStage
 from esper.nissa import events as told
@@ -252,8 +252,7 @@ def require_sinks(asked: Sequence[Sink | str]) -> None:
     """Refuse a name that there is not, a tracker that is not installed, and what is no sink."""
     for sink in asked:
         if isinstance(sink, str):
-            if sink not in TRACKERS:
-                raise UnknownNameError.of("sink", sink, TRACKERS)
+            require_known("sink", sink, TRACKERS)
             TRACKERS[sink].require_installed()
         elif not isinstance(getattr(sink, "name", None), str) or not all(
             callable(getattr(sink, method, None)) for method in ("write", "close")
