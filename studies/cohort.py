@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from esper.archive import read_archive, write_archive
+from esper.garden.dealing import ALONE, Ranks
 from esper.garden.environment import Garden
 from esper.garden.rewards import net_of_rent
 from esper.leyline import Actions, AgreementError, Legality, LifecycleOp, PPOUpdateMetrics
@@ -24,6 +25,7 @@ from esper.leyline.constants import DEFAULT_LSTM_HIDDEN_DIM
 from esper.simic.agent import Outcome, PPOAgent, PPOConfig
 from esper.simic.training.config import DEFAULT_FINAL_RATE, DEFAULT_PATIENCE, changed_settings
 from esper.simic.training.trainer import suited_to_gardens
+from esper.tamiyo import RecurrentActorCritic
 from studies.imitation import Lessons, LessonSettings, Notebook, learn_lessons
 from studies.teacher import Teacher
 
@@ -132,15 +134,24 @@ class Cohort:
         *,
         teacher: Teacher | None = None,
         device: torch.device | str = "cpu",
+        ranks: Ranks = ALONE,
+        share: slice = slice(None),
     ) -> None:
+        """Of `ranks`, each has its `share` of the members, see `shares`, and a garden for them.
+
+        One without any has a garden that nobody plays in.
+        """
+        everyone, members = members, members[share]
         total = sum(member.rows for member in members)
-        if total != garden.envs:
+        if members and total != garden.envs:
             raise AgreementError(
                 "The members' rows are not those of the garden", given=total, valid=garden.envs
             )
         if teacher is None and any(member.apprentice for member in members):
             raise AgreementError("Apprentices need a teacher", given="none")
         self.garden, self.settings, self.teacher = garden, settings, teacher
+        self.ranks, self.everyone, self.device = ranks, tuple(everyone), device
+        self.first_row = sum(member.rows for member in everyone[: share.start or 0])
         self.round = 0  # rounds that are over
         self.members: list[Member] = []
         first = 0
@@ -178,8 +189,11 @@ class Cohort:
     # --- rounds --------------------------------------------------------------------------
 
     def one_round(self) -> list[MemberReport]:
-        """An episode of every row, and an update of every agent."""
-        return self.learn(self.play())
+        """An episode of every row, and an update of every agent of this rank."""
+        if self.members:
+            return self.learn(self.play())
+        self.round += 1
+        return []
 
     def play(self) -> PlayedRound:
         """One episode of every row, into the agents' buffers."""
@@ -267,14 +281,21 @@ class Cohort:
 
     def save(self, path: Path) -> None:
         """Everything that the next round depends on, between two rounds."""
-        tensors = self.garden.state_dict()
+        tensors, lessons = self.garden.state_dict(), dict[str, Tensor]()
         for member in self.members:
             member.agent.save(path / f"{member.name}-{self.round}")
             held = {} if member.lessons is None else vars(member.lessons)
-            tensors |= {f"{_LESSONS}{member.name}.{name}": value for name, value in held.items()}
-        members = [asdict(member.settings) for member in self.members]
+            lessons |= {f"{_LESSONS}{member.name}.{name}": value for name, value in held.items()}
+        number = tensors["number"] if self.members else tensors["number"][:0]
+        said = self.ranks.each((number, lessons))  # every agent is saved when all have said it
+        tensors["number"] = torch.cat([number for number, _ in said])
+        for _, held in said:
+            tensors |= held
+        members = [asdict(settings) for settings in self.everyone]
         notes = {"round": self.round, "members": members, "settings": asdict(self.settings)}
-        write_archive(path / STATE, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
+        if self.ranks.rank == 0:
+            write_archive(path / STATE, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
+        self.ranks.each(None)  # the state is written
         for member in self.members:  # what the state no longer refers to
             for old in path.glob(f"{member.name}-*"):
                 if old.name != f"{member.name}-{self.round}":
@@ -294,12 +315,23 @@ class Cohort:
                 here = {name: tensor.to(member.agent.device) for name, tensor in held.items()}
                 member.lessons = Lessons(**here)
         garden = {n: v for n, v in stored.tensors.items() if not n.startswith(_LESSONS)}
-        self.round, self._observations = round_, self.garden.load_state_dict(garden)
+        garden["number"] = garden["number"][self.first_row :][: self.garden.envs]
+        self.round = round_
+        if self.members:
+            self._observations = self.garden.load_state_dict(garden)
         return True
+
+    def networks(self, path: Path) -> dict[str, RecurrentActorCritic]:
+        """Of all members by name; those of other ranks as they were saved last."""
+        own = {member.name: member.agent for member in self.members}
+        for name in (settings.name for settings in self.everyone):
+            if name not in own:
+                own[name] = PPOAgent.load(path / f"{name}-{self.round}", device=self.device)
+        return {settings.name: own[settings.name].network for settings in self.everyone}
 
     def _require_same(self, path: Path, notes: Mapping[str, Any]) -> None:
         """Refuse what was saved by a cohort of other members or settings."""
-        theirs, ours = notes["members"], [member.settings for member in self.members]
+        theirs, ours = notes["members"], list(self.everyone)
         other = len(theirs) != len(ours) or any(map(changed_settings, ours, theirs))
         if other or changed_settings(self.settings, notes["settings"]):
             name = "members" if other else "settings"
@@ -309,6 +341,19 @@ class Cohort:
                 valid=str(ours if other else self.settings),
                 fix="use another folder",
             )
+
+
+def shares(members: Sequence[MemberSettings], ranks: int) -> list[slice]:
+    """By rank, neighbours among the members with about as many rows as those of the others."""
+    total, before = sum(member.rows for member in members), 0
+    owner = []
+    for member in members:
+        owner.append(min(ranks - 1, int(ranks * (before + member.rows / 2) / total)))
+        before += member.rows
+    return [
+        slice(sum(each < rank for each in owner), sum(each <= rank for each in owner))
+        for rank in range(ranks)
+    ]
 
 
 def _part(outcome: Outcome, rows: Tensor) -> Outcome:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.garden import Case, Episodes, by_shape
+from esper.garden.dealing import ALONE, Ranks, in_turns
 from esper.leyline import AgreementError, Blend
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.tamiyo.controllers import Arm
@@ -60,13 +61,30 @@ def train_fixed(
     rows: int = 64,
     device: torch.device | str = "cpu",
     config: PopulationConfig | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[list[tuple[FixedRun, list[Mark]]]]:
-    """Train all, `rows` together; yields batches as they are done, shorter trainings first."""
+    """Train all, `rows` together; yields batches as they are done, shorter trainings first.
+
+    `ranks` share the batches, and all hear of all.
+    """
+    batches: list[list[FixedRun]] = []
     for alike in by_shape([run.case.context for run in runs]):
         keys = {context.key for context in alike}
         mine = [run for run in runs if run.case.context.key in keys]
-        for batch in _of_like_length(mine, rows):
-            yield list(zip(batch, _train(batch, device, config), strict=True))
+        batches += _of_like_length(mine, rows)
+
+    def train(number: int) -> list[list[list[float]]]:
+        found = _train(batches[number], device, config)
+        return [[list(mark) for mark in marks] for marks in found]
+
+    def estimate(number: int) -> tuple[str, float]:
+        batch = batches[number]
+        return batch[0].case.context.host_shape, float(len(batch) * max(batch[-1].marks))
+
+    for turn in in_turns(len(batches), train, estimate=estimate, ranks=ranks):
+        for number, found in turn:
+            marks = [[Mark(*mark) for mark in each] for each in found]  # type: ignore[arg-type]
+            yield list(zip(batches[number], marks, strict=True))
 
 
 def _of_like_length(runs: Sequence[FixedRun], most: int) -> Iterator[list[FixedRun]]:

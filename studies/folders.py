@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.archive import KeptFolder, RunKind
+from esper.garden.dealing import ALONE, Ranks
 from esper.leyline.errors import DataError
 
 RESULTS = "results.jsonl"  # one line for every episode that the tables are made of
@@ -16,12 +17,19 @@ Tell = Callable[[str, int, int], None]  # what is being done, how many are done,
 
 
 class StudyFolder(KeptFolder):
-    """The folder of a study; what is kept in it is not made again."""
+    """The folder of a study; what is kept in it is not made again. Of `ranks` the first writes."""
 
     kind, error = RunKind.STUDY, DataError
 
+    def __init__(self, path: str | Path, ranks: Ranks = ALONE) -> None:
+        super().__init__(path)
+        self.ranks = ranks
+
     @contextmanager
     def locked(self) -> Iterator[int]:
+        if self.ranks.rank > 0:
+            yield -1
+            return
         try:
             with super().locked() as lock:
                 yield lock
@@ -36,11 +44,17 @@ class StudyFolder(KeptFolder):
         """What was kept under this name, if anything was."""
         return self.read(name) if (self.path / name).exists() else None
 
+    def write(self, name: str, what: Mapping[str, Any]) -> None:
+        if self.ranks.rank == 0:
+            super().write(name, what)
+
     def kept(self, name: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """What was kept under this name, or is made now and kept."""
-        if not (self.path / name).exists():
+        """What was kept under this name, or is made now, by all ranks together, and kept."""
+        first = self.ranks.rank == 0
+        if not self.ranks.each(first and (self.path / name).exists())[0]:
             self.write(name, make())
-        return self.read(name)
+        found = self.ranks.each(self.read(name) if first else {})[0]
+        return dict(found)
 
 
 def read_description(folder: Path) -> dict[str, Any]:

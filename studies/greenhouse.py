@@ -29,12 +29,14 @@ from torch.nn.functional import logsigmoid
 
 from esper.archive import read_archive, write_archive, write_whole
 from esper.garden import LAYOUT, Bed, Greenhouse, Plot, Plots
+from esper.garden.dealing import ALONE, Ranks
 from esper.leyline import Actions, Blend, Legality, LifecycleOp
 from esper.leyline.streams import derive_seed
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.agent.rollouts import collect as play_round
 from esper.simic.agent.types import Decision, Outcome
+from esper.simic.training.run_processes import joined
 from esper.tamiyo import MaskedCategorical, TokenActorCritic, logits_given
 from esper.tamiyo.controllers import RowSchedule
 from esper.tamiyo.controllers.specs import Arm
@@ -139,11 +141,12 @@ def _schedule(chance: Generator, bed: Bed, first: int) -> tuple[Arm, ...]:
     return tuple(arms.values())
 
 
-def collect(options: argparse.Namespace) -> None:
-    """Parts that are missing, one after the other."""
+def collect(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
+    """Parts that are missing, one after the other; `ranks` take turns."""
     options.out.mkdir(parents=True, exist_ok=True)
     house, until = Greenhouse(options.seed, longest=options.longest), _deadline(options)
-    for first in range(0, options.plots, PLOTS_OF_PART):
+    parts = range(0, options.plots, PLOTS_OF_PART)
+    for first in parts[ranks.rank :: ranks.size]:
         file = options.out / f"gains-{first:06d}.npz"
         if file.exists():
             continue
@@ -332,4 +335,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     asked = parsed()
-    asked.work(asked)
+    with joined(asked.device) as processes:
+        if asked.work is collect:
+            collect(asked, processes)
+        elif processes.rank == 0:  # on many processes, `esper train` learns
+            asked.work(asked)

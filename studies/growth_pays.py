@@ -16,6 +16,7 @@ from typing import Any
 
 from esper.garden import Context, Controls, Result, ResultFile, find_suite, shipped_atlas
 from esper.garden.cases import EVALUATION_SEED, Case
+from esper.garden.dealing import ALONE, Ranks
 from esper.garden.episodes import EPOCHS_ALONE, Episodes
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
 from esper.leyline.errors import DataError, UnknownNameError
@@ -111,12 +112,17 @@ def run_c1(
     *,
     tell: Tell = lambda what, done, total: None,
     seconds: float | None = None,
+    ranks: Ranks = ALONE,
 ) -> bool:
-    """Run the study, or go on with it; False if the time was over before it was finished."""
+    """Run the study, or go on with it; False if the time was over before it was finished.
+
+    `ranks` that all call it share the work; the first of them writes.
+    """
     if size not in SIZES:
         raise UnknownNameError.of("size of a study", size, SIZES)
     growths = [growth_of(*pair) for pair in SIZES[size].contexts]
-    return study_growth(folder, growths, SIZES[size], device, size=size, tell=tell, seconds=seconds)
+    how: dict[str, Any] = {"tell": tell, "seconds": seconds, "ranks": ranks}
+    return study_growth(folder, growths, SIZES[size], device, size=size, **how)
 
 
 def study_growth(
@@ -128,6 +134,7 @@ def study_growth(
     size: str = "own",
     tell: Tell = lambda what, done, total: None,
     seconds: float | None = None,
+    ranks: Ranks = ALONE,
 ) -> bool:
     """The study over these growths; see `run_c1`."""
     config = PopulationConfig(rate=GARDEN_RATE, deterministic=True)
@@ -139,6 +146,7 @@ def study_growth(
         controls=Controls(horizon=plan.horizon, device=device, config=config),
         clock=Clock(seconds),
         tell=tell,
+        ranks=ranks,
     )
     rules = {
         "study": "c1",
@@ -147,7 +155,7 @@ def study_growth(
         "epoch": f"{GARDEN_BATCHES} x {GARDEN_BATCH}",
         "alone": EPOCHS_ALONE,
     }
-    kept = StudyFolder(folder)
+    kept = StudyFolder(folder, ranks)
     with kept.locked():
         chosen = _measured(folder, growths, plan, workshop, rules)
         if chosen is None:
@@ -167,7 +175,7 @@ def _measured(
 
     None if the time was over before.
     """
-    tuning = ResultFile(folder / TUNING, rules)
+    tuning = ResultFile(folder / TUNING, rules, workshop.ranks)
     grown = [trial for growth in growths for trial in _grown_trials(growth, plan)]
     if not workshop.run("tuning what grows", grown, tuning):
         return None
@@ -181,7 +189,7 @@ def _measured(
     trials = [
         trial for growth in growths for trial in _test_trials(growth, plan, chosen[growth.label])
     ]
-    file = ResultFile(folder / RESULTS, rules)
+    file = ResultFile(folder / RESULTS, rules, workshop.ranks)
     return chosen if workshop.run("final trainings", trials, file, last=True) else None
 
 

@@ -16,6 +16,7 @@ import torch
 
 from esper.garden import EVALUATION_SEED, Atlas, Draw, Garden, Suite, find_suite, shipped_atlas
 from esper.garden.controller_choice import Renamed, controller_of
+from esper.garden.dealing import ALONE, Ranks
 from esper.garden.evaluation import evaluate, fingerprint_of
 from esper.garden.playing import Controls, StoppedError
 from esper.leyline import DEFAULT_EPISODE_LENGTH, DataError, UnknownNameError
@@ -24,7 +25,7 @@ from esper.simic.training.config import changed_settings
 from esper.tamiyo.controllers import Controller, LearnedController, make_controller
 from esper.tamiyo.controllers.learned import keep_controller
 from studies.bandit import fit_bandit
-from studies.cohort import Cohort, MemberReport, MemberSettings
+from studies.cohort import Cohort, MemberReport, MemberSettings, shares
 from studies.folders import DESCRIPTION, RESULTS, Clock, StudyFolder, Tell
 from studies.sizes import SIZES, C2Size
 from studies.teacher import Teacher
@@ -43,11 +44,15 @@ def run_c2(
     *,
     tell: Tell = lambda what, done, total: None,
     seconds: float | None = None,
+    ranks: Ranks = ALONE,
 ) -> bool:
-    """Go on with the study in `folder`; False if the time was over before it was finished."""
+    """Go on with the study in `folder`; False if the time was over before it was finished.
+
+    `ranks` that all call it share the work; the first of them writes.
+    """
     if size not in SIZES:
         raise UnknownNameError.of("size", size, SIZES)
-    kept = StudyFolder(folder)
+    kept = StudyFolder(folder, ranks)
     with kept.locked():
         return _Study(kept, SIZES[size], device, tell, Clock(seconds)).run()
 
@@ -58,7 +63,7 @@ class _Study:
     def __init__(
         self, kept: StudyFolder, size: C2Size, device: torch.device | str, tell: Tell, clock: Clock
     ) -> None:
-        self.kept, self.folder = kept, kept.path
+        self.kept, self.folder, self.ranks = kept, kept.path, kept.ranks
         self.size, self.device = size, torch.device(device)
         self.tell, self.clock = tell, clock
         self.suite: Suite = find_suite(size.suite)
@@ -86,8 +91,9 @@ class _Study:
             evaluate(controllers, heldout, **self._evaluation())
         except StoppedError:
             return False
-        self._describe(tuned, searches, known)
-        self._keep_best(cohort)
+        if self.ranks.rank == 0:
+            self._describe(tuned, searches, known)
+            self._keep_best(cohort)
         return True
 
     def _require_own_folder(self) -> None:
@@ -110,6 +116,7 @@ class _Study:
             "device": self.device,
             "progress": self.tell,
             "stop": lambda: self.clock.over,
+            "ranks": self.ranks,
         }
 
     def _tuned(self) -> dict[str, Tuned]:
@@ -124,6 +131,7 @@ class _Study:
                 device=self.device,
                 controls=self.controls,
                 tell=self.tell,
+                ranks=self.ranks,
             )
             return {kind: tuned.to_dict() for kind, tuned in found.items()}
 
@@ -151,25 +159,30 @@ class _Study:
     def _trained(self) -> Cohort | None:
         """All agents, trained; None if the time was over before."""
         members = self._members()
-        draw = Draw(contexts=self.suite.training, seeds=self.size.cases)
-        rows = sum(member.rows for member in members)
-        garden = Garden(draw, rows, controls=self.controls, device=self.device)
+        own = shares(members, self.ranks.size)[self.ranks.rank]
+        first, rows = (sum(m.rows for m in some) for some in (members[: own.start], members[own]))
+        draw = Draw(contexts=self.suite.training, seeds=self.size.cases, first_row=first)
+        if self.ranks.size > 1:  # each would measure its own, and some of them twice
+            self.controls.require(draw.pool(), self.ranks)
+        garden = Garden(draw, max(1, rows), controls=self.controls, device=self.device)
         teacher = teacher_of(self.atlas)
-        cohort = Cohort(garden, members, self.size.cohort, teacher=teacher, device=self.device)
+        who: dict[str, Any] = {"ranks": self.ranks, "share": own, "device": self.device}
+        cohort = Cohort(garden, members, self.size.cohort, teacher=teacher, **who)
         cohort.load(self.folder / COHORT)
         curves = self.kept.read_or_none(CURVES_FILE) or {each.name: [] for each in members}
         for points in curves.values():  # what a lost round had told
             del points[cohort.round :]
         rounds = cohort.settings.rounds
         while not cohort.over:
-            for report in cohort.one_round():
-                curves[report.name].append(_point(report))
+            played = [(report.name, _point(report)) for report in cohort.one_round()]
+            for name, point in (each for some in self.ranks.each(played) for each in some):
+                curves[name].append(point)
             self.tell("training, rounds", cohort.round, rounds)
             if cohort.round == cohort.settings.lesson_rounds:
                 for member in cohort.members:
                     if member.settings.apprentice:
                         member.agent.save(self.folder / APPRENTICES / member.name)
-            stopping = self.clock.over
+            stopping = any(self.ranks.each(self.clock.over))
             if stopping or cohort.over or cohort.round % self.size.save_every == 0:
                 self.kept.write(CURVES_FILE, curves)
                 cohort.save(self.folder / COHORT)
@@ -194,9 +207,8 @@ class _Study:
     ) -> tuple[list[Controller], dict[str, Any]]:
         """What can be played anywhere, and how the bandit's rules did on other seeds."""
         bandit, log = fit_bandit(self.atlas, rows=self.size.at_once, device=self.device)
-        learned = [
-            LearnedController(member.agent.network, name=member.name) for member in cohort.members
-        ]
+        found = cohort.networks(self.folder / COHORT)
+        learned = [LearnedController(network, name=name) for name, network in found.items()]
         return [
             make_controller("never"),
             make_controller("random"),
@@ -209,10 +221,10 @@ class _Study:
     def _keep_best(self, cohort: Cohort) -> None:
         """The training that did best on its own cases, as a controller."""
         name = best_training(self.kept.read(CURVES_FILE))
-        (member,) = (member for member in cohort.members if member.name == name)
+        network = cohort.networks(self.folder / COHORT)[name]
         catalogue = cohort.garden.catalogue
         card = card_of(self.kept.read(DESCRIPTION), name)
-        keep_controller(member.agent.network, self.folder / TAMIYO, catalogue, card)
+        keep_controller(network, self.folder / TAMIYO, catalogue, card)
 
     def _describe(
         self, tuned: dict[str, Tuned], bandit: dict[str, float], controllers: Sequence[Controller]

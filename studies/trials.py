@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from esper.garden import Case, Controls, Episodes, Job, Playground, Result, ResultFile
+from esper.garden.dealing import ALONE, Ranks
 from esper.leyline.errors import AgreementError
 from esper.tamiyo.controllers import Arm, RandomLegal
 from esper.tolaria.population_config import PopulationConfig, Start
@@ -62,6 +63,7 @@ class Workshop:
     controls: Controls
     clock: Clock
     tell: Tell
+    ranks: Ranks = ALONE  # that share the work
 
     def run(
         self, what: str, trials: Sequence[Trial], file: ResultFile, *, last: bool = False
@@ -76,11 +78,12 @@ class Workshop:
         finished = len(trials) - len(todo)
         with file.watched((trial.identity[0] for trial in trials), len(todo)):
             for batch in self._batches(todo):
-                self.controls.require([trial.case for trial, _ in batch])
+                self.controls.require([trial.case for trial, _ in batch], self.ranks)
                 file.add([self._result(trial, mark) for trial, mark in batch])
                 finished += len(batch)
                 self.tell(what, finished, len(trials))
-                if self.clock.over and not (last and finished == len(trials)):
+                over = any(self.ranks.each(self.clock.over))
+                if over and not (last and finished == len(trials)):
                     return False
         return True
 
@@ -107,7 +110,13 @@ class Workshop:
             everyone = torch.arange(len(episodes))
             episodes.population.set_rates(everyone, rate=torch.tensor(rates).double())
 
-        ground = Playground(self.rows, horizon=self.horizon, device=self.device, config=self.config)
+        ground = Playground(
+            self.rows,
+            horizon=self.horizon,
+            device=self.device,
+            config=self.config,
+            ranks=self.ranks,
+        )
         for places, played in ground.play(jobs, prepare=set_rates):
             outcomes = [Outcome(**record) for record in played.records()]
             yield [(trials[place], each) for place, each in zip(places, outcomes, strict=True)]
@@ -125,7 +134,13 @@ class Workshop:
             marks = tuple(sorted({trial.setting.epochs for trial in group}))
             run = FixedRun(group[0].case, setting.rate, marks, setting.arms, setting.start)
             asked[run] = group
-        batches = train_fixed(list(asked), rows=self.rows, device=self.device, config=self.config)
+        batches = train_fixed(
+            list(asked),
+            rows=self.rows,
+            device=self.device,
+            config=self.config,
+            ranks=self.ranks,
+        )
         for batch in batches:
             found = []
             for run, marks_of_run in batch:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from esper.garden import Atlas, Case, Controls, Job, Playground, Suite
 from esper.garden.controller_choice import TUNED
+from esper.garden.dealing import ALONE, Ranks
 from esper.leyline.constants import DEFAULT_RENT
 from esper.tamiyo.controllers import Controller, make_controller
 
@@ -129,11 +130,13 @@ def tune(
     device: torch.device | str = "cpu",
     controls: Controls,
     tell: Callable[[str, int, int], None] = lambda what, done, total: None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Tuned]:
     """The best rule of each kind. All kinds of one heat are played side by side."""
     size = size or TuningSize()
     contexts = suite.training
-    ground = Playground(rows, horizon=controls.horizon, device=device, test=False)
+    how: dict[str, Any] = {"horizon": controls.horizon, "device": device, "ranks": ranks}
+    ground = Playground(rows, test=False, **how)
     field = {kind: candidates_of(kind, atlas, suite, size.candidates) for kind in kinds}
     scores: dict[str, list[Tensor]] = {}
     for heat, seeds in enumerate((size.seeds, size.final_seeds)):
@@ -169,7 +172,7 @@ def judged(
     tell: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Tensor:
     """[A, C * K]: net gain / scale of every controller on every case, on validation data."""
-    controls.require(cases)
+    controls.require(cases, ground.ranks)
     jobs = [Job(controller, case) for controller in controllers for case in cases]
     played = ground.play_all(
         jobs, progress=lambda done, total: tell("tuning rules, episodes", done, total)

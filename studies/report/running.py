@@ -1,11 +1,13 @@
 """Runs studies from the command line: progress, what came of it, and where it is."""
 
+import os
 from pathlib import Path
 from typing import Protocol
 
+from esper.garden.dealing import Ranks
 from esper.leyline.errors import EsperError
 from esper.show.terminal import progress, write_flat
-from esper.simic.training.run_processes import require_device
+from esper.simic.training.run_processes import joined, require_device
 from studies.commands import GrowthStudy, LearningStudy, StudyReport
 from studies.folders import Tell
 from studies.growth_pays import run_c1
@@ -19,7 +21,14 @@ class Runner(Protocol):
     """A study that can be interrupted; says whether it is finished."""
 
     def __call__(
-        self, folder: Path, size: str, device: str, *, tell: Tell, seconds: float | None
+        self,
+        folder: Path,
+        size: str,
+        device: str,
+        *,
+        tell: Tell,
+        seconds: float | None,
+        ranks: Ranks,
     ) -> bool: ...
 
 
@@ -38,15 +47,26 @@ def run_learning_study(options: LearningStudy) -> None:
 
 
 def _run(runner: Runner, options: GrowthStudy | LearningStudy) -> bool:
+    """Is it finished, and is it this process that tells of it?"""
     require_device(options.device, "--device")
     if options.seconds is not None and not options.seconds > 0:
         raise EsperError(
             "A study needs time", given=f"--seconds {options.seconds:g}", valid="more than 0"
         )
-    with progress(quiet=options.quiet) as report:
+    with (
+        joined(options.device) as ranks,
+        progress(quiet=options.quiet or ranks.rank > 0) as report,
+    ):
         finished = runner(
-            options.out, options.size, options.device, tell=report, seconds=options.seconds
+            options.out,
+            options.size,
+            options.device,
+            tell=report,
+            seconds=options.seconds,
+            ranks=ranks,
         )
+    if ranks.rank > 0:
+        return False
     if not finished:
         print(f"Not finished. The same command goes on from what is in {options.out}.")
     return finished
@@ -61,6 +81,8 @@ def _tell(folder: Path, file: Path | None, figures: Figures, verdicts: list[Verd
 
 
 def report_studies(options: StudyReport) -> None:
+    if int(os.environ.get("RANK", "0")):
+        return  # there is nothing to share
     figures = write_evidence(options.folders, options.out)
     write_flat(options.json, figures)
     print(f"Evidence: {options.out / PAGE}, figures in {options.out / FIGURES}")

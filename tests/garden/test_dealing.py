@@ -1,7 +1,5 @@
 """Work that ranks share: every part is done once, and all are through at about the same time."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import pytest
@@ -9,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.garden.dealing import TURN, Costs, deal, in_turns
-from tests.garden.sides import Side
+from tests.garden.sides import Side, on_sides
 
 COSTS = st.lists(st.floats(0.0, 1e6), max_size=30)
 FEW = st.lists(st.integers(1, 20), max_size=7)
@@ -64,8 +62,6 @@ def test_ranks_hear_of_every_part_in_order_and_do_each_once(size: int) -> None:
         turns = in_turns(parts, do, estimate=lambda number: ("kind", number + 1.0), ranks=side)
         return [each for turn in turns for each in turn]
 
-    barrier, said = threading.Barrier(size), [None] * size
-    with ThreadPoolExecutor(size) as pool:
-        found = list(pool.map(own, [Side(rank, said, barrier) for rank in range(size)]))
+    found = on_sides(size, own)
     assert found == [[(number, f"part {number}") for number in range(parts)]] * size
     assert sorted(done) == list(range(parts))

@@ -1,8 +1,6 @@
 """Paired evaluation: the same cases for all, results that survive being cut off."""
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,7 +31,7 @@ from esper.tamiyo.controllers import (
 )
 from studies import growth_pays, tuning
 from tests.garden.plots import CONTEXTS, DOUBLE, HORIZON
-from tests.garden.sides import Side
+from tests.garden.sides import Side, on_sides
 
 SEEDS = 2
 BATCHES = 5  # an epoch: enough for a seed to be worth keeping
@@ -120,9 +118,7 @@ def test_results_do_not_depend_on_how_many_rows_train_together(
 
 
 def test_ranks_share_the_batches_and_all_know_the_results_of_one(tmp_path: Path) -> None:
-    said: list[object] = [None, None]
-    barrier, file, played = threading.Barrier(2), tmp_path / "results", []
-    ranks = [Side(rank, said, barrier) for rank in range(2)]
+    file, played = tmp_path / "results", []
 
     def own(rank: Side) -> list[Result]:
         ground = Controls(horizon=HORIZON, config=DOUBLE)
@@ -133,8 +129,7 @@ def test_ranks_share_the_batches_and_all_know_the_results_of_one(tmp_path: Path)
 
     few: dict[str, object] = {"rows": 4, "seeds": 1, "controllers": [RandomLegal()]}
     alone = run(Controls(horizon=HORIZON, config=DOUBLE), **few)
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(own, ranks)
+    first, second = on_sides(2, own)
     assert first == second == alone
     assert played[0] == played[1]
     assert len(file.read_text(encoding="utf-8").splitlines()) == 1 + len(alone), "one writes"

@@ -10,7 +10,7 @@ from esper.garden import Atlas, Context, Source, Suite, save_suite
 from esper.tamiyo.controllers import Arm
 from tests.karn.own_files import refused
 from tests.programs import esper_here
-from tests.ranks import torchrun
+from tests.ranks import ESPER, torchrun
 
 CONTEXT = Context(
     name="few", family="mnist1d", source=Source(family="mnist1d", samples=200), host="mlp"
@@ -62,7 +62,7 @@ def test_two_ranks_find_what_one_finds_to_the_byte(own_suite: str, tmp_path: Pat
     for size in (1, 2):
         (folder := tmp_path / str(size)).mkdir()
         given = (*words, "--suite", own_suite, "--seeds", "2", "--json", "figures")
-        done = torchrun(size, "esper", *given, cwd=folder)
+        done = torchrun(size, ESPER, *given, cwd=folder)
         assert done.returncode == 0, done.stderr
         files = [each for each in folder.rglob("*") if each.is_file() and each.suffix != ".sqlite"]
         told = {str(file.relative_to(folder)): file.read_bytes() for file in files}

@@ -1,6 +1,8 @@
 """The study of growth, very small: what it trains, how it chooses, how it goes on."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from esper.garden.atlas import FIRST_ATLAS_SEED
 from esper.garden.cases import SELECTION_SEED
 from esper.leyline import AgreementError, DataError, UnknownNameError
 from esper.leyline.constants import SCORED_EPOCHS
+from esper.simic.training.run_processes import joined
 from esper.tamiyo.controllers import Arm
 from esper.tolaria.population_config import Start
 from studies.cubes import Results, read_results
@@ -27,6 +30,7 @@ from studies.growth_pays import (
     run_c1,
     study_growth,
 )
+from tests.ranks import torchrun
 
 CONTEXT = find_suite("garden_mlp").find("mnist1d-4000")
 ARM = Arm(slot="early", blueprint="convpool", epoch=3)
@@ -35,18 +39,24 @@ BATCHES = 10  # of an epoch
 PLAN = C1Size(contexts=(), tuning_seeds=1, test_seeds=2, rows=64, rates=(3e-3, 1e-2), horizon=9)
 
 
+@contextmanager
+def short_epochs() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for place in ("esper.garden.episodes", "studies.growth_pays"):
+            patch.setattr(f"{place}.GARDEN_BATCHES", BATCHES)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def _short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("esper.garden.episodes", "studies.growth_pays"):
-        monkeypatch.setattr(f"{place}.GARDEN_BATCHES", BATCHES)
+def _short_epochs() -> Iterator[None]:
+    with short_epochs():
+        yield
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("c1")
-    with pytest.MonkeyPatch.context() as patch:
-        for place in ("esper.garden.episodes", "studies.growth_pays"):
-            patch.setattr(f"{place}.GARDEN_BATCHES", BATCHES)
+    with short_epochs():
         assert study_growth(folder, [GROWTH], PLAN)
     return folder
 
@@ -98,6 +108,20 @@ def test_settings_are_chosen_by_validation_on_seeds_that_are_not_reported(study:
     apart = [later - earlier for earlier, later in pairwise(firsts)]
     assert len(firsts) == 4
     assert min(apart) > 1000
+
+
+def go_on() -> None:
+    """The study in the present folder, by all processes that were launched."""
+    with short_epochs(), joined("cpu") as processes:
+        assert study_growth(Path(), [GROWTH], PLAN, ranks=processes)
+
+
+@pytest.mark.slow
+def test_two_ranks_leave_what_one_does_to_the_byte(study: Path, tmp_path: Path) -> None:
+    done = torchrun(2, f"{__name__}:go_on", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in (TUNING, RESULTS, DESCRIPTION):
+        assert (tmp_path / name).read_bytes() == (study / name).read_bytes(), name
 
 
 def test_a_finished_study_trains_nothing_again(

@@ -3,23 +3,29 @@
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from esper.garden import Atlas, Context, Suite, episodes
 from esper.leyline.errors import DataError
 from esper.simic.agent.ppo_config import PPOConfig
+from esper.simic.training.run_processes import joined
 from esper.tamiyo.controllers import Arm
 from esper.tamiyo.controllers.learned import is_kept, kept_controller
 from studies import learning_pays as c2
-from studies.cohort import CohortSettings
+from studies.cohort import CohortSettings, MemberSettings, shares
 from studies.folders import RESULTS, read_description
 from studies.sizes import C2Size
 from studies.tuning import TuningSize
 from tests.garden.plots import LESION, NOISY, PLAIN
+from tests.ranks import torchrun
 
 
 def small(context: Context) -> Context:
@@ -58,13 +64,19 @@ def made_up_atlas() -> Atlas:
     return Atlas(SUITE.training, arms, control, control, gain.double(), gain.double(), nothing)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _tiny() -> Iterator[None]:
+@contextmanager
+def tiny() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(episodes, "GARDEN_BATCHES", 1)
         patch.setattr(c2, "SIZES", {"tiny": TINY})
         patch.setattr(c2, "find_suite", lambda name: SUITE)
         patch.setattr(c2, "shipped_atlas", lambda suite: made_up_atlas())
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _tiny() -> Iterator[None]:
+    with tiny():
         yield
 
 
@@ -75,7 +87,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def left_behind(folder: Path) -> tuple[object, ...]:
+def left_behind(folder: Path) -> tuple[Any, ...]:
     """Everything that tables are made of."""
     lines = (folder / RESULTS).read_text().splitlines()
     return lines[0], sorted(lines[1:]), read_description(folder)
@@ -106,6 +118,39 @@ def test_in_parts_and_twice_it_leaves_the_same(whole: Path, tmp_path: Path) -> N
     kept = kept_controller(whole / "tamiyo", "best")
     best = c2.best_training({n: [{"score": s} for _, s in p] for n, p in study["curves"].items()})
     assert kept.fingerprint == study["made"][best]
+
+
+def go_on() -> None:
+    """The next part of the study in the present folder, by all processes that were launched."""
+    with tiny(), joined("cpu") as processes:
+        assert not c2.run_c2(Path(), "tiny", seconds=0.0, ranks=processes)
+
+
+@pytest.mark.slow
+def test_two_ranks_tune_and_train_what_one_does_and_one_goes_on(
+    whole: Path, tmp_path: Path
+) -> None:
+    study = read_description(whole)
+    done = torchrun(2, f"{__name__}:go_on", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "tuned.json").read_text()) == study["searches"]["rules"]
+    assert not c2.run_c2(tmp_path, "tiny", seconds=0.0)
+    curves = json.loads((tmp_path / "curves.json").read_text())
+    for name in LEARNERS:
+        ours = [[point["episodes"], point["score"]] for point in curves[name]]
+        assert len(ours) == 2
+        assert ours[0] == pytest.approx(study["curves"][name][0]), "rows in other company"
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 5))
+def test_every_member_is_trained_by_one_rank_and_neighbours_together(
+    rows: list[int], ranks: int
+) -> None:
+    members = [MemberSettings(name=str(n), rows=each, seed=n) for n, each in enumerate(rows)]
+    found = [members[own] for own in shares(members, ranks)]
+    assert [member for own in found for member in own] == members
+    most = max(sum(member.rows for member in own) for own in found)
+    assert most <= sum(rows) / ranks + max(rows)
 
 
 def test_a_folder_of_another_size_is_refused(
