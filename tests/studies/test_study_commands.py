@@ -3,10 +3,10 @@
 import json
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from studies import folders
 from tests.studies.made_up import (
     growth_description,
     growth_results,
@@ -42,9 +42,9 @@ def test_a_study_tells_what_came_of_it_and_writes_its_figures(
 ) -> None:
     asked: dict[str, object] = {}
 
-    def run(folder: Path, size: str, device: str, *, tell: folders.Tell, seconds: object) -> bool:
-        asked.update(size=size, device=device, seconds=seconds)
-        tell("episodes", 1, 1)
+    def run(folder: Path, size: str, device: str, **how: Any) -> bool:
+        asked.update(size=size, device=device, seconds=how["seconds"])
+        how["tell"]("episodes", 1, 1)
         make(kind, folder)
         return True
 
