@@ -13,14 +13,13 @@ from esper.show import theme as themes
 from esper.show.growth_page import (
     cautions,
     contents,
-    costs,
+    drawing,
     growth,
     headline,
     page,
     spoken_flops,
     tiles,
 )
-from esper.show.model_drawing import drawing
 from esper.show.theme import DARK, LIGHT, AbsentError
 from tests.show.growth_runs import EPOCHS, growth_facts
 
@@ -55,7 +54,7 @@ def test_a_page_is_written_with_its_pictures_in_both_themes(tmp_path: Path) -> N
     written = growth_facts().write(tmp_path / "report")
     text = written.read_text(encoding="utf-8")
     names = {file.stem for file in written.parent.glob("*.png")}
-    assert names == {"growth", "costs"}
+    assert names == {"growth"}
     assert text.count("data:image/png;base64,") == 2 * len(names)
     assert not re.findall(r'(?:src|srcset|href)="(?!data:image|#)', text), "it loads nothing"
     assert all(words for words in re.findall(r'<img alt="([^"]*)"', text))
@@ -74,6 +73,8 @@ def test_the_page_says_what_grew_what_became_of_every_seed_and_why() -> None:
         "<td>wide</td><td>head</td><td>33</td><td>3</td><td>pruned after epoch 4</td>",
         "<td>mlp</td><td>head</td><td>33</td><td>6</td><td>switched off at the end after epoch 7<",
         "<td>5</td><td>keep norm at body.act</td><td>it pays</td>",
+        "<td>train</td><td>14 s</td><td>57%</td><td>2 s</td>",
+        "<td>operations</td><td>7 G</td><td></td><td>1 G</td>",
     ):
         assert row in text
     assert "<td>+3.25</td>" in text, "the contribution when it was last measured"
@@ -121,9 +122,8 @@ def test_a_seed_is_shown_in_the_epochs_that_it_trains_in_and_decisions_before_th
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
 @pytest.mark.parametrize("epochs", [1, 3, 7])
-def test_every_picture_can_be_drawn_of_a_run_of_any_length(epochs: int, theme: object) -> None:
-    for draw in (growth, costs):
-        assert isinstance(draw(growth_facts(epochs), theme), Figure)  # type: ignore[operator]
+def test_the_picture_can_be_drawn_of_a_run_of_any_length(epochs: int, theme: object) -> None:
+    assert isinstance(growth(growth_facts(epochs), theme), Figure)  # type: ignore[arg-type]
 
 
 def test_curves_show_the_network_with_and_without_what_grew() -> None:
@@ -141,8 +141,8 @@ def test_what_was_not_recorded_is_absent_and_says_so() -> None:
     bare = replace(
         growth_facts(), parts=(), epochs=[replace(e, seconds={}, flops=None) for e in EPOCHS]
     )
-    with pytest.raises(AbsentError, match="cost was not recorded"):
-        costs(bare, LIGHT)
+    (cost,) = (each for each in contents(bare) if each.title == "What it cost")
+    assert (cost.more, cost.absent) == ("", ["What this run cost was not recorded."])
     with pytest.raises(AbsentError, match="No epoch"):
         growth(growth_facts(0), LIGHT)
     assert drawing(bare) == ""

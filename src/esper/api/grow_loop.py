@@ -27,12 +27,19 @@ from esper.api.grow_settings import (
     GrowSettings,
     listed,
 )
-from esper.api.grow_telemetry import GrowthTelemetry
 from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import pack, unpack
 from esper.api.inspection import Slots, audited
-from esper.api.observers import EpochNews, Observer, OnEpoch, Shown, Told, observed
+from esper.api.observers import (
+    EpochNews,
+    GrowthTelemetry,
+    Observer,
+    OnEpoch,
+    Shown,
+    Told,
+    observed,
+)
 from esper.api.run_records import rolled_back, shadow_notes, size_of, slot_notes, step_flops
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring

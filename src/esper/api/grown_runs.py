@@ -1,4 +1,5 @@
-"""A run of `grow`: what it was asked for, what happened, how it is kept, and a report on it.
+"""A run of `grow`: what it was asked for, what happened, how it is kept, a report on it, and
+what it found trained afresh.
 
     OUT/checkpoint/   the run after its last whole epoch, replaced in one rename
     OUT/checkpoint-before/   and after the one before that
@@ -9,6 +10,7 @@
 Checkpoint and sample are archives of tensors and JSON.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -17,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
 from esper.api.grow_settings import GrowError, GrowSettings
 from esper.api.growing_model import GrowingModel
 from esper.api.host_state import pack, unpack
-from esper.api.retraining import Retrained, Train, fresh, retrain
 from esper.api.run_records import model_notes, report_of
+from esper.api.ticking import NotFiniteError
 from esper.archive import (
     Archive,
     ArchiveError,
@@ -35,14 +38,19 @@ from esper.archive import (
     write_archive,
 )
 from esper.archive.tensors import MANIFEST
+from esper.kasmina.isolation import randomness_kept
 from esper.kasmina.probe import Sample
+from esper.leyline.settings import POSITIVE, require
+from esper.leyline.streams import derive_seed
 from esper.nissa.hub import tell
 from esper.show.growth_facts import Report, SeedLife
 from esper.show.report import FOLDER
+from esper.show.terminal import aligned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Train = Callable[[nn.Module, float], "GrownRun"]  # a plain module, at this rate
 CHECKPOINT, BEFORE, SAMPLE = "checkpoint", "checkpoint-before", "sample"
 KIND, VERSION = "grow-run", 3
 SAMPLE_KIND = "grow-sample"
@@ -153,16 +161,55 @@ class GrownRun:
         return self.host.export(sample)
 
     def fresh(self, model: nn.Module | None = None) -> nn.Module:
-        """The architecture that was found, with new weights: the host's are those of `model`, a
-        newborn one, or drawn by its layers.
-        """
-        return fresh(self, model)
+        """The architecture that was found, as a plain module with new weights.
 
-    def retrain(self, rates: Sequence[float] | None = None) -> Retrained:
+        The host's come from `model`, a newborn one, or are drawn by its layers themselves. Layers
+        in a seed start as torch starts them, also the last one, which a planted seed has at zero;
+        norms and scalar gates start at one.
+        """
+        plain, layers = self.export(), set[str]()
+        with randomness_kept(plain, stream=derive_seed(self.settings.seed, "fresh")):
+            if model is not None:
+                missing, unknown = plain.load_state_dict(model.state_dict(), strict=False)
+                if unknown:
+                    raise GrowError(
+                        "The model is another than the one that grew",
+                        given=f"it has {', '.join(unknown[:3])}",
+                        fix="build it as it was built for the run",
+                    )
+                layers = {name.rpartition(".")[0] for name in missing}
+            of_host = dict(self.host.model.named_modules())
+            for path, module in plain.named_modules():
+                holds = isinstance(module, _NormBase) or any(True for _ in module.parameters(False))
+                if holds and (model is None or path in layers):
+                    _start(path, module, seed=path not in of_host)
+        return plain
+
+    def retrain(self, rates: Sequence[float] | None = None) -> "Retrained":
         """Train that architecture from the first step, as this run was trained, at its rate or at
         each of these; print what it returns to see both networks side by side.
+
+        It may do better than what grew, or not, and costs one training more for every rate.
         """
-        return retrain(self, self.train_plain, rates)
+        train = self.train_plain
+        if not self.finished or train is None:
+            given = "a run that is not finished" if not self.finished else "a run without its data"
+            raise GrowError(
+                "Only a run that was finished in this process can be trained afresh",
+                given=given,
+                fix="go on with esper.resume(path, model, train, val), or train run.fresh()",
+            )
+        chosen = tuple([] if rates is None else rates) or (self.settings.lr,)
+        for rate in chosen:
+            require("A learning rate", rate, POSITIVE, error=GrowError)
+        found: dict[float, GrownRun] = {}
+        for rate in chosen:
+            try:
+                found[rate] = train(self.fresh(), rate)
+            except NotFiniteError:
+                if rate == chosen[-1] and not found:
+                    raise
+        return Retrained(self, found, tuple(rate for rate in chosen if rate not in found))
 
     # --- to look at ----------------------------------------------------------------------
 
@@ -229,3 +276,62 @@ class GrownRun:
         self.seconds = list(notes["seconds"])
         if notes["after"]:
             self.finish(notes["after"])
+
+
+# --- what was found, trained from the first step --------------------------------------------
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """The network that was trained afresh, beside the one that grew."""
+
+    grown: GrownRun
+    runs: dict[float, GrownRun]  # by rate
+    diverged: tuple[float, ...] = ()  # rates that came to nothing
+
+    @property
+    def rate(self) -> float:
+        """The one that did best on validation data."""
+        return max(self.runs, key=lambda rate: self.runs[rate].after["score"])
+
+    @property
+    def best(self) -> GrownRun:
+        return self.runs[self.rate]
+
+    def export(self) -> nn.Module:
+        """The network trained afresh, as a plain module."""
+        return self.best.export()
+
+    def __str__(self) -> str:
+        runs = {"grown": self.grown} | {f"afresh, lr {r:g}": run for r, run in self.runs.items()}
+        rows = [
+            (name, ", ".join(f"{k.replace('_', ' ')} {v:.4g}" for k, v in run.after.items()))
+            for name, run in runs.items()
+        ]
+        spent = sum(
+            sum(map(sum, (each.values() for each in r.seconds))) for r in self.runs.values()
+        )
+        rows += [(f"afresh, lr {rate:g}", "diverged") for rate in self.diverged]
+        return "\n".join([*aligned(rows), f"Training afresh took {spent:.1f} s more."])
+
+
+@torch.no_grad()
+def _start(path: str, layer: nn.Module, *, seed: bool) -> None:
+    """Draw a layer's weights anew; those of a seed may be a plain graph that cannot itself."""
+    reset = getattr(layer, "reset_parameters", getattr(layer, "_reset_parameters", None))
+    if callable(reset):
+        reset()
+        return
+    own = dict(layer.named_parameters(recurse=False))
+    if not seed or "weight" not in own:
+        raise GrowError(
+            "A layer cannot draw its weights anew",
+            given=f"{path or 'the model itself'}: {type(layer).__name__} with {', '.join(own)}",
+            fix="pass a newborn model: run.fresh(Net())",
+        )
+    for name, parameter in own.items():
+        if own["weight"].dim() >= 2:
+            bound = 1.0 / math.sqrt(own["weight"][0].numel())
+            nn.init.uniform_(parameter, -bound, bound)
+        else:
+            nn.init.constant_(parameter, 1.0 if name == "weight" else 0.0)

@@ -3,31 +3,47 @@
 import math
 from dataclasses import replace
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from esper.show.growth_facts import Report, SeedLife
-from esper.show.model_drawing import drawing
-from esper.show.page import Markup, Page, Section, Tile, cautions_of, sections_of, table
-from esper.show.palette import BLUE, GREEN, GREY, MANY, ORANGE, PURPLE, SKY
+from esper.show.growth_facts import Part, Report, SeedLife
+from esper.show.page import (
+    NOTHING,
+    Markup,
+    Page,
+    Section,
+    Tile,
+    cautions_of,
+    fill,
+    sections_of,
+    table,
+)
+from esper.show.palette import BLUE, GREEN, GREY, MANY, STAGE_COLOURS
 from esper.show.terminal import duration, listed
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure
 from esper.show.timelines import ROW, draw_slots, shown_slots
 
 SCORE, SMALL = 2.4, 1.7  # inches
-PHASES = {"train": BLUE, "measure": SKY, "decide": ORANGE}
 _DASHED, _DOTTED = (0, (4, 1.6)), (0, (1, 1.6))
 EMPTY = {"drawing": "The parts of this model were not recorded.", "seeds": "Nothing was planted."}
 EMPTY["decisions"] = "Nothing was decided but to wait."
+EMPTY["costs"] = "What this run cost was not recorded."
+# In the drawing's own units, which are those of the page where there is room.
+BOX, PITCH = 44, 60  # height of a box, and from one to the next
+LEFT, WIDE, INDENT = 8, 310, 16  # of a module's box
+LETTERS, SEED_LETTERS = 40, 46  # that fit in a box
+BAR = 304  # the longest in a seed's box
+NARROW = 26  # height of the line that opens a module
 
 
 def contents(facts: Report) -> list[Section]:
     """All sections, their pictures not drawn yet."""
     more = {"drawing": drawing(facts), "seeds": _seeds(facts), "decisions": _decisions(facts)}
-    sections = sections_of("growth.toml", {"growth": growth, "costs": costs}, facts)
+    more["costs"] = _costs(facts)
+    sections = sections_of("growth.toml", {"growth": growth}, facts)
     return [
         replace(section, more=more[name], absent=[] if more[name] else [EMPTY[name]])
         if name in more
@@ -119,6 +135,20 @@ def _decisions(facts: Report) -> Markup:
     return table(("after epoch", "what", "what the gates saw"), rows)
 
 
+def _costs(facts: Report) -> Markup:
+    """What training took, by phase, and what it computed."""
+    whole, flops = sum(facts.seconds.values()), facts.curve("flops")
+    rows = []
+    for phase, spent in facts.seconds.items():
+        most = max(epoch.seconds.get(phase, 0.0) for epoch in facts.epochs)
+        rows.append((phase, duration(spent), f"{spent / whole:.0%}", f"{most:.3g} s"))
+    if facts.flops is not None:
+        rows.append(
+            ("operations", spoken_flops(facts.flops), "", spoken_flops(float(np.nanmax(flops))))
+        )
+    return table(("what", "in all", "share", "most in an epoch"), rows)
+
+
 # --- how it grew ----------------------------------------------------------------------------
 
 
@@ -189,41 +219,71 @@ def _contributions(
     legend_beside(axes)
 
 
-# --- cost ----------------------------------------------------------------------------------
-
-
-def costs(facts: Report, theme: Theme) -> Figure:
-    """Seconds of every epoch, phase upon phase; and its floating-point operations."""
-    if not facts.seconds and facts.flops is None:
-        raise AbsentError("What this run cost was not recorded")
-    figure = new_figure(2.7)
-    left, right = figure.subplots(1, 2)
-    epochs, bottom = facts.curve("number"), np.zeros(len(facts.epochs))
-    for phase in facts.seconds:
-        heights = np.array([epoch.seconds.get(phase, 0.0) for epoch in facts.epochs])
-        colour = PHASES.get(phase, PURPLE)
-        left.bar(epochs, heights, bottom=bottom, width=0.9, color=colour, label=phase)
-        bottom += heights
-    left.set_title("seconds of an epoch")
-    if facts.seconds:
-        left.legend(loc="upper right", ncols=3, bbox_to_anchor=(1.0, 1.17), borderaxespad=0.0)
-    flops = np.nan_to_num(facts.curve("flops"))
-    right.bar(epochs, flops, width=0.9, color=PURPLE)
-    right.set_title("training, floating-point operations of an epoch")
-    right.yaxis.set_major_formatter(EngFormatter(sep=" "))
-    if facts.flops is None:
-        right.set_yticks([])
-        right.text(0.5, 0.5, "not counted", transform=right.transAxes, ha="center")
-    for axes in (left, right):
-        axes.set_xlabel("epoch")
-        axes.set_xlim(0.4, len(epochs) + 0.6)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
-    return figure
-
-
 def spoken_flops(value: float | None) -> str:
     """A large number with its unit: 1.2 G."""
     if value is None:
         return "not counted"
     thousands = min(int(math.log10(max(value, 1.0)) // 3), 6)
     return f"{value / 1000**thousands:.3g} {'kMGTPE'[thousands - 1] if thousands else ''}".strip()
+
+
+# --- the places of a model: its modules in a column, beside them what grew in the slots ------
+#
+# Drawn as SVG in the colours of the page, so that it is sharp and follows its theme.
+
+
+def drawing(facts: Report) -> Markup:
+    """The whole model from top to bottom; nothing where its parts are not known."""
+    lives: dict[str, list[SeedLife]] = {}
+    for life in facts.seeds:
+        lives.setdefault(life.slot, []).append(life)
+    most = max((part.params for part in facts.parts if not part.opened), default=0) or 1
+    pieces, height = [], LEFT
+    for place, part in enumerate(facts.parts):
+        x = LEFT + INDENT * part.depth
+        if part.opened:
+            pieces.append(fill("opened", x=x, y=height + NARROW / 2 + 4, text=part.label))
+            height += NARROW
+            continue
+        wide, middle = WIDE - INDENT * part.depth, height + BOX / 2
+        size = "no parameters" if not part.params else f"{part.params:,} parameters"
+        names = {"name": shortened(part.path or "(whole model)", LETTERS), "kind": part.kind}
+        bar = (wide - 24) * part.params // most
+        pieces.append(fill("module", x=x, y=height, wide=wide, size=size, bar=bar, **names))
+        rows = max(1, len(part.slots))
+        for row, slot in enumerate(part.slots):
+            look = _seed(slot, lives.get(slot, []))
+            bar = BAR * min(look["params"], most) // most
+            bend = f"M{x + wide} {middle} H{LEFT + WIDE + 26} V{middle + row * PITCH} h24"
+            pieces.append(fill("seed", y=height + row * PITCH, path=bend, bar=bar, **look))
+        if place + 1 < len(facts.parts):
+            pieces.append(fill("way", x=LEFT + WIDE / 2, y=height + BOX, end=height + rows * PITCH))
+        height += rows * PITCH
+    words = "; ".join(_said(part, lives) for part in facts.parts if not part.opened)
+    whole = Markup("".join(pieces))
+    return fill("drawing", height=height, words=words, pieces=whole) if pieces else NOTHING
+
+
+def _seed(slot: str, lives: list[SeedLife]) -> dict[str, Any]:
+    """What is in a slot's box."""
+    there = next((life for life in lives if life.there), None)
+    if there is not None:
+        colour = STAGE_COLOURS[there.stage]
+        name = f"{there.blueprint} · {there.params:,} parameters"
+        look = {"colour": colour, "kind": "full", "params": there.params}
+        return {"name": name, "more": there.course, **look}
+    tried = ", ".join(dict.fromkeys(life.blueprint for life in lives))
+    more = f"tried: {tried}" if tried else "nothing was planted"
+    more = shortened(more, SEED_LETTERS)
+    look = {"colour": GREY, "kind": "empty", "params": 0}
+    return {"name": f"slot {slot}, empty", "more": more, **look}
+
+
+def _said(part: Part, lives: dict[str, list[SeedLife]]) -> str:
+    boxes = [_seed(slot, lives.get(slot, [])) for slot in part.slots]
+    return "; ".join([part.label, *(f"a slot with {box['name']}, {box['more']}" for box in boxes)])
+
+
+def shortened(text: str, letters: int) -> str:
+    """At most so many letters, the last ones of a path being the telling ones."""
+    return text if len(text) <= letters else f"…{text[1 - letters :]}"
