@@ -23,11 +23,11 @@ def test_padding_a_plan_changes_no_gradient_and_teaches_no_spare_row(
     for epoch in range(5):
         population.apply(draw_actions(population.legal(), own_draws(population, epoch)))
         exact = population.training_step()
-        wider = {name: padding.pad(name, plan) for name, plan in exact.plan.passes().items()}
+        wider = padding.pad_both(exact.plan)
         learners = dict(exact.plan.learners)
-        for key in wider["isolated"].pool_keys() if "isolated" in wider else []:
+        for key in wider.isolated.pool_keys() if wider.isolated is not None else []:
             learners.setdefault(key, torch.zeros_like(population.pools[key].state.active))
-        padded = population._make_step(StepPlan(learners=learners, **wider))
+        padded = population._make_step(wider._replace(learners=learners))
         batch = population.feed.fetch(
             population.feed.epoch(population.seeds, population.lifecycle.epoch)[0]
         )

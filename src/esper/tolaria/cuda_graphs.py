@@ -9,7 +9,6 @@ deliver nothing. A new graph is captured only when a capacity grows or a pool's 
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from esper.leyline.lifecycle import NOTHING
 from esper.tolaria.engine import TrainingStep
 from esper.tolaria.feed import Feed
-from esper.tolaria.plan import Group, Plan, PoolKey, SlotPlan, StepPlan
+from esper.tolaria.plan import Group, Plan, PoolKey, SlotPlan, StepPlan, index_lists, sent_to
 from esper.tolaria.pools import Pool
 
 Place = tuple[str, int, int]  # pass name, slot, blueprint (or a code below)
@@ -47,6 +46,10 @@ class Padding:
         environment[: len(plan.environment)] = plan.environment
         return Plan(environment, slots, room)
 
+    def pad_both(self, plan: StepPlan) -> StepPlan:
+        isolated = None if plan.isolated is None else self.pad("isolated", plan.isolated)
+        return plan._replace(training=self.pad("training", plan.training), isolated=isolated)
+
     def _pad_slot(self, name: str, index: int, slot: SlotPlan) -> SlotPlan:
         present = {group.blueprint: group.rows for group in slot.groups}
         for blueprint, rows in present.items():
@@ -54,9 +57,8 @@ class Padding:
         kinds = sorted(k for n, i, k in self.capacities if n == name and i == index and k >= 0)
         groups, places, total = [], [], 0
         for kind in kinds:
-            rows = torch.full(
-                (self.capacities[name, index, kind],), self.pools["seed", index, kind].capacity
-            )
+            spare = self.pools["seed", index, kind].capacity
+            rows = torch.full((self.capacities[name, index, kind],), spare)
             used = present.get(kind, rows[:0])
             rows[: len(used)] = used
             groups.append(Group(kind, rows))
@@ -72,25 +74,16 @@ class Padding:
         key = (name, index, GATED)
         if len(slot.gated):
             self._room(key, len(slot.gated))
-        gated = torch.full(
-            (self.capacities.get(key, 0),), total - 1
-        )  # the last place is never in use
+        # The last place is never in use.
+        gated = torch.full((self.capacities.get(key, 0),), total - 1)
         gate_rows = torch.zeros_like(gated)
         if len(gated):
             gated[: len(slot.gated)] = place[slot.gated]
             gate_rows += self.pools["gate", index, NOTHING].capacity
             gate_rows[: len(slot.gated)] = slot.gate_rows
-        return SlotPlan(
-            groups=tuple(groups),
-            where=spread(slot.where),
-            value=spread(slot.value),
-            gradient=spread(slot.gradient),
-            isolated=True,
-            open_=spread(slot.open_),
-            gated=gated,
-            gate_rows=gate_rows,
-            forks=slot.forks,
-        )
+        lists = {n: spread(getattr(slot, n)) for n in ("where", "value", "gradient", "open_")}
+        gates = {"gated": gated, "gate_rows": gate_rows}
+        return slot._replace(groups=tuple(groups), isolated=True, **lists, **gates)
 
 
 @contextmanager
@@ -126,8 +119,7 @@ class GraphRunner:
         `before` is called ahead of every step, with its number and its samples. What it does is
         not captured: which shadows learn changes from step to step.
         """
-        padded = {name: self.padding.pad(name, each) for name, each in plan.passes().items()}
-        plan = StepPlan(learners=plan.learners, **padded)
+        plan = self.padding.pad_both(plan)
         versions = tuple((key, pool.version) for key, pool in self.pools.items())
         sizes = (tuple(sorted(self.padding.capacities.items())), versions, plan.isolated is None)
         if sizes != self._frozen:
@@ -145,10 +137,9 @@ class GraphRunner:
 
     def _refill(self, plan: StepPlan) -> None:
         """Let the graph's own plan say what `plan` says, which has the same sizes."""
-        kept = self._plan.passes()
-        for name, each in plan.passes().items():
-            for static, fresh in zip(kept[name].tensors(), each.tensors(), strict=True):
-                static.copy_(fresh, non_blocking=True)
+        kept, fresh = (index_lists(each.training, each.isolated) for each in (self._plan, plan))
+        for static, now in zip(kept, fresh, strict=True):
+            static.copy_(now, non_blocking=True)
         for key, mask in self._plan.learners.items():
             mask.copy_(plan.learners[key]) if key in plan.learners else mask.zero_()
 
@@ -157,7 +148,7 @@ class GraphRunner:
         self._graph = None  # gives the old graph's memory back first
         keys = [] if plan.isolated is None else plan.isolated.pool_keys()
         masks = {key: torch.zeros_like(self.pools[key].state.active) for key in keys}
-        self._plan = replace(plan.to(device), learners=masks)
+        self._plan = sent_to(plan, device)._replace(learners=masks)
         self._refill(plan)
         self._index = index.clone()
         self._total = torch.zeros(self.feed.environments, device=device, dtype=torch.float64)

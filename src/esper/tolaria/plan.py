@@ -8,11 +8,12 @@ Shapes: `N` environments, `S` slots, `V` rows of a pass, `K` seeds that act at o
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Self
+from dataclasses import dataclass
+from typing import NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.leyline import NOTHING, Lifecycle, SeedStage
 
@@ -21,8 +22,7 @@ HOST: PoolKey = ("host", NOTHING, NOTHING)
 _NONE = torch.zeros(0, dtype=torch.int64)
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Seeds of one blueprint at one slot."""
 
     blueprint: int
@@ -30,8 +30,7 @@ class Group:
     kind: str = "seed"  # or "shadow": they come after the seeds of a slot
 
 
-@dataclass(frozen=True)
-class SlotPlan:
+class SlotPlan(NamedTuple):
     """What happens at one slot. Groups follow each other in the order of `where`."""
 
     groups: tuple[Group, ...]
@@ -44,34 +43,13 @@ class SlotPlan:
     gate_rows: Tensor  # [G] rows of the slot's gate pool
     forks: Tensor  # rows of the pass that are copied and appended before the seeds act
 
-    def tensors(self) -> dict[str, Tensor]:
-        named = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
-    def to(self, device: torch.device) -> "SlotPlan":
-        groups = tuple(replace(group, rows=group.rows.to(device)) for group in self.groups)
-        there = {name: tensor.to(device) for name, tensor in self.tensors().items()}
-        return SlotPlan(groups=groups, isolated=self.isolated, **there)
-
-
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """A whole pass: the environment of each row, and every slot."""
 
     environment: Tensor | None  # [V] in order of appearance; None: row n is environment n
     slots: tuple[SlotPlan, ...]
     start: int  # rows before any fork
-
-    def tensors(self) -> list[Tensor]:
-        """Everything that may change while all sizes stay."""
-        found = [] if self.environment is None else [self.environment]
-        for slot in self.slots:
-            found += [*(group.rows for group in slot.groups), *slot.tensors().values()]
-        return found
-
-    def to(self, device: torch.device) -> "Plan":
-        environment = None if self.environment is None else self.environment.to(device)
-        return Plan(environment, tuple(slot.to(device) for slot in self.slots), self.start)
 
     def pool_keys(self) -> list[PoolKey]:
         """The pools of seeds and gates that take part."""
@@ -83,22 +61,26 @@ class Plan:
         return found
 
 
-@dataclass(frozen=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """A training step: the pass of all hosts, and the one of isolated seeds if there are any."""
 
     training: Plan
     learners: Mapping[PoolKey, Tensor]  # rows of isolated seeds in each pool, as masks [R, 1]
     isolated: Plan | None = None
 
-    def passes(self) -> dict[str, Plan]:
-        both = {"training": self.training, "isolated": self.isolated}
-        return {name: plan for name, plan in both.items() if plan is not None}
 
-    def to(self, device: torch.device) -> "StepPlan":
-        passes = {name: plan.to(device) for name, plan in self.passes().items()}
-        learners = {key: mask.to(device) for key, mask in self.learners.items()}
-        return StepPlan(learners=learners, **passes)
+P = TypeVar("P", Plan, StepPlan)
+
+
+def sent_to(plan: P, device: torch.device) -> P:
+    """A plan with all its index lists on that device."""
+    there: P = tree_map_only(Tensor, lambda tensor: tensor.to(device), plan)
+    return there
+
+
+def index_lists(*plans: Plan | None) -> list[Tensor]:
+    """Everything that may change while all sizes stay."""
+    return [leaf for leaf in tree_leaves(plans) if isinstance(leaf, Tensor)]
 
 
 @dataclass(frozen=True)
@@ -207,8 +189,7 @@ def shadow_plan(where: Tensor, life: Lifecycle, pool_rows: Tensor, gate_rows: Te
         groups = [Group(int(kind), torch.arange(int(count)), "shadow") for kind, count in counted]
         on = torch.ones(len(here), dtype=slot.value.dtype)
         planned.append(
-            replace(
-                slot,
+            slot._replace(
                 groups=(*slot.groups, *groups),
                 where=torch.cat([slot.where, len(hosts) + here]),
                 value=torch.cat([slot.value, on]),
@@ -217,4 +198,4 @@ def shadow_plan(where: Tensor, life: Lifecycle, pool_rows: Tensor, gate_rows: Te
                 forks=place[slot.forks],
             )
         )
-    return replace(plan, slots=tuple(planned))
+    return plan._replace(slots=tuple(planned))

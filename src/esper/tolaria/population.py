@@ -26,7 +26,7 @@ from esper.tolaria.chip.launch import Chip, Homes, choose_chip
 from esper.tolaria.cuda_graphs import GraphRunner
 from esper.tolaria.engine import Engine, TrainingStep, as_inputs, cast_weights, losses_of
 from esper.tolaria.feed import SPLITS, Feed
-from esper.tolaria.plan import HOST, PassRows, Plan, PoolKey, StepPlan, build_plan, shadow_plan
+from esper.tolaria.plan import HOST, PassRows, Plan, PoolKey, StepPlan, build_plan, sent_to
 from esper.tolaria.pools import VACANT, Birth, Pool, begin
 from esper.tolaria.population_config import (
     EpochRecord,
@@ -419,7 +419,7 @@ class Population:
     def training_step(self) -> TrainingStep:
         """The fused step for the present structure, built once and kept until it changes."""
         if self._step is None:
-            self._step = self._make_step(self._step_plan().to(self.device))
+            self._step = self._make_step(sent_to(self._step_plan(), self.device))
         return self._step
 
     def train_epoch(self, plan: AuditionPlan | None = None) -> EpochRecord:
@@ -485,9 +485,7 @@ class Population:
         where = plan.where & free[:, :, None]
         self.shadows.arrange(where, self.seeds, self.lifecycle.epoch, self.rate, self.decay)
         batches = (plan.share * self.feed.batches).round().clamp(min=1.0) * (plan.share > 0)
-        homes = (self.lifecycle, self.pool_rows, self.gate_rows)
-        fixed = (self.shadows, self.pools, self.feed, self.engine, self.config)
-        return ShadowEpoch(*fixed, lambda each: shadow_plan(each, *homes), where, batches.long())
+        return ShadowEpoch(self, where, batches.long())
 
     @torch.no_grad()
     def evaluate(self, split: str = "validation", *, committed: bool = False) -> SplitScores:
@@ -531,7 +529,7 @@ class Population:
         """[N, S, K]: statistics of what reaches each slot, on validation data."""
         if self._chip is not None:
             return self._chip.flow(self._homes(self.lifecycle), FLOW_SAMPLES)
-        plan = self._plan(PassRows.base(self.lifecycle)).to(self.device)
+        plan = sent_to(self._plan(PassRows.base(self.lifecycle)), self.device)
         weights = cast_weights(self.pools, self.config.compute_dtype)
         inputs = as_inputs(self.feed.first_samples("validation", FLOW_SAMPLES), weights)
         found: list[Tensor] = []
@@ -546,7 +544,7 @@ class Population:
             means = self._chip.score(self._homes(life), owners, off, split)
             return SplitScores(means[:, 0], 100.0 * means[:, 1])
         rows = PassRows.counterfactual(life, owners, off)
-        plan = self._plan(rows).to(self.device)
+        plan = sent_to(self._plan(rows), self.device)
         weights = cast_weights(self.pools, self.config.compute_dtype)
         count = len(rows.environment)
         loss = torch.zeros(count, device=self.device, dtype=torch.float64)

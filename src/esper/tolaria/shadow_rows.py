@@ -9,18 +9,21 @@ hosts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from esper.leyline import AgreementError, Blend, BlueprintCatalogue, Lifecycle
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
-from esper.tolaria.engine import Engine, as_inputs, cast_weights, losses_of, sample_losses
-from esper.tolaria.feed import Feed
-from esper.tolaria.plan import HOST, Plan, PoolKey
+from esper.tolaria.engine import as_inputs, cast_weights, losses_of, sample_losses
+from esper.tolaria.plan import HOST, PoolKey, sent_to, shadow_plan
 from esper.tolaria.pools import VACANT, Birth, Pool, begin
-from esper.tolaria.population_config import PopulationConfig, Snapshot
+from esper.tolaria.population_config import Snapshot
 from esper.tolaria.random_streams import fold
+
+if TYPE_CHECKING:
+    from esper.tolaria.population import Population
 
 Pools = Mapping[PoolKey, Pool]
 
@@ -156,14 +159,15 @@ class ShadowRows:
 class _Pass:
     """Shadows that learn or are measured together, after their hosts in the rows of a pass."""
 
-    def __init__(self, epoch: "ShadowEpoch", where: Tensor) -> None:
-        shadows, device = epoch.shadows, epoch.feed.device
-        self.epoch, self.pools = epoch, shadows.pools
+    def __init__(self, population: "Population", where: Tensor) -> None:
+        shadows, device = population.shadows, population.device
+        self.population, self.pools = population, shadows.pools
         slots, kinds, owners = where.permute(1, 2, 0).nonzero().unbind(1)  # as in the plan
         self.places = owners, slots, kinds  # in arrays [N, S, P]
         self.host = owners.unique(return_inverse=True)[1].to(device)  # [U] each one's, of the M
         self.rows = {key: shadows.rows[each, key[1], key[2]] for key, each in _each(where)}
-        self.plan = epoch.plan_of(where).to(device)
+        homes = (population.lifecycle, population.pool_rows, population.gate_rows)
+        self.plan = sent_to(shadow_plan(where, *homes), device)
         assert self.plan.environment is not None
         self.environment = self.plan.environment  # [M + U]
         self.held: dict[PoolKey, dict[str, Tensor]] = {}  # what pools keep of them
@@ -180,10 +184,11 @@ class _Pass:
 
     def _outputs(self, own: Mapping[PoolKey, Tensor], inputs: Tensor) -> Tensor:
         """[M + U, B, ...], for inputs of the M hosts."""
-        cast = cast_weights(self.epoch.hosts, self.epoch.config.compute_dtype)
+        engine, config = self.population.engine, self.population.config
+        cast = cast_weights(self.population.pools, config.compute_dtype)
         weights = {key: rows.detach() for key, rows in cast.items()}
         weights |= {key: rows.to(weights[HOST].dtype) for key, rows in own.items()}
-        return self.epoch.engine.logits(weights, self.plan, as_inputs(inputs, weights))
+        return engine.logits(weights, self.plan, as_inputs(inputs, weights))
 
     def learn(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """From one batch of every environment, [N, B, ...]; returns the gains [U] before it."""
@@ -196,12 +201,13 @@ class _Pass:
             squares = [own["squares"] for own in self.held.values()]
             torch._foreach_addcmul_(squares, found, found, 1.0)
             states = [self.pools[key].state_of(own) for key, own in self.held.items()]
-            self.epoch.config.optimiser.step(states, found)
+            self.population.config.optimiser.step(states, found)
             return losses[:count][self.host].double() - losses[count:].double()
 
     @torch.no_grad()
-    def gains(self, feed: Feed) -> tuple[Tensor, Tensor]:
+    def gains(self) -> tuple[Tensor, Tensor]:
         """On validation data, and their standard errors, [U] each."""
+        feed = self.population.feed
         own = {key: tensors["theta"] for key, tensors in self.held.items()}
         sums = torch.zeros(2, len(self.host), device=feed.device, dtype=torch.float64)
         samples, count = 0, self.plan.start
@@ -218,26 +224,15 @@ class _Pass:
 class ShadowEpoch:
     """An epoch of the shadows in `where` [N, S, P], on so many `batches` [N] of their hosts'."""
 
-    def __init__(
-        self,
-        shadows: ShadowRows,
-        hosts: Pools,
-        feed: Feed,
-        engine: Engine,
-        config: PopulationConfig,
-        plan_of: Callable[[Tensor], Plan],
-        where: Tensor,
-        batches: Tensor,
-    ) -> None:
-        self.shadows, self.hosts, self.feed = shadows, hosts, feed
-        self.engine, self.config, self.plan_of = engine, config, plan_of
+    def __init__(self, population: "Population", where: Tensor, batches: Tensor) -> None:
+        self.population, self.feed, self.shadows = population, population.feed, population.shadows
         self.where, self.batches = where & (batches > 0)[:, None, None], batches[:, None, None]
         # Of the epoch's batches that each learns from, [N, S, P].
-        self.share = self.where * self.batches.double() / feed.batches
-        self._gains = torch.zeros(where.shape, dtype=torch.float64, device=feed.device)
+        self.share = self.where * self.batches.double() / self.feed.batches
+        self._gains = torch.zeros(where.shape, dtype=torch.float64, device=self.feed.device)
         self._passes: dict[bytes, _Pass] = {}  # by which take part
         self._now: _Pass | None = None
-        for pool in shadows.pools.values():
+        for pool in self.shadows.pools.values():
             pool.squares.zero_()
 
     def step(self, number: int, index: Tensor) -> None:
@@ -255,7 +250,7 @@ class ShadowEpoch:
         """Those in `where` [N, S, P], with their rows in hand and all others put back."""
         name = where.numpy().tobytes()
         if name not in self._passes:
-            self._passes[name] = _Pass(self, where)
+            self._passes[name] = _Pass(self.population, where)
         chosen = self._passes[name]
         if self._now is not chosen:
             if self._now is not None:
@@ -278,7 +273,7 @@ class ShadowEpoch:
             everyone.put_back()
             held, places = everyone.held.values(), everyone.places
             squares = torch.cat([own["squares"].double().sum(dim=1) for own in held])
-            found = (squares, self._gains[places], *everyone.gains(self.feed))
+            found = (squares, self._gains[places], *everyone.gains())
 
         def spread(values: Tensor) -> Tensor:
             wide = torch.full(self.where.shape, torch.nan, dtype=torch.float64)
