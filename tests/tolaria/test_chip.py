@@ -123,11 +123,10 @@ def drawn_layers(draw: random.Random) -> Iterator[tuple[nn.Module, tuple[int, ..
 
 
 def test_every_layer_and_its_gradients_equal_torchs_in_many_sizes() -> None:
-    draw, writer = random.Random(5), ProgramWriter()
+    draw, writer = random.Random(5), ProgramWriter([(1,)], 1, input_size=1, chunk=CHUNK)
     layers = [each for _ in range(4) for each in drawn_layers(draw)]
-    numbers = [writer.seed(0, record(module, shape)) for module, shape in layers]
-    text, *_ = writer.finished([(1,)], [[0]], 0, input_size=1, classes=1, chunk=CHUNK)
-    library = build_library(text, torch.float64)
+    numbers = [writer.seed(0, 0, record(module, shape)) for module, shape in layers]
+    library = build_library(writer.finished().text, torch.float64)
     draws = torch.Generator().manual_seed(7)
     for which, (module, shape) in zip(numbers, layers, strict=True):
         assert_equal_to_module(library, which, module, shape, draws)

@@ -17,7 +17,6 @@ from esper.tolaria.data import image_sets
 from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.random_streams import orders
 from esper.tolaria.tasks import (
-    LossKind,
     Task,
     find_task,
     mean_loss,
@@ -162,9 +161,9 @@ def test_a_size_that_the_host_does_not_have_is_refused() -> None:
         task.load_data()
 
 
-def test_labels_have_to_fit_the_loss() -> None:
-    with pytest.raises(DataError, match="do not fit its loss 'token_cross_entropy'"):
-        replace(TOY, loss=LossKind.TOKEN_CROSS_ENTROPY).load_data()
+def test_a_host_of_tokens_is_refused_where_a_sample_has_one_label() -> None:
+    with pytest.raises(DataError, match=r"does not fit its data; .* valid: \[1, 3\], one logit"):
+        replace(TOY, host="gpt", host_sizes={}).load_data()
 
 
 def test_a_token_without_an_embedding_is_refused() -> None:
@@ -178,7 +177,6 @@ def test_a_token_without_an_embedding_is_refused() -> None:
         load=load,
         host="gpt",
         host_sizes={"vocabulary": 9, "context": 6, "width": 8, "heads": 2},
-        loss=LossKind.TOKEN_CROSS_ENTROPY,
     )
     with pytest.raises(DataError, match="no embedding for a token; given: 59; valid: 0 to 8"):
         task.load_data()

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention, TokenLinear
-from esper.leyline import EsperError, Layout, Reach, SlotConfig, SlotSpec, UnknownNameError
+from esper.leyline import EsperError, Layout, Reach, SlotConfig, SlotSpec
+from esper.leyline.errors import require_known
 
 STRIDE = 2  # of the convolutions along sequences
 GROUPS = 8  # of channels that are normalised together in images, where the width allows
@@ -62,8 +63,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "t
 
 def _activated(layer: nn.Module, activation: str, norm: nn.Module | None) -> list[nn.Module]:
     """A layer, normalised or not, and what makes it bend."""
-    if activation not in _ACTIVATIONS:
-        raise UnknownNameError.of("activation", activation, _ACTIVATIONS)
+    require_known("activation", activation, _ACTIVATIONS)
     return [layer, *([] if norm is None else [norm]), _ACTIVATIONS[activation]()]
 
 
@@ -281,6 +281,5 @@ HOSTS: dict[str, Callable[..., SegmentedHost]] = {
 
 def build_host(name: str, **sizes: object) -> SegmentedHost:
     """The named host; `sizes` are its constructor's keyword arguments."""
-    if name not in HOSTS:
-        raise UnknownNameError.of("host", name, HOSTS)
+    require_known("host", name, HOSTS)
     return HOSTS[name](**sizes)

@@ -13,7 +13,6 @@ Shapes: `...` any batch shape, `N` rows, `H` heads, `A` actions of the largest h
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -135,13 +134,6 @@ def independent_heads(sizes: Sequence[int]) -> ActionSpace:
     )
 
 
-@lru_cache
-def padded_sizes(space: ActionSpace, device: torch.device) -> Tensor:
-    """[H, A] bool: which places of the padded axis are actions at all."""
-    places = torch.arange(max(space.sizes), device=device)
-    return places < torch.tensor(space.sizes, device=device)[:, None]
-
-
 def head_logits(logits: Logits, space: ActionSpace, head: int, actions: Tensor) -> Tensor:
     """[..., A]: those of one head, given the choices [..., H] of the earlier ones."""
     if isinstance(logits, Tensor):
@@ -177,21 +169,12 @@ def choose(
     noise = torch.zeros(legality.hosts, len(space), max(space.sizes), device=device)
     if not greedy:
         noise = gumbel(noise, generator, among)
-    if (
-        isinstance(logits, Tensor) and not any(space.given) and all(map(all, space.relevance))
-    ):  # no head conditions another
-        masks = padded_sizes(space, device).expand(logits.shape).clone()
-        for name, mask in legality.masks.items():
-            head = space.index(name)
-            masks[:, head, : space.sizes[head]] = mask.to(device, non_blocking=True)
-        actions = most_likely(logits.float() + noise, masks)
-    else:
-        actions = torch.zeros(noise.shape[:2], dtype=torch.int64, device=device)
-        masks = torch.zeros_like(noise, dtype=torch.bool)
-        for head, (name, size) in enumerate(zip(space.names, space.sizes, strict=True)):
-            masks[:, head, :size] = legality.mask(name, actions)
-            scores = head_logits(logits, space, head, actions).float() + noise[:, head]
-            actions[:, head] = most_likely(scores, masks[:, head])
+    actions = torch.zeros(noise.shape[:2], dtype=torch.int64, device=device)
+    masks = torch.zeros_like(noise, dtype=torch.bool)
+    for head, (name, size) in enumerate(zip(space.names, space.sizes, strict=True)):
+        masks[:, head, :size] = legality.mask(name, actions)
+        scores = head_logits(logits, space, head, actions).float() + noise[:, head]
+        actions[:, head] = most_likely(scores, masks[:, head])
     if validate:
         require_choice(masks, space.names)
     chances = MaskedCategorical(logits_given(logits, space, actions), masks, False)

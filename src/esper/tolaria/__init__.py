@@ -12,13 +12,6 @@ if TYPE_CHECKING:
     from .optimisers import AdamW, Sgd
     from .population import Population
     from .population_config import EpochRecord, PopulationConfig, Snapshot, SplitScores
-    from .tasks import (
-        LossKind,
-        Task,
-        find_task,
-        population_of,
-        register_task,
-        task_names,
-    )
+    from .tasks import Task, find_task, population_of, register_task, task_names
 
 __getattr__, __dir__, __all__ = attach(__name__)

@@ -18,11 +18,11 @@ from torch import Tensor
 from esper.kasmina import Isolation, SegmentedHost, build_catalogue, decide, pass_time, remove_now
 from esper.kasmina.gates import UNLIMITED, Situation, closed_gates, legality
 from esper.leyline import HEADS, Actions, Blend, Legality, LifecycleOp, SeedStage, require_agreement
-from esper.leyline.errors import AgreementError, GateRefusedError, UnknownNameError
+from esper.leyline.errors import AgreementError, GateRefusedError, require_known
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.streams import derive_seed
-from esper.tolaria.chip.launch import Chip, Homes, choose_chip
+from esper.tolaria.chip.launch import Chip, choose_chip
 from esper.tolaria.cuda_graphs import GraphRunner
 from esper.tolaria.engine import Engine, TrainingStep, as_inputs, cast_weights, losses_of
 from esper.tolaria.feed import SPLITS, Feed
@@ -243,12 +243,12 @@ class Population:
             lifecycle=self.lifecycle,  # never changed in place
             kept={name: getattr(self, name).clone() for name in _KEPT},
             live=None if self.live is None else self.live.clone(),
-            tensors={key: pool.copied() for key, pool in self._all_pools().items()},
+            tensors={key: pool.copied() for key, pool in self.all_pools().items()},
             shadow_rows=self.shadows.rows.clone(),
             readings=self.shadows.readings,
         )
 
-    def _all_pools(self) -> dict[PoolKey, Pool]:
+    def all_pools(self) -> dict[PoolKey, Pool]:
         return self.pools | self.shadows.pools
 
     def put_rows(self, targets: Tensor, snapshot: Snapshot, sources: Tensor | None = None) -> None:
@@ -332,7 +332,7 @@ class Population:
         for own, given in ((self.rate, rate), (self.decay, decay)):
             if given is not None:
                 own[environments] = torch.as_tensor(given, dtype=torch.float64)
-        for pool in self._all_pools().values():
+        for pool in self.all_pools().values():
             pool.set_rates(pool.rows_in_use, self.rate, self.decay)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -343,7 +343,7 @@ class Population:
         if self.live is not None:
             state["live"] = self.live.clone()
         state |= self.shadows.state_dict()
-        for (kind, slot, blueprint), pool in self._all_pools().items():
+        for (kind, slot, blueprint), pool in self.all_pools().items():
             for name, tensor in {"owner": pool.owner.clone(), **pool.copied()}.items():
                 state[f"pools.{kind}.{slot}.{blueprint}.{name}"] = tensor
         return state
@@ -394,10 +394,6 @@ class Population:
         """Let `work` be done once in every epoch from now on, while the device computes it."""
         self._beside = work
 
-    def _homes(self, life: Lifecycle) -> Homes:
-        rows = (self.pool_rows, self.gate_rows, self.shadows.rows)
-        return Homes(life, *rows, self._all_pools(), self.live)
-
     def _plan(self, rows: PassRows) -> Plan:
         """On the CPU, where it is made."""
         return build_plan(self.lifecycle, rows, self.pool_rows, self.gate_rows)
@@ -437,10 +433,9 @@ class Population:
             loss, host, seeds = self._fused_epoch(order, before)
         else:
             taught = None if shadows is None else (shadows.where, shadows.batches.flatten())
-            homes = self._homes(self.lifecycle)
-            loss, host, seeds, *found = self._chip.epoch(homes, order, taught, self._beside)
+            loss, host, seeds, *found = self._chip.epoch(self, order, taught, self._beside)
             if shadows is not None:
-                found += self._chip.gains(homes, shadows.where)
+                found += self._chip.gains(self, shadows.where)
         seeds = torch.where(self.lifecycle.occupied, seeds.sqrt(), torch.nan)
         record = EpochRecord(loss, host.sqrt(), seeds)
         if shadows is None:
@@ -528,7 +523,7 @@ class Population:
     def flow(self) -> Tensor:
         """[N, S, K]: statistics of what reaches each slot, on validation data."""
         if self._chip is not None:
-            return self._chip.flow(self._homes(self.lifecycle), FLOW_SAMPLES)
+            return self._chip.flow(self, FLOW_SAMPLES)
         plan = sent_to(self._plan(PassRows.base(self.lifecycle)), self.device)
         weights = cast_weights(self.pools, self.config.compute_dtype)
         inputs = as_inputs(self.feed.first_samples("validation", FLOW_SAMPLES), weights)
@@ -538,10 +533,9 @@ class Population:
 
     def _score(self, split: str, life: Lifecycle, owners: Tensor, off: Tensor) -> SplitScores:
         """Of every environment, then of `owners` [Q], which rise, without the seeds in `off`."""
-        if split not in SPLITS:
-            raise UnknownNameError.of("split", split, SPLITS)
+        require_known("split", split, SPLITS)
         if self._chip is not None:
-            means = self._chip.score(self._homes(life), owners, off, split)
+            means = self._chip.score(self, life, owners, off, split)
             return SplitScores(means[:, 0], 100.0 * means[:, 1])
         rows = PassRows.counterfactual(life, owners, off)
         plan = sent_to(self._plan(rows), self.device)

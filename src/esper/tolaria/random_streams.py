@@ -22,7 +22,7 @@ GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 SHIFTS = (30, 27, 31)
 WORD = 64  # bits of a key
-FRACTION_BITS = {torch.float64: 53, torch.float32: 24}  # that a number below 1 can hold exactly
+FRACTION_BITS = 53  # that a number below 1 can hold exactly
 
 Part = int | str | Tensor
 
@@ -67,14 +67,9 @@ def _keys(rows: Tensor, count: int) -> Tensor:
     return _mix(rows[:, None] + _positions(count, rows.device))
 
 
-def uniform(
-    seeds: Tensor, purpose: str, step: int | Tensor, count: int, dtype: torch.dtype = torch.float64
-) -> Tensor:
-    """Random numbers [N, count], at least 0 and below 1."""
-    if dtype not in FRACTION_BITS:
-        valid = ", ".join(str(known) for known in FRACTION_BITS)
-        raise DataError("Random numbers of this type cannot be drawn", given=dtype, valid=valid)
-    return _fractions(keys(seeds, purpose, step, count), dtype)
+def uniform(seeds: Tensor, purpose: str, step: int | Tensor, count: int) -> Tensor:
+    """Random numbers [N, count] float64, at least 0 and below 1."""
+    return _fractions(keys(seeds, purpose, step, count))
 
 
 def uniform_groups(
@@ -86,7 +81,7 @@ def uniform_groups(
     sizes = [(len(seeds), count) for seeds, count in groups]
     positions = _positions(max(count for _, count in sizes), device)
     words = [own[:, None] + positions[: size[1]] for own, size in zip(rows, sizes, strict=True)]
-    drawn = _fractions(_mix(torch.cat([each.flatten() for each in words])), torch.float64)
+    drawn = _fractions(_mix(torch.cat([each.flatten() for each in words])))
     parts = drawn.split([each.numel() for each in words])
     return [part.view(size) for part, size in zip(parts, sizes, strict=True)]
 
@@ -95,9 +90,8 @@ def _positions(count: int, device: torch.device) -> Tensor:
     return _mix(torch.arange(count, device=device) * GOLDEN)
 
 
-def _fractions(words: Tensor, dtype: torch.dtype) -> Tensor:
-    bits = FRACTION_BITS[dtype]
-    return _shifted(words, WORD - bits).to(dtype) * 2.0**-bits
+def _fractions(words: Tensor) -> Tensor:
+    return _shifted(words, WORD - FRACTION_BITS).double() * 2.0**-FRACTION_BITS
 
 
 def orders(

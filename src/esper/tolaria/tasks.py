@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -29,15 +28,9 @@ GARDEN_RATE = 3e-3
 DEFAULT_BUDGET = 2.0  # room for the garden's largest convolutional seed in each of three slots
 
 
-class LossKind(StrEnum):
-    """What is predicted; both are cross-entropies in nats, averaged over all labels."""
-
-    CROSS_ENTROPY = "cross_entropy"  # one class for a sample: logits [B, classes], labels [B]
-    TOKEN_CROSS_ENTROPY = "token_cross_entropy"  # one for a token: [B, T, classes], [B, T]
-
-
 def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of either kind."""
+    """Cross-entropy in nats, averaged over all labels: of a class for a sample, logits
+    [B, classes] and labels [B], or of one for a token, [B, T, classes] and [B, T]."""
     return cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
@@ -53,7 +46,6 @@ class Task:
     load: Callable[[int], Splits]
     host: str
     host_sizes: Mapping[str, object] = field(default_factory=dict, hash=False)
-    loss: LossKind = LossKind.CROSS_ENTROPY
     budget: NotNegative = DEFAULT_BUDGET  # parameters that may be added, as a share of the host's
     batch_size: Count = GARDEN_BATCH
     batches_per_epoch: Count = GARDEN_BATCHES
@@ -91,13 +83,6 @@ class Task:
         """The task's data on the device that trains, refused if the host cannot take it."""
         splits = self.load(seed)
         inputs, labels = splits.train
-        axes = ["samples"] if self.loss is LossKind.CROSS_ENTROPY else ["samples", "tokens"]
-        if labels.ndim != len(axes):
-            raise DataError(
-                f"The labels of task {self.name!r} do not fit its loss {self.loss.value!r}",
-                given=list(labels.shape),
-                valid=f"[{', '.join(axes)}]",
-            )
         sketch = self._sketch()
         expected = [*labels[:1].shape, splits.classes]
         try:
@@ -229,7 +214,6 @@ for _preset in (
         load=stdlib,
         host="gpt",
         host_sizes={"context": STDLIB_CONTEXT},
-        loss=LossKind.TOKEN_CROSS_ENTROPY,
         batch_size=16,
         learning_rate=2e-3,
     ),

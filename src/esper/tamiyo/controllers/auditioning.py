@@ -380,12 +380,6 @@ def _fitting(signals: Signals) -> Tensor:
     return (costs >= 0) & (costs <= room) & ~life.occupied[:, :, None]
 
 
-def _best(going: Tensor, score: Tensor, count: Tensor) -> Tensor:
-    """[N, S, P] bool: of those in `going` the `count` [N] with the highest scores."""
-    ranks = _ranks(score.masked_fill(~going, -math.inf))
-    return (ranks >= going[0].numel() - count[:, None, None]) & going
-
-
 def _best_of_kinds(going: Tensor, gain: Tensor, gradient: Tensor, count: int) -> Tensor:
     """[N, S, P] bool: about `count` of those in `going`, as many of every blueprint: those with the
     highest gain or with the strongest gradient, since what the loss asks for shows there first.

@@ -1,10 +1,10 @@
 """Controllers by name: `make_controller("fixed:slot=early,blueprint=conv,epoch=5")`."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from esper.leyline import DEFAULT_EPISODE_LENGTH, BlueprintCatalogue
-from esper.leyline.errors import DuplicateNameError, UnknownNameError
+from esper.leyline.errors import register, require_known
 from esper.tamiyo.controllers.auditioning import Audition, AuditionConfig
 from esper.tamiyo.controllers.learned import ShippedSettings, shipped_controller
 from esper.tamiyo.controllers.protocol import Checkable, Controller
@@ -13,22 +13,14 @@ from esper.tamiyo.controllers.rules import OWN_SETTINGS, Heuristic, HeuristicCon
 from esper.tamiyo.controllers.schedules import FixedSchedule, FixedSettings, OracleSettings
 from esper.tamiyo.controllers.specs import S, Settings, parse_settings
 
-
-class ControllerKind(NamedTuple):
-    """A kind of controller: what can be set, and how to build one."""
-
-    settings: type[Settings]
-    build: Callable[[Any], Controller]
-
-
-_KINDS: dict[str, ControllerKind] = {}
+Kind = tuple[type[Settings], Callable[[Any], Controller]]  # what can be set; how to build one
+_KINDS: dict[str, Kind] = {}
 
 
 def register_controller(name: str, settings: type[S], build: Callable[[S], Controller]) -> None:
     """Make `name` known; `settings` is a frozen dataclass of numbers, names and lists of them."""
-    if name in _KINDS:
-        raise DuplicateNameError("This controller's name is taken", given=repr(name))
-    _KINDS[name] = ControllerKind(settings, build)
+    kind: Kind = (settings, build)
+    register("Controller", name, kind, _KINDS)
 
 
 def controller_names() -> tuple[str, ...]:
@@ -44,10 +36,9 @@ def make_controller(
     and epochs against the episode's length.
     """
     name, _, text = spec.strip().partition(":")
-    if name not in _KINDS:
-        raise UnknownNameError.of("controller", name, _KINDS)
-    kind = _KINDS[name]
-    controller = kind.build(parse_settings(name, text, kind.settings))
+    require_known("controller", name, _KINDS)
+    settings, build = _KINDS[name]
+    controller = build(parse_settings(name, text, settings))
     if catalogue is not None and isinstance(controller, Checkable):
         controller.require_possible(catalogue, horizon)
     return controller

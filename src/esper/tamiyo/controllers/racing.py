@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.leyline import Actions, Blend, BlueprintCatalogue, Legality, LifecycleOp
 from esper.leyline.constants import DEFAULT_RENT, SCORED_EPOCHS
-from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.errors import EsperError, require_known
 from esper.leyline.settings import Count, Whole, require_settings
 from esper.leyline.signals import Signals
 from esper.leyline.stages import LIVING_STAGES, SeedStage
@@ -45,8 +45,7 @@ class RaceConfig:
 
     def __post_init__(self) -> None:
         require_places(self.places)
-        if self.measure not in MEASURES:
-            raise UnknownNameError.of("measure of controller 'race'", self.measure, MEASURES)
+        require_known("measure of controller 'race'", self.measure, MEASURES)
         require_settings(self, "In controller 'race' setting")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from esper.leyline import Actions, Blend, BlueprintCatalogue, Legality, LifecycleOp
 from esper.leyline.constants import DEFAULT_MIN_TRAINING_EPOCHS
-from esper.leyline.errors import AgreementError, DataError, EsperError, UnknownNameError
+from esper.leyline.errors import AgreementError, DataError, EsperError, require_known
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.proposals import Proposal, first_legal, tended
 from esper.tamiyo.controllers.specs import DEFAULT_ARM_BLEND, DEFAULT_ARM_EPOCH, Arm, spec_of
@@ -201,8 +201,7 @@ class Oracle(_Scheduled):
 
     def reset(self, contexts: Sequence[str]) -> None:
         for context in contexts:
-            if context not in self._numbers:
-                raise UnknownNameError.of("context of the oracle's table", context, self._numbers)
+            require_known("context of the oracle's table", context, self._numbers)
         self._index = torch.tensor([self._numbers[context] for context in contexts])
 
     def _rows(self, signals: Signals) -> Tensor:

@@ -22,8 +22,9 @@ from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin
 import torch
 from torch import Tensor
 
-from esper.leyline import Actions, Blend, BlueprintCatalogue, EsperError, Legality, UnknownNameError
+from esper.leyline import Actions, Blend, BlueprintCatalogue, EsperError, Legality
 from esper.leyline.constants import DEFAULT_MIN_TRAINING_EPOCHS
+from esper.leyline.errors import require_known
 from esper.leyline.settings import Count, Whole, require_settings
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.proposals import epochs_to_permanence
@@ -48,9 +49,8 @@ def parse_settings(name: str, text: str, kind: type[S]) -> S:
     given: dict[str, object] = {}
     for part in text.split(",") if text else ():
         key, equals, value = part.partition("=")
-        if key not in known:
-            fix = None if known else f"write it as {name!r} alone"
-            raise UnknownNameError.of(f"setting of controller {name!r}", key, known, fix)
+        fix = None if known else f"write it as {name!r} alone"
+        require_known(f"setting of controller {name!r}", key, known, fix)
         if not equals or not value or key in given:
             raise EsperError(
                 f"Setting {key!r} of controller {name!r} needs one value",
@@ -149,10 +149,8 @@ class Arm:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Arm":
-        known = {field.name for field in fields(cls)}
         for name in stored:
-            if name not in known:
-                raise UnknownNameError.of("setting of an arm", name, sorted(known))
+            require_known("setting of an arm", name, sorted(cls.__dataclass_fields__))
         return cls(**stored)
 
     def place(self, catalogue: BlueprintCatalogue) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,11 +28,13 @@ from esper.tolaria.chip.source import SCRATCH, ChipProgram, require_fitting, wri
 from esper.tolaria.feed import Feed
 from esper.tolaria.optimisers import AdamW, Sgd
 from esper.tolaria.plan import HOST, PoolKey
-from esper.tolaria.pools import VACANT, Pool
+from esper.tolaria.pools import VACANT
 from esper.tolaria.population_config import PopulationConfig
 from esper.tolaria.random_streams import pinned
 
-Pools = Mapping[PoolKey, Pool]
+if TYPE_CHECKING:
+    from esper.tolaria.population import Population
+
 FEW_HOSTS = 64  # for fewer, a program is compiled for longer than it saves
 log = logging.getLogger("esper")
 # Whole numbers of a module, of a pass, and of each slot of a pass; see `row.cuh`.
@@ -40,21 +43,10 @@ _FLOW_SUMS = 7
 
 
 @dataclass(frozen=True)
-class Homes:
-    """Where the seeds and shadows of a population live, and what it is made of."""
-
-    life: Lifecycle
-    pool_rows: Tensor  # [N, S]
-    gate_rows: Tensor  # [N, S]
-    shadow_rows: Tensor  # [N, S, P]
-    pools: Pools
-    live: Tensor | None  # [N, P] weights of hosts that exist
-
-
-@dataclass(frozen=True)
 class _Work:
     """What a launch is to do with every row, and on which data."""
 
+    life: Lifecycle
     split: str
     batches: int
     batch: int
@@ -125,7 +117,7 @@ class Chip:
 
     def epoch(
         self,
-        homes: Homes,
+        population: "Population",
         order: Tensor,
         shadows: tuple[Tensor, Tensor] | None = None,
         beside: Callable[[], None] = lambda: None,
@@ -138,9 +130,9 @@ class Chip:
         """
         batches, hosts, batch = order.shape
         shares = None if shadows is None else shadows[1]
-        sizes = (batches, batch, batches * batch)
-        work = _Work("train", *sizes, order=order, learns=True, shares=shares)
-        results, norms = self._launch(homes, work)
+        sizes = ("train", batches, batch, batches * batch)
+        work = _Work(population.lifecycle, *sizes, order=order, learns=True, shares=shares)
+        results, norms = self._launch(population, work)
         beside()
         # One transfer of all that is read.
         losses, gains = results[:hosts, 0] / batch, results[2 * hosts :, 2] / batch
@@ -153,28 +145,30 @@ class Chip:
         means = (losses, host[:, 0], seeds + gates)
         return *(each / batches for each in means), taught, gains
 
-    def score(self, homes: Homes, owners: Tensor, off: Tensor, split: str) -> Tensor:
-        """Mean loss and share of right samples, [N + Q, 2]: of every row, and of passes of `owners`
-        [Q], which rise, with the seeds in `off` [Q, S] switched off."""
-        work = self._measuring(split, int(self.feed.samples(split)[0]))
+    def score(
+        self, population: "Population", life: Lifecycle, owners: Tensor, off: Tensor, split: str
+    ) -> Tensor:
+        """Mean loss and share of right samples, [N + Q, 2]: of every row as in `life`, and of
+        passes of `owners` [Q], which rise, with the seeds in `off` [Q, S] switched off."""
+        work = self._measuring(life, split)
         if len(owners):
             work = replace(work, owners=owners, off=off)
-        return self._launch(homes, work)[0][:, :2].cpu() / work.samples
+        return self._launch(population, work)[0][:, :2].cpu() / work.samples
 
-    def gains(self, homes: Homes, where: Tensor) -> tuple[Tensor, Tensor]:
+    def gains(self, population: "Population", where: Tensor) -> tuple[Tensor, Tensor]:
         """Of the shadows in `where` [N, S, P] on validation data: the mean over samples and its
         standard error, [U] each, in the order of places."""
-        work = self._measuring("validation", int(self.feed.samples("validation")[0]))
+        work = self._measuring(population.lifecycle, "validation")
         work = replace(work, shares=where.flatten(1).any(dim=1).long() * work.batches)
-        found = self._launch(homes, work)[0][2 * len(where) :, 2:].cpu() / work.samples
+        found = self._launch(population, work)[0][2 * len(where) :, 2:].cpu() / work.samples
         mean, square = found[where.flatten()].unbind(1)
         variance = (square - mean.square()).clamp(min=0.0) / max(work.samples - 1, 1)
         return mean, variance.sqrt()
 
-    def flow(self, homes: Homes, samples: int) -> Tensor:
+    def flow(self, population: "Population", samples: int) -> Tensor:
         """[N, S, K]: `flow_statistics` of what reaches each slot, on so many validation samples."""
-        work = self._measuring("validation", min(samples, int(self.feed.samples("validation")[0])))
-        sums = self._launch(homes, work, flow=True)[0].cpu().view(-1, self.slots, _FLOW_SUMS)
+        work = self._measuring(population.lifecycle, "validation", samples)
+        sums = self._launch(population, work, flow=True)[0].cpu().view(-1, self.slots, _FLOW_SUMS)
         means = sums / work.samples
         logs, squares, power, fourth, steps, variance, silent = means.unbind(2)
         rough = 0.5 * (steps + TINY) / (variance + TINY)
@@ -186,14 +180,17 @@ class Chip:
         }
         return torch.stack([named[name] for name in FLOW_STATISTICS], 2)
 
-    def _measuring(self, split: str, samples: int) -> _Work:
-        chunk = self.program.chunk
-        return _Work(split, -(-samples // chunk), chunk, samples)
+    def _measuring(self, life: Lifecycle, split: str, most: int | None = None) -> _Work:
+        chunk, samples = self.program.chunk, int(self.feed.samples(split)[0])
+        samples = samples if most is None else min(most, samples)
+        return _Work(life, split, -(-samples // chunk), chunk, samples)
 
-    def _launch(self, homes: Homes, work: _Work, flow: bool = False) -> tuple[Tensor, Tensor]:
+    def _launch(
+        self, population: "Population", work: _Work, flow: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Sums of each pass, [N, 4] and what else there is; and squared gradients of host, gates,
         seeds and shadows, [N, 1 + 2 S + S P]. Nothing waits for the device."""
-        (hosts, slots), many = homes.life.shape, len(self.places)
+        (hosts, slots), many = work.life.shape, len(self.places)
         asked = 0 if work.owners is None else len(work.owners)
         shadows = 0 if work.shares is None else many
         modules, turns = 1 + 2 * slots + shadows, 1 + work.learns + shadows
@@ -209,11 +206,11 @@ class Chip:
         data, first = self.feed.stored(work.split)
         settings = self.settings if work.learns else None
         given = [data.inputs, data.labels, work.order, first, results, norms, settings]
-        arena = self._arena(homes, shadows > 0)
+        arena = self._arena(population, work)
         straight = work.learns and self.config.isolation is Isolation.STRAIGHT_THROUGH
         sizes = [hosts, work.batches, work.batch, work.samples, arena, modules, turns]
         sizes += [int(straight), int(SeedStage.TRAINING), int(flow)]
-        table = self._arguments([*written, queue, *given], self._described(homes, work), sizes)
+        table = self._arguments([*written, queue, *given], self._described(population, work), sizes)
         room = self.program.numbers(arena) * self.config.dtype.itemsize
         run = self.launcher()
         run("describe_rows", table, hosts, 0)
@@ -222,34 +219,35 @@ class Chip:
         run("compute_rows", table, hosts, room)
         return results, norms
 
-    def _arena(self, homes: Homes, shadows: bool) -> int:
+    def _arena(self, population: "Population", work: _Work) -> int:
         """Parameters of the largest row, at most."""
         every = torch.arange(self.slots)
-        planted = self.widths[every, homes.life.blueprint]  # [N, S]
-        planted = planted + self.gate_widths * (homes.gate_rows != VACANT)
-        if shadows:
-            planted += (self.widths[:, :-1] * (homes.shadow_rows != VACANT)).sum(dim=2)
+        planted = self.widths[every, work.life.blueprint]  # [N, S]
+        planted = planted + self.gate_widths * (population.gate_rows != VACANT)
+        if work.shares is not None:
+            planted += (self.widths[:, :-1] * population.shadows.living).sum(dim=2)
         return self.host_width + int(planted.sum(dim=1).max())
 
-    def _described(self, homes: Homes, work: _Work) -> list[Tensor | None]:
+    def _described(self, population: "Population", work: _Work) -> list[Tensor | None]:
         """What tables are written from: slots [N, S, 5], pools, shadows [N, S, P] and their shares
         [N], and the seeds that are off in each pass asked for, as bits [Q], row by row [N + 1]."""
-        life = homes.life
-        rows = [life.stage, life.blueprint, homes.pool_rows, homes.gate_rows]
-        found = [torch.stack([*rows, life.alpha.view(torch.int64)], 2), self._pools(homes)]
-        shadows = (None, None) if work.shares is None else (homes.shadow_rows, work.shares)
+        life, own = work.life, population.shadows.rows
+        rows = [life.stage, life.blueprint, population.pool_rows, population.gate_rows]
+        found = [torch.stack([*rows, life.alpha.view(torch.int64)], 2), self._pools(population)]
+        shadows = (None, None) if work.shares is None else (own, work.shares)
         if work.owners is None or work.off is None:
             return [*found, *shadows, None, None]
         bits = (work.off.long() << torch.arange(self.slots)).sum(dim=1)
         starts = torch.searchsorted(work.owners, torch.arange(life.shape[0] + 1))
         return [*found, *shadows, bits, starts]
 
-    def _pools(self, homes: Homes) -> Tensor:
+    def _pools(self, population: "Population") -> Tensor:
         """Where everything begins that pools keep by row, and the bytes of a row, [pools, 20].
 
         Written again where storage has moved: a pool that does so has another state.
         """
-        states = [homes.live, *(pool.state for pool in homes.pools.values())]
+        live, pools = population.live, population.all_pools()
+        states = [live, *(pool.state for pool in pools.values())]
         before, written = self._written
         if len(before) == len(states) and all(map(operator.is_, before, states)):
             return written
@@ -258,11 +256,11 @@ class Chip:
         table = []
         for key in (HOST, *gates, *others):
             kept: list[Tensor | None] = [None] * 10
-            if (pool := homes.pools.get(key)) is not None:
+            if (pool := pools.get(key)) is not None:
                 state = pool.state
                 kept = [state.theta, *[*state.moments, state.moments[0]][:2], pool.squares]
                 kept += [state.steps, state.rate, state.decay, state.active, state.scale]
-                kept.append(homes.live if key == HOST else None)
+                kept.append(live if key == HOST else None)
             table.append([0 if each is None else each.data_ptr() for each in kept])
             table[-1] += [0 if t is None or len(t) == 1 else t[0].nbytes for t in kept]
         self._written = states, torch.tensor(table)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import product
 
 from esper.kasmina.blueprints import find_blueprint
 from esper.kasmina.hosts import SegmentedHost
@@ -56,10 +57,9 @@ def write_program(
 ) -> ChipProgram:
     """The source for a host, with every seed of the catalogue that fits one of its slots."""
     specs = host.slot_specs()
-    writer = ProgramWriter()
     shapes = [(spec.channels, *(size or 0 for size in spec.extent)) for spec in specs]
+    writer = ProgramWriter(shapes, len(catalogue.names), input_size, chunk)
     given: tuple[int, ...] = (input_size,)
-    offset = 0
     for number, segment in enumerate(host.segments):
         tape = record(segment, given, overwritten=False)
         if len(tape.sizes) != 2:
@@ -68,19 +68,14 @@ def write_program(
                 given=f"segment {number} of {type(host).__name__}",
                 fix='choose backend="fused"',
             )
-        writer.segment(tape, offset)
-        offset += tape.width
-        given = shapes[number] if number < len(shapes) else (tape.sizes[tape.output],)
-    seeds: dict[tuple[int, int], int] = {}
+        writer.segment(tape)
+        given = (shapes[number:] or [()])[0]
     for slot, spec in enumerate(specs):
         for index, name in enumerate(catalogue.names):
             if catalogue.costs[slot][index] >= 0:
                 tape = record(find_blueprint(name, spec.family).build(spec), shapes[slot])
-                seeds[slot, index] = writer.seed(slot, tape)
-    kinds = range(len(catalogue.names))
-    which = [[seeds.get((slot, kind), ABSENT) for kind in kinds] for slot in range(len(specs))]
-    text, per_sample = writer.finished(shapes, which, offset, input_size, given[0], chunk)
-    return ChipProgram(text, seeds, 4 + per_sample, chunk)
+                writer.seed(slot, index, tape)
+    return writer.finished()
 
 
 def whole_text(text: str) -> str:
@@ -109,20 +104,34 @@ def require_fitting(program: ChipProgram, arena: int, bytes_each: int, most: int
 class ProgramWriter:
     """Collects the functions of segments and seeds, and writes the program that has them all."""
 
+    shapes: Sequence[tuple[int, ...]]  # of what passes each slot
+    blueprints: int
+    input_size: int
+    chunk: int
+    host_width: int = 0  # parameters of the segments so far
+    classes: int = 1  # numbers that the last of them returns
     functions: list[str] = field(default_factory=list)
     segments: int = 0
+    which: dict[tuple[int, int], int] = field(default_factory=dict)  # (slot, blueprint) -> seed
     seeds: list[tuple[Tape, Places]] = field(default_factory=list)
     rooms: dict[int, int] = field(default_factory=dict)  # slot -> numbers of its largest seed
 
-    def segment(self, tape: Tape, offset: int) -> None:
-        """The next segment of the host, whose parameters start at `offset`."""
+    def segment(self, tape: Tape) -> None:
+        """The next segment of the host."""
         names = {("value", tape.output): "y", ("gradient", tape.output): "gy"}
-        self._add(f"segment_{self.segments}", tape, names.__getitem__, offset, {tape.output})
+        title = f"segment_{self.segments}"
+        self._add(title, tape, names.__getitem__, self.host_width, {tape.output})
         self.segments += 1
+        self.host_width += tape.width
+        self.classes = tape.sizes[tape.output]
 
-    def seed(self, slot: int, tape: Tape) -> int:
+    def seed(self, slot: int, blueprint: int, tape: Tape) -> int:
         """The number of a seed, the same where another does the same; it adds to the gradient of
         its input."""
+        self.which[slot, blueprint] = number = self._numbered(slot, tape)
+        return number
+
+    def _numbered(self, slot: int, tape: Tape) -> int:
         places, number = lay_out(tape), len(self.seeds)
         self.rooms[slot] = max(self.rooms.get(slot, 0), places.size)
         for other, (known, _) in enumerate(self.seeds):
@@ -152,53 +161,46 @@ class ProgramWriter:
         for way, lines in ways.items():
             self.functions.append(f"APART void {title}_{way}({_SIGNATURES[way]}) " + _body(lines))
 
-    def finished(
-        self,
-        shapes: Sequence[tuple[int, ...]],
-        which: Sequence[Sequence[int]],
-        host_width: int,
-        input_size: int,
-        classes: int,
-        chunk: int,
-    ) -> tuple[str, int]:
-        """The whole text, and the numbers that a sample takes; `which`: by slot and blueprint."""
-        slots = len(shapes)
-        sizes = [*(math.prod(shape) for shape in shapes), classes]
+    def finished(self) -> ChipProgram:
+        """The whole text, and the numbers that a sample takes."""
+        slots, input_size = len(self.shapes), self.input_size
+        sizes = [*(math.prod(shape) for shape in self.shapes), self.classes]
         values = [input_size + sum(sizes[:k]) for k in range(slots + 1)]
         # The gradient of one value is computed from the next one's: two places take turns.
         first, second = (max(sizes[turn::2], default=0) for turn in (0, 1))
         start = input_size + sum(sizes)
         gradients = [start + (first if k % 2 else 0) for k in range(slots + 1)]
         work = start + first + second
-        lengths = [(*shape, 1)[1] for shape in shapes]
+        lengths = [(*shape, 1)[1] for shape in self.shapes]
         gates = [self.rooms.get(k, 0) for k in range(slots)]
         room = [gates[k] + 2 * lengths[k] + sizes[k] for k in range(slots)]
         per_sample = work + max(room, default=0)
         constants = {
             "SLOTS": slots,
-            "BLUEPRINTS": len(which[0]) if which else 0,
-            "HOST_WIDTH": host_width,
-            "CHUNK": chunk,
+            "BLUEPRINTS": self.blueprints,
+            "HOST_WIDTH": self.host_width,
+            "CHUNK": self.chunk,
             "SCRATCH": SCRATCH,
-            "CLASSES": classes,
+            "CLASSES": self.classes,
             "INPUT_SIZE": input_size,
             "PER_SAMPLE": per_sample,
             "WORK_AT": work,
         }
-        ends = [(tape.sizes, places, tape.output) for tape, places in self.seeds]
+        ends = [(tape.sizes, own, tape.output) for tape, own in self.seeds]
+        places = product(range(slots), range(self.blueprints))
         tables = {
             "value_at": values,
             "gradient_at": gradients,
-            "slot_channels": [shape[0] for shape in shapes],
+            "slot_channels": [shape[0] for shape in self.shapes],
             "slot_length": lengths,
             "gate_at": gates,
             "gate_room": room,
-            "seed_program": [number for row in which for number in row],
+            "seed_program": [self.which.get(place, ABSENT) for place in places],
             "seed_width": [tape.width for tape, _ in self.seeds],
-            "seed_room": [places.size for _, places in self.seeds],
+            "seed_room": [own.size for _, own in self.seeds],
             "seed_size": [sizes[output] for sizes, _, output in ends],
-            "seed_output": [places["value", output] for _, places, output in ends],
-            "seed_output_gradient": [places["gradient", output] for _, places, output in ends],
+            "seed_output": [own["value", output] for _, own, output in ends],
+            "seed_output_gradient": [own["gradient", output] for _, own, output in ends],
         }
         parts = [
             *(f"#define {name} {number}" for name, number in constants.items()),
@@ -209,7 +211,7 @@ class ProgramWriter:
             *(_dispatch("seed", way, len(self.seeds)) for way in _SIGNATURES),
             '#include "entries.cuh"',
         ]
-        return "\n\n".join(parts) + "\n", per_sample
+        return ChipProgram("\n\n".join(parts) + "\n", self.which, 4 + per_sample, self.chunk)
 
 
 def _body(lines: Sequence[str]) -> str:
