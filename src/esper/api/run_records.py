@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from esper import __version__
 from esper.api.ticking import GrowthDecision, StageChange, measuring
+from esper.kasmina.shadow_seeds import counted
 from esper.kasmina.watching import call
 from esper.leyline.constants import TRAINING_PASSES
 from esper.leyline.stages import SeedStage
 from esper.show.growth_facts import Part, Report, ShownEpoch, SlotState
 from esper.show.terminal import listed
-from esper.tolaria.flops import counted
 
 if TYPE_CHECKING:
     from esper.api.growing_model import GrowingModel

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from esper.leyline import HEADS, Actions, ActionSpace, Legality, Lifecycle, constants
 from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.errors import AgreementError, GateRefusedError, UnknownNameError
+from esper.leyline.errors import GateRefusedError, UnknownNameError
 from esper.leyline.ops import Blend, LifecycleOp
 from esper.leyline.settings import Count, Whole, require_settings
-from esper.leyline.slots import require_agreement
+from esper.leyline.slots import require_agreement, require_form
 from esper.leyline.stages import LIVING_STAGES, SeedStage
 
 # N hosts, O ops, S slots, P blueprints, K blends
@@ -63,12 +63,9 @@ class Situation:
         require_agreement(
             "the number of slots", ("lifecycle", slots), ("catalogue", len(self.catalogue.slots))
         )
-        if self.budget.shape != (hosts,) or self.budget.dtype != torch.int64:
-            raise AgreementError(
-                "The budget must be one int64 for each host",
-                given=f"{self.budget.dtype} {list(self.budget.shape)}",
-                valid=f"torch.int64 [{hosts}]",
-            )
+        require_form(
+            "The budget must be one int64 for each host", self.budget, (hosts,), torch.int64
+        )
 
     def room(self) -> Tensor:
         """[N] int64: parameters that may still be added."""

@@ -271,27 +271,28 @@ def shadow_costs(host: "SlottedModel", sample: Any) -> Tensor:
     costs = torch.full((len(host.specs), len(host.catalogue.names)), torch.nan, dtype=torch.float64)
     try:
         with host.beside(0), torch.no_grad():
-            whole = STEP * _counted(lambda: call(host, sample))
+            whole = STEP * counted(lambda: call(host, sample))
     except Exception:  # the counter cannot follow all code, and no run fails for that
-        whole = 0.0
+        whole = 0
     for slot, row in enumerate(host.catalogue.costs):
         for blueprint, cost in enumerate(row):
             if cost < 0:
                 continue
             step, forward = UNCOUNTED, 1 / STEP
-            if whole > 0.0:
+            if whole > 0:
                 with host.beside(0), host.trying(slot, host.shadow_seed(slot, blueprint)):
                     with torch.no_grad():
-                        forward = _counted(lambda: call(host, sample)) / whole
-                    step = _counted(lambda: run_back(call(host, sample))) / whole
+                        forward = counted(lambda: call(host, sample)) / whole
+                    step = counted(lambda: run_back(call(host, sample))) / whole
             costs[slot, blueprint] = step + CHECKED * forward
     return costs
 
 
-def _counted(run: Callable[[], object]) -> float:
+def counted(run: Callable[[], object]) -> int:
+    """FLOPs of whatever this runs."""
     with FlopCounterMode(display=False) as counter:
         run()
-    return float(counter.get_total_flops())
+    return int(counter.get_total_flops())
 
 
 def run_back(outputs: object) -> None:

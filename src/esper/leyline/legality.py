@@ -9,6 +9,7 @@ from torch import Tensor
 
 from esper.leyline.errors import ActionError
 from esper.leyline.heads import CANONICAL_ACTION, ActionSpace
+from esper.leyline.slots import require_form
 
 # N hosts, H heads, A actions of the largest head
 
@@ -90,12 +91,8 @@ class Legality:
             position = self.space.index(name)
             given = (self.space.size(earlier) for earlier in self.space.given[position])
             expected = [self.hosts, *given, self.space.sizes[position]]
-            if mask.dtype != torch.bool or list(mask.shape) != expected:
-                raise ActionError(
-                    f"The mask of head {name!r} has the wrong shape",
-                    given=f"{mask.dtype} {list(mask.shape)}",
-                    valid=f"torch.bool {expected}",
-                )
+            what = f"The mask of head {name!r} has the wrong shape"
+            require_form(what, mask, expected, torch.bool, error=ActionError)
 
     def mask(self, head: str, values: Tensor) -> Tensor:
         """[N, size]: what `head` may take, given the choices of earlier heads in `values` [N, H].

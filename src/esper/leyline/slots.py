@@ -3,9 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from esper.leyline.constants import DEFAULT_SLOT_COUNT
-from esper.leyline.errors import AgreementError, SlotError, place_of
+from esper.leyline.errors import AgreementError, EsperError, SlotError, place_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CANONICAL_SLOTS = ("early", "mid", "late")
 
@@ -152,6 +156,21 @@ def ordered_slots(names: Iterable[str], config: SlotConfig | None = None) -> tup
     if len(set(wanted)) != len(wanted):
         raise SlotError("Slot names must differ", given=", ".join(wanted))
     return tuple(sorted(wanted, key=config.index))
+
+
+def require_form(
+    what: str,
+    tensor: "Tensor",
+    shape: Sequence[int],
+    dtype: object = None,
+    *,
+    error: type[EsperError] = AgreementError,
+) -> None:
+    """Refuse a tensor of another shape or, if one is named, of another type."""
+    if tuple(tensor.shape) != tuple(shape) or dtype not in (None, tensor.dtype):
+        forms = (tensor.dtype, list(tensor.shape)), (dtype, list(shape))
+        given, valid = (f"{kind} {size}" if dtype else str(size) for kind, size in forms)
+        raise error(what, given=given, valid=valid)
 
 
 def require_agreement(what: str, left: tuple[str, object], right: tuple[str, object]) -> None:

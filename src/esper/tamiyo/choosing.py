@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from esper.leyline import MASK_VALUE, ActionError, ActionSpace, AgreementError, EsperError, Legality
+from esper.leyline.slots import require_form
 
 Logits = Tensor | tuple[Tensor, ...]  # [..., H, A], or a table for each head
 
@@ -40,12 +41,8 @@ class MaskedCategorical:
     """
 
     def __init__(self, logits: Tensor, mask: Tensor, validate: bool = True) -> None:
-        if mask.dtype != torch.bool or mask.shape != logits.shape:
-            raise ActionError(
-                "A mask must have a boolean for each logit",
-                given=f"{mask.dtype} {list(mask.shape)}",
-                valid=f"torch.bool {list(logits.shape)}",
-            )
+        what = "A mask must have a boolean for each logit"
+        require_form(what, mask, logits.shape, torch.bool, error=ActionError)
         if validate:
             require_choice(mask)
         wide = logits.float()

@@ -20,6 +20,7 @@ from torch import Tensor
 from esper.leyline import LIVING_STAGES, Blend, BlueprintCatalogue, SeedStage
 from esper.leyline.errors import AgreementError, place_of
 from esper.leyline.signals import FLOW_STATISTICS, SIGNAL_WINDOW, Signals
+from esper.leyline.slots import require_form
 
 MOST_LOSS = 4.0  # in units of guessing
 MOST_PARAMS = 4.0  # in units of the host's parameters
@@ -220,12 +221,8 @@ class FeatureTable:
 
     def describe(self, observation: Tensor) -> dict[str, float]:
         """One observation [F] by name."""
-        if observation.shape != (self.size,):
-            raise AgreementError(
-                "Describe one observation at a time, with this table's features",
-                given=list(observation.shape),
-                valid=[self.size],
-            )
+        what = "Describe one observation at a time, with this table's features"
+        require_form(what, observation, (self.size,))
         return dict(zip(self.names, observation.tolist(), strict=True))
 
     @cached_property

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from esper.leyline import ActionSpace, AgreementError, Legality, constants, require_agreement
+from esper.leyline.slots import require_form
 from esper.tamiyo.choosing import Among, Choice, Logits, MaskedCategorical, choose, logits_given
 
 INNER_GAIN = math.sqrt(2.0)
@@ -167,12 +168,8 @@ class RecurrentActorCritic(nn.Module, ABC):
         Returns the choice, the values [N] and the memory after the step. States `among` those of
         other processes get the chance that they would get if one process decided for all.
         """
-        if states.ndim != 2 or len(states) != legality.hosts:
-            raise AgreementError(
-                "States to decide on have the wrong shape",
-                given=list(states.shape),
-                valid=f"[{legality.hosts}, {self.state_dim}], a row for each row of the masks",
-            )
+        what = "States to decide on have the wrong shape, or not a row for each row of the masks"
+        require_form(what, states, (legality.hosts, self.state_dim))
         require_agreement("action heads", ("network", self.space), ("masks", legality.space))
         logits, values, after = self(states, hidden, starts)
         choice = choose(
@@ -196,13 +193,9 @@ class RecurrentActorCritic(nn.Module, ABC):
         without the time axis.
         """
         heads = (*states.shape[:-1], len(self.space))
-        expected = (*heads, max(self.space.sizes))
-        if actions.shape != heads or masks.shape != expected:
-            raise AgreementError(
-                "Actions and masks must have a row for each state",
-                given=f"actions {list(actions.shape)}, masks {list(masks.shape)}",
-                valid=f"actions {list(heads)}, masks {list(expected)}",
-            )
+        require_form("Actions must have a row for each state", actions, heads)
+        every = (*heads, max(self.space.sizes))
+        require_form("Masks must have a row for each state", masks, every)
         outlook = self(states, hidden, starts)
         logits = logits_given(outlook.logits, self.space, actions)
         chosen = MaskedCategorical(logits, masks, validate)
@@ -385,12 +378,8 @@ def run_sequences(
     of similar length run side by side, padded.
     """
     if starts is not None:
-        if starts.dtype != torch.bool or starts.shape != inputs.shape[:2]:
-            raise AgreementError(
-                "Episode starts must have a boolean for each step",
-                given=f"{starts.dtype} {list(starts.shape)}",
-                valid=f"torch.bool {list(inputs.shape[:2])}",
-            )
+        what = "Episode starts must have a boolean for each step"
+        require_form(what, starts, inputs.shape[:2], torch.bool)
         starts = starts.cpu()
         hidden = reset_hidden(hidden, starts[:, 0])
         if bool(starts[:, 1:].any()):

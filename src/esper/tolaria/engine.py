@@ -79,7 +79,6 @@ class Engine:
         ]
         # One template for every kind of seed that fits some slot, and for every slot's gate.
         self.templates: dict[PoolKey, Template] = {}
-        self._forms: dict[PoolKey, Form] = {}  # of seeds
         for slot, spec in enumerate(self.specs):
             build_gate = partial(BlendGate, spec.channels, spec.channel_axis)
             self.templates["gate", slot, NOTHING] = Template(build_gate, known=True)
@@ -87,10 +86,9 @@ class Engine:
                 if catalogue.costs[slot][index] >= 0:
                     build = find_blueprint(name, spec.family).build
                     template = Template(partial(build, spec), known=_is_own(build))
-                    form = compiled(template.form)
+                    template.form = compiled(template.form)
                     for kind in ("seed", "shadow"):
                         self.templates[kind, slot, index] = template
-                        self._forms[kind, slot, index] = form
         self.templates[HOST] = Template(build_host, known=_is_own(type(host)))
 
     def logits(
@@ -128,8 +126,9 @@ class Engine:
         outputs = []
         for group, part in zip(slot.groups, parts, strict=True):
             key: PoolKey = (group.kind, index, group.blueprint)
-            params = self.templates[key].views(weights[key].index_select(0, group.rows))
-            outputs.append(self._forms[key](params, part))
+            template = self.templates[key]
+            params = template.views(weights[key].index_select(0, group.rows))
+            outputs.append(template.form(params, part))
         g = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
         if len(slot.gated):
             g = self._gate(weights, index, slot, x, g)

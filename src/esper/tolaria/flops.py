@@ -15,15 +15,14 @@ Shapes: `N` environments, `S` slots, `P` blueprints.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina import Isolation, SegmentedHost
 from esper.kasmina.blueprints import find_blueprint
+from esper.kasmina.shadow_seeds import counted
 from esper.leyline import Blend, BlueprintCatalogue, Lifecycle, SeedStage
 from esper.leyline.constants import TRAINING_PASSES as STEP
 
@@ -78,7 +77,7 @@ def count_flops(host: SegmentedHost, sample: Tensor, catalogue: BlueprintCatalog
     """Count a host, given one sample as a batch, and every seed that its catalogue offers."""
     specs = host.slot_specs()
     seeds = torch.zeros(len(specs), len(catalogue.names), dtype=torch.int64)
-    with torch.random.fork_rng(devices=[]):  # newborn bodies draw their weights
+    with torch.random.fork_rng(devices=[]), torch.no_grad():  # newborn bodies draw their weights
         for slot, spec in enumerate(specs):
             for index, name in enumerate(catalogue.names):
                 if catalogue.costs[slot][index] >= 0:
@@ -95,10 +94,3 @@ def count_flops(host: SegmentedHost, sample: Tensor, catalogue: BlueprintCatalog
 
 def _forward(module: nn.Module, sample: Tensor) -> int:
     return counted(lambda: module(sample))
-
-
-def counted(run: Callable[[], object]) -> int:
-    """FLOPs of whatever this runs, without gradients."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        run()
-    return int(counter.get_total_flops())

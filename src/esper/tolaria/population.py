@@ -21,6 +21,7 @@ from esper.leyline import HEADS, Actions, Blend, Legality, LifecycleOp, SeedStag
 from esper.leyline.errors import AgreementError, GateRefusedError, require_known
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
 from esper.leyline.shadows import AuditionPlan
+from esper.leyline.slots import require_form
 from esper.leyline.streams import derive_seed
 from esper.tolaria.chip.launch import Chip, choose_chip
 from esper.tolaria.cuda_graphs import GraphRunner
@@ -167,10 +168,8 @@ class Population:
         and `gradient` [N, S], `loss_rise` [N]; NaN marks what was not measured."""
         for name, values in given.items():
             expected = (len(self),) if name == "loss_rise" else self.lifecycle.shape
-            if values is not None and tuple(values.shape) != expected:
-                raise AgreementError(
-                    f"{name} has the wrong shape", given=list(values.shape), valid=list(expected)
-                )
+            if values is not None:
+                require_form(f"{name} has the wrong shape", values, expected)
         self.lifecycle = self.lifecycle.measured(**given)
 
     def _become(self, life: Lifecycle, record: Transitions) -> Transitions:
@@ -311,13 +310,8 @@ class Population:
     def silence_rows(self, environments: Tensor, live: Tensor) -> None:
         """Fix these hosts' [K] weights at zero where `live` [K, P] is false, until told again."""
         pool = self.pools[HOST]
-        expected = [len(environments), pool.template.width]
-        if live.dtype != torch.bool or list(live.shape) != expected:
-            raise AgreementError(
-                "Silencing needs a boolean for each weight of each host",
-                given=f"{live.dtype} {list(live.shape)}",
-                valid=f"torch.bool {expected}",
-            )
+        what = "Silencing needs a boolean for each weight of each host"
+        require_form(what, live, (len(environments), pool.template.width), torch.bool)
         there, live = environments.to(self.device), live.to(self.device)
         if self.live is None:
             self.live = torch.ones_like(pool.state.theta[:-1], dtype=torch.bool)
@@ -500,13 +494,8 @@ class Population:
 
         Each distinct subset is run once, and shares what comes before its first difference.
         """
-        slots = len(self.specs)
-        if off.dtype != torch.bool or off.shape != (len(environment), slots):
-            raise AgreementError(
-                "A counterfactual needs an environment and a boolean for each slot",
-                given=f"{len(environment)} environments, {off.dtype} {list(off.shape)}",
-                valid=f"torch.bool [{len(environment)}, {slots}]",
-            )
+        slots, what = len(self.specs), "A counterfactual needs a boolean for each slot"
+        require_form(what, off, (len(environment), slots), torch.bool)
         effective = off & (self.lifecycle.alpha[environment] > 0)
         bits = (effective.long() << torch.arange(slots)).sum(dim=1)
         asked, inverse = (environment << slots | bits).unique(return_inverse=True)

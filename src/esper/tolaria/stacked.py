@@ -103,10 +103,6 @@ def _group_norm(module: GroupNorm, x: Tensor, weight: Tensor, bias: Tensor) -> T
     return torch.addcmul(bias.unsqueeze(1), normal, weight.unsqueeze(1))
 
 
-def _scalar_gate(module: ScalarGate, x: Tensor, weight: Tensor, bias: None) -> Tensor:
-    return x * weight.view(-1, *(1,) * (x.dim() - 1))
-
-
 # --- modules of several parts: given the forms of their children and all parameters ---------------
 
 
@@ -114,22 +110,6 @@ def _sequential(module: nn.Sequential, parts: Parts, params: Params, x: Tensor) 
     for part in parts.values():
         x = part(params, x)
     return x
-
-
-def _replace(module: Replace, parts: Parts, params: Params, h: Tensor) -> Tensor:
-    return parts["gate"](params, parts["transform"](params, h) - h)
-
-
-def _rescale(module: Rescale, parts: Parts, params: Params, h: Tensor) -> Tensor:
-    return h * parts["strength"](params, h).tanh()
-
-
-def _transposed(module: Transposed, parts: Parts, params: Params, h: Tensor) -> Tensor:
-    return parts["body"](params, h.transpose(2, -1)).transpose(2, -1)
-
-
-def _attend(module: Attend, parts: Parts, params: Params, h: Tensor) -> Tensor:
-    return parts["attention"](params, parts["norm"](params, h))
 
 
 def _self_attention(module: SelfAttention, parts: Parts, params: Params, x: Tensor) -> Tensor:
@@ -226,13 +206,15 @@ _LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv2d: stacked_convolution,
     ChannelNorm: _channel_norm,
     GroupNorm: _group_norm,
-    ScalarGate: _scalar_gate,
+    ScalarGate: lambda _, x, weight, bias: x * weight.view(-1, *(1,) * (x.dim() - 1)),
 }
 _COMPOSED: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Sequential: _sequential,
-    Replace: _replace,
-    Rescale: _rescale,
-    Transposed: _transposed,
-    Attend: _attend,
+    Replace: lambda _, parts, params, h: parts["gate"](params, parts["transform"](params, h) - h),
+    Rescale: lambda _, parts, params, h: h * parts["strength"](params, h).tanh(),
+    Transposed: lambda _, parts, params, h: parts["body"](params, h.transpose(2, -1)).transpose(
+        2, -1
+    ),
+    Attend: lambda _, parts, params, h: parts["attention"](params, parts["norm"](params, h)),
     SelfAttention: _self_attention,
 }

@@ -11,8 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,20 +32,18 @@ def find_compiler() -> str | None:
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
-def _kept(ending: str, *parts: str) -> Path:
-    """Where what is made of these is kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+def _kept(ending: str, make: Callable[[Path], object], *parts: str) -> Path:
+    """The file that is made of these, once; it moves to its place at once, so that no other process
+    finds half of it."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "esper" / "chip"
     name = hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
-    return Path(base) / "esper" / "chip" / f"{name}.{ending}"
-
-
-@contextmanager
-def _being_made(target: Path) -> Iterator[Path]:
-    """A place to make it, from which it moves at once: no other process finds half of it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        yield Path(folder) / target.name
-        (Path(folder) / target.name).replace(target)
+    target = home / f"{name}.{ending}"
+    if not target.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home) as folder:
+            make(draft := Path(folder) / target.name)
+            draft.replace(target)
+    return target
 
 
 def _definitions(dtype: torch.dtype) -> list[str]:
@@ -78,14 +75,15 @@ def _device_launcher(
 
     flags = [f"-arch=sm_{capability[0]}{capability[1]}", *_definitions(dtype)]
     text = whole_text(text)
-    target = _kept("cubin", text, *flags, str(torch.version.cuda))
-    if not target.exists():
-        with _being_made(target) as made:
-            try:  # on all processors at once
-                code = _compile_for_device(text, [*flags, "--split-compile=0"])
-            except EsperError:  # an NVRTC that does not know how
-                code = _compile_for_device(text, flags)
-            made.write_bytes(code)
+
+    def make(draft: Path) -> None:
+        try:  # on all processors at once
+            code = _compile_for_device(text, [*flags, "--split-compile=0"])
+        except EsperError:  # an NVRTC that does not know how
+            code = _compile_for_device(text, flags)
+        draft.write_bytes(code)
+
+    target = _kept("cubin", make, text, *flags, str(torch.version.cuda))
     kernels = _cuda_load_module(target.read_bytes(), ["describe_rows", "compute_rows"])
     assert isinstance(kernels, dict)
     kernels["compute_rows"].set_shared_memory_config(most)
@@ -143,13 +141,13 @@ def build_library(text: str, dtype: torch.dtype) -> ctypes.CDLL:
         )
     command = [compiler, *_definitions(dtype), "-O1", "-shared", "-fPIC", "-w"]
     text = whole_text(text)
-    target = _kept("so", text, *command, sys.platform)
-    if not target.exists():
-        with _being_made(target) as made:
-            source = made.with_suffix(".cpp")
-            source.write_text(text)
-            command += [str(source), "-o", str(made)]
-            run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-            if run.returncode:
-                raise _not_compiled(" ".join(command), run.stderr)
-    return ctypes.CDLL(str(target))
+
+    def make(draft: Path) -> None:
+        source = draft.with_suffix(".cpp")
+        source.write_text(text)
+        whole = [*command, str(source), "-o", str(draft)]
+        run = subprocess.run(whole, capture_output=True, text=True, check=False)  # noqa: S603
+        if run.returncode:
+            raise _not_compiled(" ".join(whole), run.stderr)
+
+    return ctypes.CDLL(str(_kept("so", make, text, *command, sys.platform)))
