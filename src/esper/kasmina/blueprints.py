@@ -19,7 +19,13 @@ from esper.kasmina.layers import ChannelNorm, GroupNorm, PastLinear, SelfAttenti
 from esper.leyline import Trait
 from esper.leyline.catalogue import LOOKS_BEYOND, NOT_APPLICABLE, BlueprintCatalogue, blend_costs
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
-from esper.leyline.errors import BlueprintError, DuplicateNameError, UnknownNameError, first_line
+from esper.leyline.errors import (
+    BlueprintError,
+    DuplicateNameError,
+    UnknownNameError,
+    first_line,
+    require_known,
+)
 from esper.leyline.slots import Family, Reach, SlotConfig, SlotSpec
 
 M = TypeVar("M", bound=nn.Module)
@@ -80,8 +86,7 @@ def blueprint(
     `traits`: what it is like, for a policy that was trained with others.
     """
     for each in (family, *others):
-        if each not in list(Family):
-            raise UnknownNameError.of("blueprint family", str(each), [one.value for one in Family])
+        require_known("blueprint family", each, [one.value for one in Family])
     kinds = [Family(each) for each in (family, *others)]
     if not name.isidentifier():
         raise BlueprintError(
@@ -119,14 +124,9 @@ def blueprint_names(family: Family | str, *, wrapped: bool = False) -> tuple[str
 
 
 def find_blueprint(name: str, family: Family | str) -> Blueprint:
-    kind = Family(family)
-    if (kind, name) not in _REGISTRY:
-        raise UnknownNameError.of(
-            f"blueprint for {kind.value} slots",
-            name,
-            blueprint_names(kind, wrapped=True),
-            fix="register your own with @blueprint(name, family)",
-        )
+    kind, fix = Family(family), "register your own with @blueprint(name, family)"
+    known = blueprint_names(kind, wrapped=True)
+    require_known(f"blueprint for {kind.value} slots", name, known, fix)
     return _REGISTRY[kind, name]
 
 

@@ -11,7 +11,7 @@ import keyword
 import re
 import textwrap
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -243,7 +243,8 @@ def _structure(value: Any, classes: dict[str, Sequence[str]]) -> str:
     if isinstance(value, str):  # the expression for a leaf
         return value
     if type(value) in (list, tuple):
-        return _bracketed(value, (_structure(each, classes) for each in value))
+        inside = ", ".join(_structure(each, classes) for each in value)
+        return f"[{inside}]" if type(value) is list else f"({inside}{',' * (len(value) == 1)})"
     if type(value) in (dict, OrderedDict):
         pairs = (f"{_key_text(k)}: {_structure(v, classes)}" for k, v in value.items())
         text = "{" + ", ".join(pairs) + "}"
@@ -264,13 +265,6 @@ def _heading(node: fx.Node) -> str:
     if path.startswith("_empty_nn_module_stack"):
         return ""
     return f"{ascii(path)[1:-1] or 'the model'}: {kind if kind.isidentifier() else 'a module'}"
-
-
-def _bracketed(value: list[Any] | tuple[Any, ...], inside: Iterable[str]) -> str:
-    text = ", ".join(inside)
-    if isinstance(value, list):
-        return f"[{text}]"
-    return f"({text},)" if len(value) == 1 else f"({text})"
 
 
 def _key_text(key: object) -> str:

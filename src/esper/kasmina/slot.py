@@ -122,14 +122,10 @@ class Bond:
     A copy of the model alone has slots too, but no host: their bond is cut.
     """
 
-    def __init__(self) -> None:
-        self.tied = False
+    def __init__(self, tied: bool = False) -> None:
+        self.tied = tied
         self.whole = False  # is the host itself being read, or does the model hold its slots?
         self._said: set[str] = set()
-
-    def tie(self) -> "Bond":
-        self.tied = True
-        return self
 
     @contextmanager
     def reading_all(self) -> Iterator[None]:
@@ -138,10 +134,6 @@ class Bond:
             yield
         finally:
             self.whole = before
-
-    def carry(self) -> None:
-        """The model that carries the slots has them as a part, so its state lacks nothing."""
-        self.whole = True
 
     def __reduce__(self) -> "tuple[type[Bond], tuple[()]]":
         return Bond, ()  # a copy, until a host that was copied along ties it
@@ -163,9 +155,6 @@ class Slot(nn.Module):
         self.mode = Mode.OFF
         self.seed: Seed | None = None
         self.alpha = 0.0
-
-    def hold(self, seed: Seed | None) -> None:
-        self.seed = seed
 
     def switch(self, alpha: float, *, straight: bool = False) -> None:
         """Let the seed act at this alpha or, if `straight`, learn while h passes untouched."""

@@ -27,15 +27,6 @@ _PER_ROW = ("theta", "steps", "rate", "decay", "active")
 _UNIFORM = (nn.Linear, nn.modules.conv._ConvNd)  # weights and biases within 1 / sqrt(fan in)
 
 
-class _Column(NamedTuple):
-    """One parameter tensor, in the order of the row, and how it starts: within value +- bound."""
-
-    name: str
-    shape: torch.Size
-    bound: float
-    value: float
-
-
 class Template:
     """What a population needs to know of a module to hold many copies of it as rows."""
 
@@ -48,8 +39,9 @@ class Template:
             module = build()
         _require_pure(module)
         self.form: Form = stack(module)
-        self.columns: list[_Column] = []
+        self.shapes: dict[str, torch.Size] = {}  # by name, in the order of the row
         self.drawn_by_module = not known
+        scales, numbers = learning_rate_scales(module), []
         for prefix, part in module.named_modules():
             for name, parameter in part.named_parameters(recurse=False):
                 full = f"{prefix}.{name}" if prefix else name
@@ -59,21 +51,21 @@ class Template:
                         bound, value = 1.0 / math.sqrt(part.weight[0].numel()), 0.0
                     else:  # it starts in a way that only the module knows
                         self.drawn_by_module = True
-                self.columns.append(_Column(full, parameter.shape, bound, value))
-        scales = learning_rate_scales(module)
-        self.sizes = [column.shape.numel() for column in self.columns]
+                self.shapes[full] = parameter.shape
+                own = torch.tensor([[bound], [value], [scales[full]]])
+                numbers.append(own.expand(3, parameter.numel()))
+        self.sizes = [shape.numel() for shape in self.shapes.values()]
         self.width = sum(self.sizes)
-        self.scales = self._by_column([scales[column.name] for column in self.columns])
-        bounds = self._by_column([column.bound for column in self.columns])
-        values = self._by_column([column.value for column in self.columns])
-        self.starts = torch.stack([bounds, values]).double()  # [2, P]
+        whole = torch.cat([torch.zeros(3, 0), *numbers], dim=1)
+        self.starts = whole[:2].double()  # [2, P] each starts within value +- bound
+        self.scales = whole[2].clone()  # [P]
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Rows [N, P] as stacked parameters [N, ...] by name."""
         parts = rows.split(self.sizes, dim=1)
         return {
-            column.name: torch.unflatten(part, 1, column.shape) if column.shape else part[:, 0]
-            for column, part in zip(self.columns, parts, strict=True)
+            name: torch.unflatten(part, 1, shape) if shape else part[:, 0]
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 
     def built(self, seeds: Tensor, *, as_usual: bool) -> Tensor:
@@ -93,11 +85,6 @@ class Template:
                         nn.init.ones_(part.weight)
                 rows.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
         return torch.stack(rows)
-
-    def _by_column(self, numbers: Sequence[float]) -> Tensor:
-        """[P]: one number for all of a column."""
-        pairs = zip(self.sizes, numbers, strict=True)
-        return torch.cat([torch.full((size,), number) for size, number in pairs])
 
 
 def _require_pure(module: nn.Module) -> None:
