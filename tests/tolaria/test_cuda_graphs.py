@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from esper.tolaria.cuda_graphs import Padding, uncollected
+from esper.tolaria.engine import TrainingStep
 from esper.tolaria.feed import Augmentation
 from esper.tolaria.plan import HOST, StepPlan
 from tests.tolaria.test_population import own_draws
@@ -27,7 +28,7 @@ def test_padding_a_plan_changes_no_gradient_and_teaches_no_spare_row(
         learners = dict(exact.plan.learners)
         for key in wider.isolated.pool_keys() if wider.isolated is not None else []:
             learners.setdefault(key, torch.zeros_like(population.pools[key].state.active))
-        padded = population._make_step(wider._replace(learners=learners))
+        padded = TrainingStep(population, wider._replace(learners=learners))
         batch = population.feed.fetch(
             population.feed.epoch(population.seeds, population.lifecycle.epoch)[0]
         )
@@ -51,7 +52,7 @@ def test_a_sick_environment_does_not_reach_others_through_padding() -> None:
         population.pass_time()
     exact = population.training_step()
     wider = Padding(population.pools, grain=4).pad("training", exact.plan.training)
-    padded = population._make_step(StepPlan(wider, {}))
+    padded = TrainingStep(population, StepPlan(wider, {}))
     batch = population.feed.fetch(
         population.feed.epoch(population.seeds, population.lifecycle.epoch)[0]
     )

@@ -9,15 +9,18 @@ deliver nothing. A new graph is captured only when a capacity grows or a pool's 
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from esper.leyline.lifecycle import NOTHING
 from esper.tolaria.engine import TrainingStep
-from esper.tolaria.feed import Feed
 from esper.tolaria.plan import Group, Plan, PoolKey, SlotPlan, StepPlan, index_lists, sent_to
 from esper.tolaria.pools import Pool
+
+if TYPE_CHECKING:
+    from esper.tolaria.population import Population
 
 Place = tuple[str, int, int]  # pass name, slot, blueprint (or a code below)
 GATED, ROWS = -1, -2
@@ -101,14 +104,9 @@ def uncollected() -> Iterator[None]:
 class GraphRunner:
     """Keeps the graph of one population's step, and replays it for whole epochs."""
 
-    def __init__(
-        self,
-        feed: Feed,
-        pools: Mapping[PoolKey, Pool],
-        make_step: Callable[[StepPlan], TrainingStep],
-    ) -> None:
-        self.feed, self.pools, self.make_step = feed, pools, make_step
-        self.padding = Padding(pools, grain=max(4, feed.environments // 64))
+    def __init__(self, population: "Population") -> None:
+        self.population, self.feed, self.pools = population, population.feed, population.pools
+        self.padding = Padding(self.pools, grain=max(4, self.feed.environments // 64))
         self._graph: torch.cuda.CUDAGraph | None = None
         self._frozen: object = None  # the sizes the graph was captured with
         self._plan: StepPlan
@@ -152,7 +150,7 @@ class GraphRunner:
         self._refill(plan)
         self._index = index.clone()
         self._total = torch.zeros(self.feed.environments, device=device, dtype=torch.float64)
-        step = self.make_step(self._plan)
+        step = TrainingStep(self.population, self._plan)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries set themselves up; no parameter is changed

@@ -7,7 +7,7 @@ parameters.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from esper.tolaria.plan import HOST, Plan, PoolKey, SlotPlan, StepPlan
 from esper.tolaria.pools import Pool, Template
 from esper.tolaria.population_config import PopulationConfig
 from esper.tolaria.stacked import Form, stack
+
+if TYPE_CHECKING:
+    from esper.tolaria.population import Population
 
 Weights = Mapping[PoolKey, Tensor]  # rows [R, P] of every pool
 
@@ -205,13 +208,11 @@ def as_inputs(inputs: Tensor, weights: Mapping[PoolKey, Tensor]) -> Tensor:
 class TrainingStep:
     """Gradients and update for one structure of the population."""
 
-    engine: Engine
-    pools: Mapping[PoolKey, Pool]
-    config: PopulationConfig
+    population: "Population"
     plan: StepPlan
-    live: Tensor | None = None  # [N, P] weights of hosts that exist, where not all do
 
     def __post_init__(self) -> None:
+        self.pools, self.config = self.population.pools, self.population.config
         self.keys = [HOST, *self.plan.training.pool_keys()]
         isolated = self.plan.isolated
         alone = [] if isolated is None else isolated.pool_keys()
@@ -229,18 +230,19 @@ class TrainingStep:
 
     def gradients(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, dict[PoolKey, Tensor]]:
         """Losses [N] and the gradient of every pool that takes part, [R, P]."""
+        engine = self.population.engine
         weights = cast_weights(self.pools, self.config.compute_dtype)
         inputs = as_inputs(inputs, weights)
-        losses = losses_of(self.engine.logits(weights, self.plan.training, inputs), labels)
+        losses = losses_of(engine.logits(weights, self.plan.training, inputs), labels)
         found = torch.autograd.grad(losses.sum(), [self.pools[k].leaf for k in self.keys])
         grads = dict(zip(self.keys, found, strict=True))
-        if self.live is not None:  # host n is row n; the spare row comes last
-            grads[HOST][:-1].mul_(self.live)
+        if self.population.live is not None:  # host n is row n; the spare row comes last
+            grads[HOST][:-1].mul_(self.population.live)
         if (isolated := self.plan.isolated) is not None:
             if isolated.environment is not None:
                 inputs, labels = inputs[isolated.environment], labels[isolated.environment]
             weights[HOST] = weights[HOST].detach()
-            alone = losses_of(self.engine.logits(weights, isolated, inputs), labels).sum()
+            alone = losses_of(engine.logits(weights, isolated, inputs), labels).sum()
             found = torch.autograd.grad(alone, [self.pools[k].leaf for k in self.isolated_keys])
             for key, grad in zip(self.isolated_keys, found, strict=True):
                 others = grads.get(key)

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from esper.archive import Archive
 from esper.kasmina import Isolation, SegmentedHost, build_catalogue, decide, pass_time, remove_now
 from esper.kasmina.gates import UNLIMITED, Situation, closed_gates, legality
 from esper.leyline import HEADS, Actions, Blend, Legality, LifecycleOp, SeedStage, require_agreement
@@ -82,7 +83,7 @@ class Population:
         self.pool_rows = torch.full(self.lifecycle.shape, VACANT)  # where each seed lives
         self.gate_rows = torch.full(self.lifecycle.shape, VACANT)
         self.engine = Engine(host, build_host, self.catalogue, self.config)
-        self.shadows = ShadowRows(count, self.catalogue, self._pool)
+        self.shadows = ShadowRows(self)
         self.pools: dict[PoolKey, Pool] = {}  # of hosts, seeds and gates
         everyone = self._give(HOST, torch.arange(count))
         self._newborn((HOST, everyone, fold(self.seeds, "host")))
@@ -93,7 +94,7 @@ class Population:
         chip = partial(Chip, host, self.catalogue, widths, feed, self.config)
         self._chip = choose_chip(chip, feed, self.config)
         graphs = self.config.graphs and self.device.type == "cuda" and self._chip is None
-        self._graphs = GraphRunner(feed, self.pools, self._make_step) if graphs else None
+        self._graphs = GraphRunner(self) if graphs else None
 
     def __len__(self) -> int:
         return len(self.seeds)
@@ -101,7 +102,7 @@ class Population:
     def _seeds_of(self, identities: Sequence[int]) -> Tensor:
         return torch.tensor([derive_seed(self.seed, "environment", each) for each in identities])
 
-    def _pool(self, key: PoolKey) -> Pool:
+    def pool(self, key: PoolKey) -> Pool:
         """The pool of one kind of host, seed, gate or shadow, made when it is first needed."""
         pools = self.shadows.pools if key[0] == "shadow" else self.pools
         if key not in pools:
@@ -111,7 +112,7 @@ class Population:
 
     def _give(self, key: PoolKey, environments: Tensor) -> Tensor:
         """Rows of a pool for these environments, noted where their seeds or gates live."""
-        rows = self._pool(key).give(environments)
+        rows = self.pool(key).give(environments)
         kind, slot, _ = key
         if kind != "host":
             (self.pool_rows if kind == "seed" else self.gate_rows)[environments, slot] = rows
@@ -180,7 +181,7 @@ class Population:
         came = here & ~there
         if bool(came.any()):
             self._plant(came)
-            self.shadows.become_seeds(came, life, self.pools, self.pool_rows)
+            self.shadows.become_seeds(came)
         self._step = None
         return record
 
@@ -344,11 +345,7 @@ class Population:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Become the population of the same shape that was saved; it goes on bit for bit."""
-        named = (name.partition(".") for name in state)
-        arrays = {
-            rest: state[f"lifecycle.{rest}"] for head, _, rest in named if head == "lifecycle"
-        }
-        life = Lifecycle.from_state_dict(arrays)
+        life = Lifecycle.from_state_dict(Archive(state, {}).part("lifecycle"))
         if life.shape != self.lifecycle.shape:
             raise AgreementError(
                 "The saved population has another shape",
@@ -364,7 +361,7 @@ class Population:
                 index = self.catalogue.translated(torch.tensor([int(blueprint)]), names)
                 saved.setdefault((kind, int(slot), int(index)), {})[field] = tensor
         for key, tensors in saved.items():  # all are checked before any is taken over
-            self._pool(key).require_fitting(tensors)
+            self.pool(key).require_fitting(tensors)
         self.lifecycle = life
         for name in _KEPT:
             setattr(self, name, state[name].clone())
@@ -372,7 +369,7 @@ class Population:
             for key in [key for key in pools if key not in saved]:
                 del pools[key]
         for key, tensors in saved.items():
-            self._pool(key).load(tensors)
+            self.pool(key).load(tensors)
         self.shadows.load_state_dict(state, partial(self.catalogue.translated, encoded_names=names))
         self.live = state["live"].to(self.device).clone() if "live" in state else None
         self._step = None
@@ -403,13 +400,10 @@ class Population:
         isolated = not straight and len(alone.environment) > 0
         return StepPlan(training, learners, self._plan(alone) if isolated else None)
 
-    def _make_step(self, plan: StepPlan) -> TrainingStep:
-        return TrainingStep(self.engine, self.pools, self.config, plan, self.live)
-
     def training_step(self) -> TrainingStep:
         """The fused step for the present structure, built once and kept until it changes."""
         if self._step is None:
-            self._step = self._make_step(sent_to(self._step_plan(), self.device))
+            self._step = TrainingStep(self, sent_to(self._step_plan(), self.device))
         return self._step
 
     def train_epoch(self, plan: AuditionPlan | None = None) -> EpochRecord:
@@ -472,7 +466,7 @@ class Population:
         self.shadows.require_fitting(plan)
         free = ~self.lifecycle.occupied & ~self.frozen[:, None]
         where = plan.where & free[:, :, None]
-        self.shadows.arrange(where, self.seeds, self.lifecycle.epoch, self.rate, self.decay)
+        self.shadows.arrange(where)
         batches = (plan.share * self.feed.batches).round().clamp(min=1.0) * (plan.share > 0)
         return ShadowEpoch(self, where, batches.long())
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from esper.leyline import AgreementError, Blend, BlueprintCatalogue, Lifecycle
+from esper.leyline import AgreementError, Blend
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
 from esper.tolaria.engine import as_inputs, cast_weights, losses_of, sample_losses
 from esper.tolaria.plan import HOST, PoolKey, sent_to, shadow_plan
@@ -24,8 +24,6 @@ from esper.tolaria.random_streams import fold
 
 if TYPE_CHECKING:
     from esper.tolaria.population import Population
-
-Pools = Mapping[PoolKey, Pool]
 
 
 def _each(where: Tensor) -> Iterator[tuple[PoolKey, Tensor]]:
@@ -37,11 +35,9 @@ def _each(where: Tensor) -> Iterator[tuple[PoolKey, Tensor]]:
 class ShadowRows:
     """All shadows of a population: where they live, and what they have shown."""
 
-    def __init__(
-        self, hosts: int, catalogue: BlueprintCatalogue, make_pool: Callable[[PoolKey], Pool]
-    ) -> None:
-        self.names, self.make_pool = catalogue.names, make_pool
-        self.fits = torch.tensor(catalogue.costs) >= 0  # [S, P]
+    def __init__(self, population: "Population") -> None:
+        self.population, self.names = population, population.catalogue.names
+        self.fits, hosts = torch.tensor(population.catalogue.costs) >= 0, len(population)  # [S, P]
         self.rows = torch.full((hosts, *self.fits.shape), VACANT)  # [N, S, P]
         self.pools: dict[PoolKey, Pool] = {}
         # What a shadow costs is not known here; see `tolaria/flops.py`.
@@ -67,10 +63,10 @@ class ShadowRows:
             fit = [n for n, fits in zip(self.names, self.fits[slot], strict=True) if fits]
             raise AgreementError(f"{self.names[kind]!r} does not fit slot {slot}", valid=fit)
 
-    def arrange(
-        self, where: Tensor, seeds: Tensor, epoch: Tensor, rate: Tensor, decay: Tensor
-    ) -> None:
-        """Let the shadows in `where` [N, S, P] live, and no others; the rest is of hosts, [N]."""
+    def arrange(self, where: Tensor) -> None:
+        """Let the shadows in `where` [N, S, P] live, and no others."""
+        hosts = self.population
+        seeds, epoch = hosts.seeds, hosts.lifecycle.epoch
         self.give_up(~where)
         born = where & ~self.living
         births = []
@@ -79,11 +75,11 @@ class ShadowRows:
             streams = fold(seeds[owners], "shadow", slot, self.names[kind], epoch[owners])
             rows = self._give(key, owners)
             births.append(Birth(self.pools[key], rows, streams))
-        begin(births, rate, decay)
+        begin(births, hosts.rate, hosts.decay)
         self._forget(born)
 
     def _give(self, key: PoolKey, owners: Tensor) -> Tensor:
-        rows = self.make_pool(key).give(owners)
+        rows = self.population.pool(key).give(owners)
         self.rows[owners, key[1], key[2]] = rows
         return rows
 
@@ -101,20 +97,21 @@ class ShadowRows:
             self.pools[key].take_back(self.rows[owners, key[1], key[2]])
         self.rows[gone] = VACANT
 
-    def become_seeds(self, came: Tensor, life: Lifecycle, pools: Pools, pool_rows: Tensor) -> None:
+    def become_seeds(self, came: Tensor) -> None:
         """Newborn seeds that `came` [N, S] take over what shadows of their kind have learned.
 
         Not with the immediate blend, which must be nothing at first. Nothing is left of the slot's
-        shadows. `pool_rows` [N, S]: where the seeds live in `pools`.
+        shadows.
         """
         if not self.pools:
             return
+        hosts, life = self.population, self.population.lifecycle
         own = life.blueprint[:, :, None] == torch.arange(len(self.names))
         warm = (came & (life.blend != Blend.IMMEDIATE))[:, :, None] & own & self.living
         for key, owners in _each(warm):
             _, slot, kind = key
-            rows, old = pool_rows[owners, slot], self.rows[owners, slot, kind]
-            pools["seed", slot, kind].put(rows, self.pools[key].tensors(), old)
+            rows, old = hosts.pool_rows[owners, slot], self.rows[owners, slot, kind]
+            hosts.pools["seed", slot, kind].put(rows, self.pools[key].tensors(), old)
         self.give_up(came[:, :, None])
 
     def restart(self, environments: Tensor) -> None:
