@@ -192,7 +192,7 @@ class AttachedHost(GrowingModel):
         own = nn.ParameterList(part.parameters())
         self.watch = _SilentWatch(own, dict(zip(self.seed_slots, self._slots, strict=True)))
         self.whole = whole
-        self._bond.whole = True  # the model has the slots as a part, so its state lacks nothing
+        self._bond.carry()
         self.part = next(name for name, each in whole.named_modules() if each is part)
         attach(whole).hold(self)
 

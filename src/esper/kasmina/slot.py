@@ -127,6 +127,9 @@ class Bond:
         self.whole = False  # is the host itself being read, or does the model hold its slots?
         self._said: set[str] = set()
 
+    def tie(self) -> None:
+        self.tied = True
+
     @contextmanager
     def reading_all(self) -> Iterator[None]:
         before, self.whole = self.whole, True
@@ -134,6 +137,10 @@ class Bond:
             yield
         finally:
             self.whole = before
+
+    def carry(self) -> None:
+        """The model that carries the slots has them as a part, so its state lacks nothing."""
+        self.whole = True
 
     def __reduce__(self) -> "tuple[type[Bond], tuple[()]]":
         return Bond, ()  # a copy, until a host that was copied along ties it
@@ -155,6 +162,9 @@ class Slot(nn.Module):
         self.mode = Mode.OFF
         self.seed: Seed | None = None
         self.alpha = 0.0
+
+    def hold(self, seed: Seed | None) -> None:
+        self.seed = seed
 
     def switch(self, alpha: float, *, straight: bool = False) -> None:
         """Let the seed act at this alpha or, if `straight`, learn while h passes untouched."""

@@ -210,13 +210,13 @@ class SlottedModel(nn.Module):
         """Inside, this seed is fully on in a slot that is free."""
         slot, place = self._slots[index], self.slot_places[index]
         try:
-            slot.seed = seed.train(self.training)
+            slot.hold(seed.train(self.training))
             slot.switch(1.0)
             set_tap(place.module, slot, place.part, on=True)
             with randomness_kept(self, stream=stream):
                 yield
         finally:
-            slot.seed = None
+            slot.hold(None)
             slot.switch(0.0)
             set_tap(place.module, slot, place.part, on=False)
 
@@ -347,7 +347,7 @@ class SlottedModel(nn.Module):
                 leaving = dict(slot.named_parameters(f"slots.{index}"))
                 for optimizer in self.optimizers:
                     surgery.remove_parameters(optimizer, leaving)
-                slot.seed = None
+                slot.hold(None)
         for optimizer in self.optimizers:
             surgery.arrange_parameters(optimizer, list(self.slots.parameters()))
         self.lifecycle = life
@@ -359,7 +359,7 @@ class SlottedModel(nn.Module):
         seed = self._newborn(index, blueprint, blend)
         for optimizer in self.optimizers:
             _let_join(optimizer, index, seed)
-        slot.seed = seed
+        slot.hold(seed)
         refuse_outgrown_averages()
 
     def _newborn(self, index: int, blueprint: int, blend: Blend) -> Seed:
@@ -429,7 +429,7 @@ class SlottedModel(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._bond.tied = True  # a copy of the whole host
+        self._bond.tie()  # a copy of the whole host
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Everything: the model, what has grown, and how far it has come."""

@@ -88,8 +88,7 @@ class Engine:
             for index, name in enumerate(catalogue.names):
                 if catalogue.costs[slot][index] >= 0:
                     build = find_blueprint(name, spec.family).build
-                    template = Template(partial(build, spec), known=_is_own(build))
-                    template.form = compiled(template.form)
+                    template = Template(partial(build, spec), compiled, known=_is_own(build))
                     for kind in ("seed", "shadow"):
                         self.templates[kind, slot, index] = template
         self.templates[HOST] = Template(build_host, known=_is_own(type(host)))

@@ -30,7 +30,13 @@ _UNIFORM = (nn.Linear, nn.modules.conv._ConvNd)  # weights and biases within 1 /
 class Template:
     """What a population needs to know of a module to hold many copies of it as rows."""
 
-    def __init__(self, build: Callable[[], nn.Module], *, known: bool = False) -> None:
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        compiled: Callable[[Form], Form] = lambda form: form,
+        *,
+        known: bool = False,
+    ) -> None:
         """`known`: linear layers and convolutions start as torch starts them, so that all rows can
         be drawn at once. Otherwise each row is drawn by building the module."""
         self.build = build
@@ -38,7 +44,7 @@ class Template:
             torch.manual_seed(0)
             module = build()
         _require_pure(module)
-        self.form: Form = stack(module)
+        self.form = compiled(stack(module))
         self.shapes: dict[str, torch.Size] = {}  # by name, in the order of the row
         self.drawn_by_module = not known
         scales, numbers = learning_rate_scales(module), []
