@@ -13,6 +13,7 @@ from esper.garden import (
     Case,
     Controls,
     Plans,
+    Playground,
     Suite,
     arms_of,
     find_suite,
@@ -103,15 +104,13 @@ def test_a_small_atlas_agrees_with_its_controls_and_with_itself() -> None:
         "epochs": (EPOCHS_ALONE,),
         "blends": (Blend.IMMEDIATE,),
         "seeds": 2,
-        "horizon": HORIZON,
     }
     contexts = (PLAIN, LESION)
     few = replace(DOUBLE, blueprints=("norm", "mlp", "wide"))
     seen: list[tuple[int, int]] = []
     atlas = measure_atlas(
         contexts,
-        rows=10,
-        config=few,
+        Playground(10, horizon=HORIZON, config=few),
         progress=lambda done, total: seen.append((done, total)),
         **settings,  # type: ignore[arg-type]
     )
@@ -132,7 +131,7 @@ def test_a_small_atlas_agrees_with_its_controls_and_with_itself() -> None:
     costs = torch.tensor([catalogue.costs[slot][kind] for slot, kind in places]).double()
     expected = costs / catalogue.host_params * (1 - EPOCHS_ALONE / HORIZON)
     torch.testing.assert_close(atlas.exposure, expected[None, :, None].expand(2, -1, 2))
-    other = measure_atlas(contexts, rows=64, config=few, **settings)  # type: ignore[arg-type]
+    other = measure_atlas(contexts, Playground(horizon=HORIZON, config=few), **settings)  # type: ignore[arg-type]
     torch.testing.assert_close(atlas.gain, other.gain, rtol=0, atol=1e-9)
     torch.testing.assert_close(atlas.validation, other.validation, rtol=0, atol=1e-9)
     assert not torch.equal(atlas.validation, atlas.gain)
@@ -147,10 +146,10 @@ def test_arms_are_chosen_by_validation_data_and_told_by_test_data() -> None:
 
 def test_schedules_are_widened_as_long_as_another_seed_pays() -> None:
     few = replace(DOUBLE, blueprints=("norm", "mlp"))
-    settings: dict[str, Any] = {"horizon": HORIZON, "rows": 32, "config": few}
-    single = {"epochs": (EPOCHS_ALONE,), "blends": (Blend.IMMEDIATE,)}
-    atlas = measure_atlas((PLAIN, NOISY), seeds=2, **single, **settings)
-    searched = search_plans(atlas, seeds=2, **single, **settings)
+    ground = Playground(32, horizon=HORIZON, config=few)
+    single: dict[str, Any] = {"epochs": (EPOCHS_ALONE,), "blends": (Blend.IMMEDIATE,)}
+    atlas = measure_atlas((PLAIN, NOISY), ground, seeds=2, **single)
+    searched = search_plans(atlas, ground, seeds=2, **single)
     plans = searched.plans
     assert plans is not None
     assert plans.episodes > 0
@@ -162,7 +161,7 @@ def test_schedules_are_widened_as_long_as_another_seed_pays() -> None:
     assert searched.schedules() == plans.oracle
     assert searched.constant() == plans.constant
     assert Plans.from_dict(asdict(plans)) == plans
-    again = search_plans(atlas, seeds=2, **single, **(settings | {"rows": 7}))
+    again = search_plans(atlas, Playground(7, horizon=HORIZON, config=few), seeds=2, **single)
     assert again.plans == plans, "rows are only a batching knob"
 
 
@@ -171,9 +170,9 @@ def test_impossible_atlases_are_refused_at_once() -> None:
         measure_atlas([PLAIN], epochs=(40,))
     with pytest.raises(EsperError, match="given: epoch 0; valid: from epoch 3"):
         measure_atlas([PLAIN], epochs=(0, 9))
-    for wrong in ({"seeds": 1}, {"rows": 0}):
+    for rows, seeds in ((64, 1), (0, 8)):
         with pytest.raises(AgreementError, match="at least 2 seeds and 1 row"):
-            measure_atlas([PLAIN], **wrong)  # type: ignore[arg-type]
+            measure_atlas([PLAIN], Playground(rows), seeds=seeds)
 
 
 def test_controllers_are_made_from_an_atlas() -> None:

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from esper.garden import Atlas, Case, Controls, Suite, find_suite, measure_atlas
+from esper.garden import Atlas, Case, Controls, Playground, Suite, find_suite, measure_atlas
 from esper.garden.atlas import FIRST_ATLAS_SEED, shipped_atlas
 from esper.garden.episodes import EPOCHS_ALONE, Episodes
-from esper.garden.playing import Playground
 from esper.leyline import Blend
 from esper.tamiyo.controllers import Arm, NeverGrow, make_controller
 from studies.bandit import RULES, Bandit, fit_bandit
@@ -38,7 +37,9 @@ def _short_epochs() -> Iterator[None]:
 def atlas() -> Atlas:
     few = replace(DOUBLE, blueprints=("norm", "convpool"))
     settings: dict[str, Any] = {"epochs": (EPOCHS_ALONE,), "blends": (Blend.IMMEDIATE,)}
-    return measure_atlas((PLAIN, NOISY), seeds=2, rows=64, horizon=HORIZON, config=few, **settings)
+    return measure_atlas(
+        (PLAIN, NOISY), Playground(horizon=HORIZON, config=few), seeds=2, **settings
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

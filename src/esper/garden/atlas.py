@@ -4,14 +4,14 @@ An arm is (slot, blueprint, blend, epoch): plant it then, advance and fossilize 
 gates open. The atlas knows every arm's gain over the paired control and what it pays rent for, so
 the best arms follow for any rent without another measurement. Arms are chosen by validation data;
 what they are worth is told by test data. Schedules of several seeds are searched from the best
-arms (`schedule_search.py`) and kept with the atlas.
+arms and kept with the atlas.
 
 Shapes: `C` contexts, `A` arms, `K` random seeds of a case.
 """
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,20 @@ from torch import Tensor
 from esper.archive import read_archive, write_archive
 from esper.garden.cases import Case
 from esper.garden.contexts import Context
-from esper.garden.dealing import ALONE, Ranks
 from esper.garden.playing import Job, Playground, Progress
 from esper.garden.rewards import net_of_rent, reward_scale
 from esper.garden.suites import Suite
 from esper.leyline import AgreementError, Blend, BlueprintCatalogue
-from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
+from esper.leyline.constants import DEFAULT_RENT
 from esper.tamiyo.controllers import Arm, Schedule
-from esper.tolaria.population_config import PopulationConfig
 
 ATLAS_EPOCHS = (4, 9, 15)
 ATLAS_SEEDS = 8
 FIRST_ATLAS_SEED = 500_000  # neither trained nor evaluated on
 SPLITS = 64  # random halves of the seeds: arms are chosen on one and scored on the other
+SEARCH_EPOCHS = (4, 9)
+SEARCH_BLENDS = (Blend.IMMEDIATE, Blend.GATE)
+SEARCH_SEEDS = 4
 WAIT_MARGIN = 0.5  # points: an arm that gains less on other seeds is no reason to grow
 
 
@@ -204,30 +205,26 @@ _MEASURED = ("control", "validation_control", "gain", "validation", "exposure")
 
 def measure_atlas(
     contexts: Sequence[Context],
+    ground: Playground | None = None,
     *,
     epochs: Sequence[int] = ATLAS_EPOCHS,
     blends: Sequence[Blend] = tuple(Blend),
     seeds: int = ATLAS_SEEDS,
-    rows: int = 64,
-    horizon: int = DEFAULT_EPISODE_LENGTH,
-    device: torch.device | str = "cpu",
-    config: PopulationConfig | None = None,
     progress: Progress = lambda done, total: None,
-    ranks: Ranks = ALONE,
 ) -> Atlas:
     """Play every arm and the control in every context, many at once; hosts of one shape."""
-    if seeds < 2 or rows < 1:
+    ground = ground or Playground()
+    if seeds < 2 or ground.most < 1:
         raise AgreementError(
             "An atlas chooses arms on one half of its seeds and scores them on the other",
-            given=f"{seeds} seeds, {rows} rows",
+            given=f"{seeds} seeds, {ground.most} rows",
             valid="at least 2 seeds and 1 row",
         )
-    ground = Playground(rows, horizon=horizon, device=device, config=config, ranks=ranks)
     population = ground.episodes(contexts).population
     budget = int(population.budget.min())
     arms = arms_of(population.catalogue, epochs=epochs, blends=blends, budget=budget)
     for arm in arms:
-        arm.require_in_time(horizon)
+        arm.require_in_time(ground.horizon)
     first = population.config.rules.min_host_epochs
     if min(epochs) < first:
         raise AgreementError(
@@ -257,6 +254,109 @@ def measure_atlas(
         validation=validation[:, 1:] - validation[:, :1],
         exposure=exposure[:, 1:],
     )
+
+
+# --- schedules of several seeds ------------------------------------------------------------
+#
+# The search is greedy: to the best arm of a context, or of all contexts together, arms in other
+# slots are added as long as one more pays on validation data.
+
+
+@dataclass(frozen=True)
+class _Front:
+    """A schedule that may be added to, and what it is worth in the contexts it is meant for."""
+
+    schedule: Schedule
+    contexts: tuple[int, ...]  # one for the oracle's, all of them for the constant
+    worth: float  # mean over its contexts of net gain / scale, on validation data
+
+
+def search_plans(
+    atlas: Atlas,
+    ground: Playground | None = None,
+    *,
+    epochs: Sequence[int] = SEARCH_EPOCHS,
+    blends: Sequence[Blend] = SEARCH_BLENDS,
+    seeds: int = SEARCH_SEEDS,
+    progress: Progress = lambda done, total: None,
+) -> Atlas:
+    """The same atlas with the oracle's schedules and the best constant one, of up to S seeds."""
+    seeds = min(seeds, atlas.gain.shape[2])
+    ground = ground or Playground()
+    population = ground.episodes(atlas.contexts).population
+    catalogue, budget = population.catalogue, int(population.budget.min())
+    arms = arms_of(catalogue, epochs=epochs, blends=blends, budget=budget)
+    fronts, played = _first_fronts(atlas, seeds), 0
+    for _ in range(len(catalogue.slots) - 1):
+        wider = [
+            [
+                (*front.schedule, arm)
+                for arm in arms
+                if front.schedule and all(arm.slot != other.slot for other in front.schedule)
+            ]
+            for front in fronts
+        ]
+        jobs = [
+            Job(schedule, Case(atlas.contexts[context], FIRST_ATLAS_SEED + number))
+            for front, schedules in zip(fronts, wider, strict=True)
+            for schedule in schedules
+            for context in front.contexts
+            for number in range(seeds)
+        ]
+        if not jobs:
+            break
+        found = ground.play_all(jobs, mixed=True, progress=progress)
+        played += len(jobs)
+        net = net_of_rent(found.validation, found.exposure, DEFAULT_RENT)
+        fronts = _widened(atlas, fronts, wider, net, seeds)
+    *oracle, constant = (front.schedule for front in fronts)
+    return replace(atlas, plans=Plans(tuple(oracle), constant, played))
+
+
+def _first_fronts(atlas: Atlas, seeds: int) -> list[_Front]:
+    """The best single arm of every context, then the one that is best for all."""
+    net = atlas.judged()[:, :, :seeds].mean(2) / atlas.scales()[:, None]  # [C, A]
+    place = {arm: index for index, arm in enumerate(atlas.arms)}
+    fronts = []
+    for context, arm in enumerate(atlas.best()):
+        worth = 0.0 if arm is None else float(net[context, place[arm]])
+        fronts.append(_Front(() if arm is None else (arm,), (context,), worth))
+    constant = atlas.best_constant()
+    everywhere = tuple(range(len(atlas.contexts)))
+    return [*fronts, _Front((constant,), everywhere, float(net[:, place[constant]].mean()))]
+
+
+def _widened(
+    atlas: Atlas,
+    fronts: Sequence[_Front],
+    wider: Sequence[Sequence[Schedule]],
+    net: Tensor,
+    seeds: int,
+) -> list[_Front]:
+    """Each front with its best additional arm, where that pays.
+
+    `net` [episodes] are net scores in the order of fronts, schedules, contexts and seeds; the
+    controls' are taken off here.
+    """
+    control = atlas.validation_control[:, :seeds]
+    scale = atlas.scales()
+    result, start = [], 0
+    for front, schedules in zip(fronts, wider, strict=True):
+        contexts = torch.tensor(front.contexts)
+        size = len(schedules) * len(contexts) * seeds
+        scores = net[start : start + size].view(len(schedules), len(contexts), seeds)
+        start += size
+        if not schedules:
+            result.append(front)
+            continue
+        gains = (scores - control[contexts]).mean(2)  # [A, C]
+        worth, best = (gains / scale[contexts]).mean(1).max(0)
+        # Among many candidates noise always finds something better, so in one context an arm has
+        # to bring points; over many contexts noise averages out, and hardly anything is asked.
+        better = float(worth) > front.worth + WAIT_MARGIN / float(scale[contexts].sum())
+        chosen = _Front(schedules[int(best)], front.contexts, float(worth))
+        result.append(chosen if better else front)
+    return result
 
 
 # --- shipped ----------------------------------------------------------------------------------

@@ -82,22 +82,19 @@ def _measured(
         given = ", ".join(shapes)
         raise EsperError("An atlas is of hosts of one shape", given=given, fix="split the suite")
     with progress(quiet=processes.rank > 0) as report:
+        ground = garden.Playground(options.rows, device=options.device, ranks=processes)
         atlas = garden.measure_atlas(
             suite.training,
+            ground,
             epochs=options.epochs,
             seeds=options.seeds,
-            rows=options.rows,
-            device=options.device,
             progress=partial(report, "episodes"),
-            ranks=processes,
         )
         if processes.rank == 0:
             atlas.save(folder)
         if options.schedules:
             said = partial(report, "searching, episodes")
-            atlas = garden.search_plans(
-                atlas, rows=options.rows, device=options.device, progress=said, ranks=processes
-            )
+            atlas = garden.search_plans(atlas, ground, progress=said)
             if processes.rank == 0:
                 atlas.save(folder)
     return atlas
