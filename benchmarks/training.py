@@ -51,6 +51,9 @@ def measure(device: str, suite: str, envs: int, rounds: int) -> dict[str, float]
             trainer.begin()
             population = trainer.garden.population
             spent = {"host": 0.0, "measuring": 0.0}
+            for owner, name in _bookkeeping(trainer):
+                spent[name] = 0.0
+                setattr(owner, name, _timed(getattr(owner, name), "cpu", spent, name))
             for name in ("train_epoch", "evaluate", "counterfactual", "flow"):
                 kind = "host" if name == "train_epoch" else "measuring"
                 timed = _timed(getattr(population, name), device, spent, kind)
@@ -76,7 +79,22 @@ def measure(device: str, suite: str, envs: int, rounds: int) -> dict[str, float]
         "decide_share": phases["decide"] / whole,
         "learn_share": phases["learn"] / whole,
         "telemetry_share": phases["tell"] / whole,
+        **{f"{name}_ms_a_step": 1e3 * s / rounds / config.horizon for name, s in spent.items()},
     }
+
+
+def _bookkeeping(trainer: Trainer) -> list[tuple[object, str]]:
+    """What else a step consists of: timed as it is, without waiting for the device."""
+    garden, agent = trainer.garden, trainer.agent
+    population, governor = garden.population, garden.episodes.governor
+    return [
+        *((agent, name) for name in ("act", "record")),
+        *((garden, name) for name in ("legal", "observations", "_reward_state", "_begin")),
+        *((governor, name) for name in ("enter_epoch", "leave_epoch", "_beyond", "_loss_limit")),
+        *((population, name) for name in ("apply", "pass_time", "_plant", "_score")),
+        (garden.episodes, "_remember"),
+        (trainer.reporter, "_tell"),
+    ]
 
 
 def _timed(

@@ -143,8 +143,7 @@ class RecurrentActorCritic(nn.Module, ABC):
         after: Hidden | None = None
         if states.ndim == 2:
             entering = hidden if starts is None else reset_hidden(hidden, starts)
-            memory, after = self.lstm(sensed[:, None], entering)
-            memory = memory[:, 0]
+            memory, after = run_step(self.lstm, sensed, entering)
         else:
             memory = run_sequences(self.lstm, sensed, hidden, starts)
         logits, values = self.conclude(memory, sensed, states)
@@ -271,10 +270,11 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
 
     def conclude(self, memory: Tensor, sensed: Tensor, states: Tensor) -> tuple[Logits, Tensor]:
         memory = self.memory_norm(memory + self.features(sensed) if self.direct else memory)
-        logits = [
-            pad(head(memory), (0, max(self.space.sizes) - size), value=constants.MASK_VALUE)
-            for head, size in zip(self.heads, self.space.sizes, strict=True)
-        ]
+        logits, widest = [head(memory) for head in self.heads], max(self.space.sizes)
+        for place, size in enumerate(self.space.sizes):
+            if size < widest:
+                closed = (0, widest - size)
+                logits[place] = pad(logits[place], closed, value=constants.MASK_VALUE)
         return torch.stack(logits, -2), self.value_head(memory)[..., 0]
 
 
@@ -366,6 +366,16 @@ def reset_hidden(hidden: Hidden, starts: Tensor) -> Hidden:
     fresh = starts.to(hidden[0].device, non_blocking=True)[None, :, None]
     h, c = (part.masked_fill(fresh, 0.0) for part in hidden)
     return h, c
+
+
+def run_step(lstm: nn.Module, inputs: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+    """Outputs [N, D] for one step's inputs [N, D], and the state after it."""
+    if isinstance(lstm, nn.LSTM) and lstm.num_layers == 1 and inputs.device.type == "cpu":
+        # Less than half the time: a whole LSTM on the CPU first puts its weights in another order.
+        h, c = torch.lstm_cell(inputs, (hidden[0][0], hidden[1][0]), *lstm.all_weights[0])
+        return h, (h[None], c[None])
+    outputs, after = lstm(inputs[:, None], hidden)
+    return outputs[:, 0], after
 
 
 def run_sequences(

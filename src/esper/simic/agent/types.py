@@ -55,5 +55,5 @@ class SequenceBatch:
         return SequenceBatch(
             **{name: getattr(self, name).index_select(0, there) for name in names},
             starts=self.starts[rows],
-            hidden=(self.hidden[0][:, there], self.hidden[1][:, there]),
+            hidden=(self.hidden[0].index_select(1, there), self.hidden[1].index_select(1, there)),
         )

@@ -37,8 +37,8 @@ class StoredLogProbError(EsperError):
 class Shares(NamedTuple):
     """What one step weighs in an average."""
 
-    head: Tensor  # [H] for the surrogate and the entropy of a head
-    step: Tensor  # [] for averages over all steps
+    head: Tensor  # [..., H] for the surrogate and the entropy of a head
+    step: Tensor  # [...] for averages over all steps
 
 
 class Terms(NamedTuple):
@@ -74,11 +74,11 @@ def step_counts(batch: SequenceBatch) -> Tensor:
 
 
 def shares(step_counts: Tensor, config: PPOConfig) -> Shares:
-    """Weights from the counts [H + 1] of a batch; a floor lets a lone step weigh little."""
-    counts, steps = step_counts[:-1], step_counts[-1].clamp(min=1)
+    """Weights from counts [..., H + 1] of batches; a floor lets a lone step weigh little."""
+    counts, steps = step_counts[..., :-1], step_counts[..., -1:].clamp(min=1)
     floored = counts.clamp(min=1).maximum(steps * constants.HEAD_COUNT_FLOOR)
     per_head = floored if config.head_average == "relevant" else steps.expand_as(counts)
-    return Shares(1.0 / per_head, 1.0 / steps)
+    return Shares(1.0 / per_head, 1.0 / steps[..., 0])
 
 
 def entropy_coefficients(
@@ -285,9 +285,10 @@ class Update:
             )
         minibatches = self._minibatches(len(batch.valid), place)
         counts = self._counts(batch, minibatches)
-        for rows, count in zip(minibatches, counts, strict=True):
+        weights = map(Shares, *(each.unbind() for each in shares(counts, self.config)))
+        for rows, share in zip(minibatches, weights, strict=True):
             part = batch if rows is None else batch.rows(rows)
-            if not self._step(part, shares(count, self.config)):
+            if not self._step(part, share):
                 break
 
         figures = self._figures(batch, counts, error)
@@ -400,8 +401,8 @@ class Update:
         """[H + 2]: the norms of the gradients of every head, of the value head and of all."""
         groups = [[p.grad for p in group if p.grad is not None] for group in self._groups]
         each = torch.stack(torch._foreach_norm([grad for group in groups for grad in group]))
-        norms = [part.norm() for part in each.split([len(group) for group in groups])]
-        return torch.stack((*norms[:-1], each.norm()))
+        parts = each.split([len(group) for group in groups])
+        return torch.stack(torch._foreach_norm([*parts[:-1], each]))
 
     # --- the report --------------------------------------------------------------------------
 
