@@ -387,7 +387,7 @@ class Trainer:
 
         def tell_untold() -> None:
             while untold:
-                untold.pop()()
+                untold.pop(0)()
 
         def listen(step: int, decision: Decision, outcome: Outcome) -> None:
             nonlocal stage
