@@ -206,25 +206,25 @@ class Transitions:
 
 
 def move(
-    life: Lifecycle, where: Tensor, after: SeedStage, cause: Tensor | int
+    life: Lifecycle, where: Tensor, after: SeedStage, cause: int
 ) -> tuple[Lifecycle, Transitions]:
     """Move the slots in `where` [N, S] to `after`, or raise if the table forbids any of them."""
-    forbidden = where & ~_ALLOWED[life.stage, after]
-    if bool(forbidden.any()):
-        host, slot = (int(index) for index in forbidden.nonzero()[0])
+    places = hosts, slots = where.nonzero(as_tuple=True)  # [M] each: few of all, as a rule
+    before = life.stage[places]
+    allowed = _ALLOWED[:, after][before]
+    if not bool(allowed.all()):
+        host, slot = (int(index[~allowed][0]) for index in places)
         check_transition(SeedStage(int(life.stage[host, slot])), after, f"host {host} slot {slot}")
-    hosts, slots = where.nonzero(as_tuple=True)
-    causes = torch.as_tensor(cause).expand(where.shape)[where].long()
     seen = torch.zeros(len(hosts), dtype=torch.float64)
     if name := _WHY[after].measure:
-        seen = getattr(life, name)[where].double()
+        seen = getattr(life, name)[places].double()
         known: Tensor | None = getattr(life, f"{name}_known", None)
-        seen = seen if known is None else seen.masked_fill(~known[where], torch.nan)
-    afters = torch.full_like(hosts, int(after))
-    record = Transitions(hosts, slots, life.stage[where], afters, causes, seen)
+        seen = seen if known is None else seen.masked_fill(~known[places], torch.nan)
+    afters, causes = torch.full_like(hosts, int(after)), torch.full_like(hosts, int(cause))
+    record = Transitions(hosts, slots, before, afters, causes, seen)
     moved = replace(
         life,
-        stage=torch.where(where, int(after), life.stage),
-        epochs_in_stage=torch.where(where, 0, life.epochs_in_stage),
+        stage=life.stage.masked_fill(where, int(after)),
+        epochs_in_stage=life.epochs_in_stage.masked_fill(where, 0),
     )
     return moved, record
