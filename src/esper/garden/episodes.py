@@ -252,8 +252,8 @@ class Episodes:
         )
         self._test(now)
         self._remember(record, found, failed)
-        transitions = transitions.of_hosts(~failed) + self.governor.removals
-        transitions = transitions + population.pass_time()
+        kept = transitions.of_hosts(~failed) if trips else transitions
+        changes = [kept, self.governor.removals, population.pass_time()]
         ended = active & (failed | (population.lifecycle.epoch >= self.horizon))
         self.running &= ~ended
         ledger = self.ledger
@@ -261,7 +261,7 @@ class Episodes:
             active=active,
             ended=ended,
             rolled_back=failed,
-            transitions=transitions,
+            transitions=Transitions.joined(changes),
             trips=tuple(trips),
             accuracy=ledger.at(ledger.current, now),
             committed=ledger.at(ledger.committed, now),

@@ -9,6 +9,7 @@ Shapes: `N` environments, `S` slots, `K` epochs that are scored, `T` epochs of a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -67,7 +68,7 @@ class RewardState:
         """[N] bool: a terminal state, by the horizon or by a rollback."""
         return self.rolled_back | (self.epoch >= self.horizon)
 
-    @property
+    @cached_property
     def objective(self) -> Tensor:
         """[N] mean gain of the committed network over the last epochs; 0 before the first."""
         return self.committed_gain.nanmean(1).nan_to_num(nan=0.0)

@@ -71,10 +71,16 @@ class Situation:
         """[N] int64: parameters that may still be added."""
         return self.budget - self.life.params.sum(dim=1)
 
-    def affordable(self) -> Tensor:
-        """[N, S, P, K] bool: which seeds fit the slot and the budget?"""
+    def affordable(self, by: int = 3) -> Tensor:
+        """[N, S, P, K] bool: which seeds fit the slot and the budget?
+
+        With `by` below 3, does any of them: by slot and blueprint [N, S, P], or by slot [N, S].
+        """
         costs = self.catalogue.total_costs()  # [S, P, K]
-        return (costs >= 0) & (costs <= self.room()[:, None, None, None])
+        costs = torch.where(costs < 0, UNLIMITED, costs)
+        costs = costs if by == 3 else costs.flatten(by).amin(dim=-1)
+        room = self.room().clamp(max=UNLIMITED - 1)  # what does not fit is never affordable
+        return costs <= room.view(-1, *(1,) * by)
 
     def facts(self, host: int, slot: int) -> dict[str, Any]:
         """By name, what refusals speak of: the rules, the slot's state, what there is room for."""
@@ -178,7 +184,7 @@ GATES = (
         ),
         Condition(_something_fits, "no blueprint fits this slot"),
         Condition(
-            lambda now: now.affordable().flatten(2).any(dim=2) | ~_something_fits(now),
+            lambda now: now.affordable(1) | ~_something_fits(now),
             "the cheapest seed costs {cheapest} parameters, the budget has room for {room}",
         ),
     ),
@@ -249,8 +255,8 @@ def legality(situation: Situation, space: ActionSpace | None = None) -> Legality
         by_op[:, op] = gate.accepts(situation)
     ops = by_op.any(dim=2)
     ops[:, LifecycleOp.WAIT] = True
-    blends = situation.affordable()  # [N, S, P, K]
-    masks = {"op": ops, "slot": by_op, "blueprint": blends.any(dim=3), "blend": blends}
+    blueprints, blends = situation.affordable(2), situation.affordable()
+    masks = {"op": ops, "slot": by_op, "blueprint": blueprints, "blend": blends}
     return Legality(space, hosts, masks)
 
 

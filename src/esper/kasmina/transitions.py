@@ -40,11 +40,15 @@ class _Change:
 
     def __init__(self, situation: Situation) -> None:
         self.situation = situation
-        self.record = Transitions.none()
+        self._moved: list[Transitions] = []
 
     @property
     def life(self) -> Lifecycle:
         return self.situation.life
+
+    @property
+    def record(self) -> Transitions:
+        return Transitions.joined(self._moved)
 
     def set(self, **arrays: Tensor) -> None:
         self.situation = replace(self.situation, life=replace(self.life, **arrays))
@@ -53,7 +57,7 @@ class _Change:
         if bool(where.any()):
             life, record = move(self.life, where, after, cause)
             self.situation = replace(self.situation, life=life)
-            self.record += record
+            self._moved.append(record)
 
     def pass_gate(self, after: SeedStage, cause: int, where: Tensor | bool = True) -> Tensor:
         """Move every slot (of `where`) for which the gate is open; returns which did."""

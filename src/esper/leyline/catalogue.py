@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntFlag, auto
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -86,6 +87,10 @@ class BlueprintCatalogue:
 
     def total_costs(self) -> Tensor:
         """Parameters of each seed, [S, P, K]; NOT_APPLICABLE where it does not fit."""
+        return self._total_costs
+
+    @cached_property
+    def _total_costs(self) -> Tensor:
         bodies = torch.tensor(self.costs, dtype=torch.int64)[:, :, None]  # [S, P, 1]
         blends = torch.tensor(self.blend_costs, dtype=torch.int64)[:, None, :]  # [S, 1, K]
         return torch.where(bodies < 0, NOT_APPLICABLE, bodies + blends)

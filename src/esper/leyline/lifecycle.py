@@ -4,7 +4,7 @@ The same arrays describe one wrapped model (N = 1) and a population of a thousan
 They are small and live on the CPU; the engine copies alphas to its device once per epoch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, NamedTuple
 
@@ -175,10 +175,15 @@ class Transitions:
         nothing = torch.zeros(0, dtype=torch.int64)
         return cls(nothing, nothing, nothing, nothing, nothing, nothing.double())
 
+    @classmethod
+    def joined(cls, parts: Sequence["Transitions"]) -> "Transitions":
+        """All of them, one after the other."""
+        if not parts:
+            return cls.none()
+        return cls(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(cls)))
+
     def __add__(self, later: "Transitions") -> "Transitions":
-        return Transitions(
-            *(torch.cat([getattr(self, f.name), getattr(later, f.name)]) for f in fields(self))
-        )
+        return Transitions.joined([self, later])
 
     def of_hosts(self, chosen: Tensor) -> "Transitions":
         """Those of the hosts in `chosen` [N] bool."""
