@@ -7,9 +7,8 @@ so evaluation goes on where it was.
 
 import hashlib
 import json
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +25,9 @@ from esper.garden.playing import Controls, Job, Played, Playground
 from esper.garden.rewards import net_of_rent
 from esper.garden.statistics import Estimate, interquartile_mean_interval, mean_interval
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
-from esper.leyline.errors import AgreementError, DataError, DuplicateNameError, EsperError
-from esper.nissa import CasesPlayed, Event, RunEnded, RunLayout, RunStarted, RunStore
+from esper.leyline.errors import AgreementError, DataError, DuplicateNameError
+from esper.nissa import CasesPlayed, Hub, RunEnded, RunLayout, RunStarted
+from esper.nissa.store import usable_store
 from esper.tamiyo.controllers import Controller
 from esper.tamiyo.controllers.protocol import Checkable
 from esper.tolaria.population_config import PopulationConfig
@@ -94,7 +94,7 @@ class ResultFile:
         """
         self.path = path if ranks.rank == 0 else None
         self.results: list[Result] = []
-        self._store: RunStore | None = None  # the same for whoever watches
+        self._hub = Hub()  # tells the same to whoever watches
         header = json.dumps({"format": FORMAT, **settings}, sort_keys=True)
         if self.path is not None:
             self._open(self.path, header)
@@ -119,33 +119,23 @@ class ResultFile:
         if self.path is not None:
             append_lines(self.path, [json.dumps(asdict(result)) for result in fresh])
         self.results += fresh
-        self._tell(_played(fresh))
+        self._hub.emit(_played(fresh))
 
     @contextmanager
     def watched(self, controllers: Iterable[str], episodes: int) -> Iterator[None]:
         """While so many are to be played; whoever watches learns of each, and how it ended."""
+        total, store = len(self.results) + episodes, None
         if episodes and self.path is not None:
-            with suppress(EsperError, OSError, sqlite3.Error):  # results do not depend on it
-                self._store = RunStore(Path(f"{self.path}.sqlite"), RunLayout((), (), ()))
-                self._store.rewind(-1)
-        total = len(self.results) + episodes
+            store = usable_store(Path(f"{self.path}.sqlite"), RunLayout((), (), ()), after=-1)
         config = {"controllers": list(dict.fromkeys(controllers)), "episodes": total}
-        self._tell(RunStarted(round=0, config=config), _played(self.results))
-        try:
-            yield
-        finally:
-            state = "finished" if len(self.results) >= total else "stopped"
-            self._tell(RunEnded(round=0, state=state))
-            if self._store is not None:
-                self._store.close()
-            self._store = None
-
-    def _tell(self, *events: Event) -> None:
-        try:
-            if self._store is not None:
-                self._store.write(events)
-        except (EsperError, sqlite3.Error):
-            self._store = None
+        with Hub(*([] if store is None else [store])) as self._hub:
+            self._hub.emit(RunStarted(round=0, config=config))
+            self._hub.emit(_played(self.results))
+            try:
+                yield
+            finally:
+                state = "finished" if len(self.results) >= total else "stopped"
+                self._hub.emit(RunEnded(round=0, state=state))
 
     def _read(self, path: Path, header: str) -> None:
         try:

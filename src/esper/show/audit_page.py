@@ -1,7 +1,5 @@
 """The page of an audit and its picture: a map of places and blueprints."""
 
-from dataclasses import replace
-
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, SymLogNorm, to_hex
 from matplotlib.figure import Figure
@@ -53,9 +51,7 @@ def heat_map(facts: Audit, theme: Theme) -> Figure:
 
 def page(facts: Audit) -> Page:
     """The whole page, its pictures not drawn yet."""
-    found = sections_of("audit.toml", {"heat-map": heat_map}, facts)
-    rows = [each.cells(facts.digits) for each in facts.candidates]
-    found["candidates"] = replace(found["candidates"], more=table(COLUMNS, rows))
+    more = {"candidates": table(COLUMNS, (each.cells(facts.digits) for each in facts.candidates))}
     planted = named(facts.combinations[0]) if facts.combinations else "nothing"
     return Page(
         name=f"audit of {facts.model}",
@@ -67,7 +63,7 @@ def page(facts: Audit) -> Page:
             Tile("seeds heard", str(len(facts.candidates))),
             Tile("cost", f"{facts.spent:.1f} epochs"),
         ],
-        sections=list(found.values()),
+        sections=[*sections_of("audit.toml", facts, {"heat-map": heat_map}, more).values()],
         cautions=[f"{facts.cost}."],
         settings={"audit": facts.settings},
     )

@@ -1,7 +1,6 @@
 """The page of a run of `grow`: what it says in sentences, its figures, tables and pictures."""
 
 import math
-from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -28,6 +27,8 @@ from esper.show.timelines import ROW, draw_slots, shown_slots
 
 SCORE, SMALL = 2.4, 1.7  # inches
 _DASHED, _DOTTED = (0, (4, 1.6)), (0, (1, 1.6))
+SCORE, SMALL = 2.4, 1.7  # inches
+_DASHED, _DOTTED = (0, (4, 1.6)), (0, (1, 1.6))
 EMPTY = {"drawing": "The parts of this model were not recorded.", "seeds": "Nothing was planted."}
 EMPTY["decisions"] = "Nothing was decided but to wait."
 EMPTY["costs"] = "What this run cost was not recorded."
@@ -43,13 +44,7 @@ def contents(facts: Report) -> list[Section]:
     """All sections, their pictures not drawn yet."""
     more = {"drawing": drawing(facts), "seeds": _seeds(facts), "decisions": _decisions(facts)}
     more["costs"] = _costs(facts)
-    sections = sections_of("growth.toml", {"growth": growth}, facts)
-    return [
-        replace(section, more=more[name], absent=[] if more[name] else [EMPTY[name]])
-        if name in more
-        else section
-        for name, section in sections.items()
-    ]
+    return [*sections_of("growth.toml", facts, {"growth": growth}, more).values()]
 
 
 def page(facts: Report) -> Page:

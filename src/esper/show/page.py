@@ -64,9 +64,17 @@ def template(name: str) -> str:
 
 
 def sections_of(
-    file: str, charts: Mapping[str, Callable[[Any, Theme], Figure]], facts: object, **known: str
+    file: str,
+    facts: object,
+    charts: Mapping[str, Callable[[Any, Theme], Figure]],
+    more: Mapping[str, Markup],
+    **known: object,
 ) -> dict[str, Section]:
-    """The sections that a file beside the code names, their pictures not drawn yet."""
+    """The sections that a file beside the code names, their pictures not drawn yet.
+
+    `more`: what stands after the pictures of a section, by its name; where that is nothing, the
+    file says what is not there, or there is no such section.
+    """
     return {
         name: Section(
             said["title"],
@@ -75,8 +83,11 @@ def sections_of(
                 Picture(chart, words, partial(charts[chart], facts))
                 for chart, words in said.get("pictures", {}).items()
             ],
+            [said["absent"]] if more.get(name) == NOTHING else [],
+            more.get(name, NOTHING),
         )
         for name, said in tomllib.loads(template(file)).items()
+        if more.get(name) != NOTHING or "absent" in said
     }
 
 
@@ -126,7 +137,6 @@ class Page:
     cautions: Sequence[str]
     settings: Mapping[str, Mapping[str, Any]]  # tables, by their names
     absent: Sequence[str] = ()  # what is not known of settings
-    more: Markup = NOTHING  # after the sections
 
     def drawn(self) -> "Page":
         return replace(self, sections=[drawn(section) for section in self.sections])
@@ -150,7 +160,6 @@ class Page:
             cautions=fill("cautions", sentences=sentences) if sentences else "",
             links=fill_each("link", numbered),
             sections=fill_each("section", numbered),
-            more=self.more,
             absent=fill_each("absent", self.absent),
             settings=fill_each("settings", tables),
         )

@@ -21,7 +21,7 @@ from matplotlib.ticker import PercentFormatter
 
 from esper.show import page as pages
 from esper.show import palette
-from esper.show.page import NOTHING, Markup, Page, Picture, Section, Tile, fill, table
+from esper.show.page import Markup, Page, Picture, Section, Tile, table
 from esper.show.run_facts import (
     BEST,
     WAITING,
@@ -56,9 +56,6 @@ HEALTH = ("kl", "explained_variance", "entropy", "clip_fraction", "gradient_norm
 def page(facts: Facts) -> Page:
     """The whole page, its pictures not drawn yet."""
     absent, settings = _settings(facts)
-    found = [(row["round"], row["message"], row["advice"]) for row in facts.anomalies]
-    anomalies = table(("round", "what was seen", "what to do"), found)
-    listed = fill("findings", title="Anomalies", reading="", table=anomalies) if found else ""
     return Page(
         name=f"run {facts.path.resolve().name}",
         headline=headline(facts),
@@ -67,7 +64,6 @@ def page(facts: Facts) -> Page:
         cautions=cautions(facts),
         settings=settings,
         absent=absent,
-        more=Markup(_attribution(facts) + listed),
     )
 
 
@@ -85,43 +81,30 @@ def _tiles(facts: Facts) -> list[Tile]:
     ]
 
 
-def _attribution(facts: Facts) -> Markup:
-    """What each seed of the best episode was worth; nothing if that was not found out."""
-    columns = ("slot", "seed", "Shapley value", "left out")
-    rows = [
-        (row["slot"], row["blueprint"], signed(row["shapley"]), signed(row["left_out"]))
-        for row in facts.attribution
-    ]
-    if not rows:
-        return NOTHING
-    first = facts.attribution[0]
-    reading = fill("attribution", **{**first, "score": signed(first["score"])})
-    named = {"title": "Whose doing the best episode was", "reading": reading}
-    return fill("findings", **named, table=table(columns, rows))
-
-
 def contents(facts: Facts) -> list[Section]:
     """All sections, their pictures not drawn yet."""
+    more = {"contexts": _contexts(facts), "health": _health(facts), "phases": _phases(facts)}
+    found = ((row["round"], row["message"], row["advice"]) for row in facts.anomalies)
+    more["anomalies"] = table(("round", "what was seen", "what to do"), found)
+    worth = (
+        (row["slot"], row["blueprint"], signed(row["shapley"]), signed(row["left_out"]))
+        for row in facts.attribution  # of the best episode, seed by seed
+    )
+    more["attribution"] = table(("slot", "seed", "Shapley value", "left out"), worth)
+    best = next(iter(facts.attribution), {})
     sections = pages.sections_of(
         "sections.toml",
-        CHARTS,
         facts,
+        CHARTS,
+        more,
         late=facts.late_words,
         episodes=f"{len(facts.episodes):,}",
         anomalies="listed below" if facts.anomalies else "none",
+        best={**best, "score": signed(best.get("score", 0.0))},
     )
     episodes = [_episode(story) for story in facts.stories]
-    told = {TIMELINES: replace(sections[TIMELINES], pictures=episodes, absent=_not_told(facts))}
-    for name, (found, absent) in {
-        "contexts": (
-            _contexts(facts),
-            "No episode has ended yet, of any context.",
-        ),
-        "health": (_health(facts), "No update of the learner has been recorded yet."),
-        "phases": (_phases(facts), "No times of phases have been recorded."),
-    }.items():
-        told[name] = replace(sections[name], more=found, absent=[] if found else [absent])
-    return [*(sections | told).values()]
+    told = replace(sections[TIMELINES], pictures=episodes, absent=_not_told(facts))
+    return [*(sections | {TIMELINES: told}).values()]
 
 
 def _contexts(facts: Facts) -> Markup:
