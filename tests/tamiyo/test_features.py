@@ -203,6 +203,13 @@ def test_the_numbers_mean_what_the_table_says() -> None:
     assert {name: seen[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
+def test_features_are_computed_where_their_signals_are() -> None:
+    there = torch.device("meta")
+    for signals in (wild_signals(0, 3), replace(wild_signals(0, 3), flow=None)):
+        features = signals_to_features(signals.to(there))
+        assert (features.device, features.shape) == (there, (3, TABLE.size))
+
+
 def test_slots_have_blocks_of_the_same_layout() -> None:
     features = signals_to_features(wild_signals(0, 3))
     whole, slots = TABLE.split(features)

@@ -114,8 +114,8 @@ class Garden:
         return self.episodes.signals()
 
     def observations(self) -> Tensor:
-        """[N, F] float32."""
-        return signals_to_features(self.signals())
+        """[N, F] float32, where hosts are computed."""
+        return signals_to_features(self.episodes.signals(deciding=False).to(self.population.device))
 
     def step(self, actions: Actions | Tensor, plan: AuditionPlan | None = None) -> Transition:
         """One decision and one epoch of every row, and of the shadows in `plan`."""

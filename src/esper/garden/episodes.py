@@ -200,18 +200,21 @@ class Episodes:
             self._legal = self.population.legal()
         return self._legal
 
-    def signals(self) -> Signals:
-        """What a controller may see now."""
+    def signals(self, *, deciding: bool = True) -> Signals:
+        """What a controller may see now; what no feature shows only where it is for `deciding`."""
         population = self.population
-        life = population.lifecycle
+        life, heads = population.lifecycle, len(population.space)
+        shadows = population.shadows.readings
         return Signals(
             population.catalogue,
             life,
             population.budget,
             horizon=torch.full((len(self),), self.horizon),
             classes=population.feed.classes,
-            draws=uniform(population.seeds, "decision", life.epoch, len(population.space)),
-            shadows=replace(population.shadows.readings, cost=self.flops.shadows(life)),
+            draws=uniform(population.seeds, "decision", life.epoch, heads)
+            if deciding
+            else torch.zeros(len(self), heads, dtype=torch.float64),
+            shadows=replace(shadows, cost=self.flops.shadows(life)) if deciding else None,
             **self._window.measured(),
         )
 

@@ -85,7 +85,7 @@ class CompositeActions:
 
 def _array(values: Tensor) -> Array:
     """A copy: what was handed out never changes."""
-    array: Array = values.numpy().copy()
+    array: Array = values.cpu().numpy().copy()
     return array
 
 

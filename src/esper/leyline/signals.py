@@ -68,6 +68,19 @@ class Signals:
         shadows = None if self.shadows is None else self.shadows.rows(index)
         return replace(self, lifecycle=self.lifecycle.rows(index), shadows=shadows, **arrays)
 
+    def to(self, device: torch.device) -> "Signals":
+        """On that device, where features of many environments are computed; without shadows."""
+        if device.type == "cpu":
+            return self
+
+        def there(of: "Signals | Lifecycle") -> dict[str, Any]:
+            arrays = {field.name: getattr(of, field.name) for field in fields(of)}
+            tensors = {name: each for name, each in arrays.items() if isinstance(each, Tensor)}
+            return {name: each.to(device, non_blocking=True) for name, each in tensors.items()}
+
+        life = replace(self.lifecycle, **there(self.lifecycle))
+        return replace(self, lifecycle=life, shadows=None, **there(self))
+
     def latest(self, name: str) -> Tensor:
         """[N]: the last measurement of a series; NaN before the first epoch."""
         series: Tensor = getattr(self, name)

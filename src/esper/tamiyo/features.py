@@ -173,8 +173,10 @@ class FeatureBlock:
         parts = ((columns[feature.name], feature.options) for feature in self.features)
         # Each as float32 before they are put together: several times as fast as after it.
         whole = [part.float() if options else part.float()[..., None] for part, options in parts]
-        inside = torch.cat(whole, -1).clamp_(self.low, self.high).nan_to_num_(0.0)
-        return inside.masked_fill_((1.0 - inside) @ self._needs > 0.0, 0.0)
+        seen = torch.cat(whole, -1)
+        low, high, needs = (each.to(seen.device) for each in (self.low, self.high, self._needs))
+        inside = seen.clamp_(low, high).nan_to_num_(0.0)
+        return inside.masked_fill_((1.0 - inside) @ needs > 0.0, 0.0)
 
 
 _GLOBAL = FeatureBlock(GLOBAL_FEATURES)
@@ -243,7 +245,10 @@ class FeatureTable:
 
 
 def signals_to_features(signals: Signals) -> Tensor:
-    """Observations [N, F] float32; finite and within the table's ranges whatever was measured."""
+    """Observations [N, F] float32; finite and within the table's ranges whatever was measured.
+
+    They are where the signals are.
+    """
     table = FeatureTable.of(signals.catalogue)
     whole = _GLOBAL.held(global_columns(signals))
     blocks = table.slot_block.held(slot_columns(signals, table.slot_constants))  # [N, S, P]
@@ -305,14 +310,15 @@ def slot_columns(signals: Signals, constants: Mapping[str, Tensor]) -> dict[str,
     horizon = signals.horizon.clamp(min=1).double()[:, None]
 
     def one_of(index: Tensor, options: int) -> Tensor:
-        return index[..., None] == torch.arange(options)
+        return index[..., None] == torch.arange(options, device=index.device)
 
     host_gradient = signals.host_gradient[:, None]
     flow = signals.flow
     if flow is None:
-        flow = torch.full((*life.shape, len(FLOW_STATISTICS)), torch.nan, dtype=torch.float64)
+        flow = life.alpha.new_full((*life.shape, len(FLOW_STATISTICS)), torch.nan)
     spread, silence, peaks, roughness = flow.unbind(2)
-    fixed = {name: value.expand(life.shape) for name, value in constants.items()}
+    there = flow.device
+    fixed = {name: value.to(there).expand(life.shape) for name, value in constants.items()}
     return fixed | {
         "stage": one_of(life.stage, len(SeedStage)),
         "blueprint": one_of(life.blueprint, len(signals.catalogue.names)),
