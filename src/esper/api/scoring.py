@@ -95,24 +95,27 @@ class CrossEntropy:
         )
         return CrossEntropy(class_axis(outputs, targets, "Cross-entropy", fix))
 
-    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+    def __call__(self, outputs: Any, targets: Any, reduction: str = "mean") -> Tensor:
         axis = self.settled(outputs, targets).axis if self.axis is None else self.axis
         labels = targets.long()
-        return cross_entropy(outputs, labels) if axis == 1 else mean_loss(outputs, labels)
+        if reduction == "mean" and axis != 1:
+            return mean_loss(outputs, labels)
+        return cross_entropy(outputs.movedim(axis or -1, 1), labels, reduction=reduction)
 
 
 @dataclass(frozen=True)
 class Elementwise:
     """A loss of pairs of numbers, which torch would make of every output and every target."""
 
-    of: Loss
+    of: Callable[..., Tensor]
 
-    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+    def __call__(self, outputs: Any, targets: Any, reduction: str = "mean") -> Tensor:
         tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
         if not tensors or outputs.shape == targets.shape:
             # (Arrays of numpy are of float64 where nobody asked for it.)
             real = tensors and not targets.is_complex()
-            return self.of(outputs, targets.to(outputs.dtype) if real else targets)
+            wanted = targets.to(outputs.dtype) if real else targets
+            return self.of(outputs, wanted, reduction=reduction)
         fix = "check the model's last layer and the targets' shape and type"
         if outputs.shape == (*targets.shape, 1):
             fix = "give targets[:, None] for targets, or let the model squeeze its last axis"
@@ -123,23 +126,15 @@ class Elementwise:
         )
 
 
-def _of_samples(loss: Loss) -> Loss | None:
+def _of_samples(loss: Any) -> Loss | None:
     """The same loss without a mean over samples and positions, if it is known how."""
-    if isinstance(loss, CrossEntropy):
-        return partial(_cross_entropies, loss.axis)
-    if isinstance(loss, Elementwise):
-        return _of_samples(loss.of)
     if getattr(loss, "reduction", None) == "mean":
-        apart = copy.copy(loss)
+        apart: Loss = copy.copy(loss)
         vars(apart).update(reduction="none")
         return apart
-    if getattr(F, getattr(loss, "__name__", ""), None) is loss:
-        return partial(loss, reduction="none")
-    return None
-
-
-def _cross_entropies(axis: int | None, outputs: Tensor, targets: Tensor) -> Tensor:
-    return cross_entropy(outputs.movedim(axis or -1, 1), targets.long(), reduction="none")
+    named = getattr(F, getattr(loss, "__name__", ""), None) is loss
+    known = named or isinstance(loss, CrossEntropy | Elementwise)
+    return partial(loss, reduction="none") if known else None
 
 
 LOSSES: dict[str, Loss] = {

@@ -51,7 +51,6 @@ class Draw:
 
     contexts: tuple[Context, ...]
     seeds: int = TRAINING_SEEDS  # cases of each context
-    first_seed: int = 0
     seed: int = 0  # of the dealing
     first_row: int = 0  # where the rows are not the first of all that it is dealt to
 
@@ -69,15 +68,11 @@ class Draw:
         order = _order(self.seed, episode, len(self.contexts))
         context = self.contexts[order[row % len(self.contexts)]]
         number = derive_seed(self.seed, "draw", row, episode) % self.seeds
-        return Case(context, self.first_seed + number)
+        return Case(context, number)
 
     def pool(self) -> list[Case]:
         """Every case that may come."""
-        return [
-            Case(context, self.first_seed + number)
-            for context in self.contexts
-            for number in range(self.seeds)
-        ]
+        return [Case(context, seed) for context in self.contexts for seed in range(self.seeds)]
 
 
 @lru_cache(maxsize=64)

@@ -194,12 +194,11 @@ class Context:
         text = json.dumps(record, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
-    def drift_epoch(self, seed: int, horizon: int | None = None) -> int | None:
+    def drift_epoch(self, seed: int) -> int | None:
         """The first epoch (counted from 0) on the other task, or None if it never comes.
 
         `seed` is the environment's; of 2k and 2k + 1 exactly one sees the change, so that any run
-        of seeds is balanced. The epoch does not depend on `horizon`, the epochs of an episode; a
-        change that would come later does not come.
+        of seeds is balanced. One after the last epoch of an episode does not come.
         """
         if self.drift is None:
             return None
@@ -208,7 +207,7 @@ class Context:
         first, last = self.drift_window
         changes = int(torch.randint(2, (), generator=source)) != odd
         epoch = int(torch.randint(first, last + 1, (), generator=source))
-        return epoch if changes and (horizon is None or epoch < horizon) else None
+        return epoch if changes else None
 
     def __str__(self) -> str:
         parts = [f"{self.name}: {self.source}"]
