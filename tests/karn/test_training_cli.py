@@ -15,7 +15,6 @@ from esper.show.run_facts import read_facts
 from esper.show.training_page import page
 from esper.simic.training import RunFolder, read_config
 from tests.programs import ENVIRONMENT, esper, esper_here
-from tests.simic.training import short_runs
 from tests.simic.training.tiny import (
     BATCHES,
     ENVS,
@@ -251,12 +250,3 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
     )
     assert told.returncode == 0
     assert told.stdout.splitlines()[-1] == "[]"
-
-
-@pytest.mark.slow
-def test_the_doctor_trains_stops_and_resumes() -> None:
-    told = short_runs.esper("doctor")
-    assert told.returncode == 0, told.stdout
-    assert "works: trained and resumed" in told.stdout
-    assert "torch" in told.stdout
-    assert "Traceback" not in told.stderr

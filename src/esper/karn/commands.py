@@ -427,12 +427,6 @@ class Version(Command):
         print(f"esper {__version__}")
 
 
-class Doctor(Command):
-    """Say what is installed, which devices and data there are, and check that training works."""
-
-    does = "doctor.examine"
-
-
 def every_command(words: Sequence[str]) -> Any:
     """All commands, as one type for the parser."""
     audit = Annotated[AuditModel, tyro.conf.subcommand("audit")]
@@ -441,4 +435,4 @@ def every_command(words: Sequence[str]) -> Any:
     training = Demo | train_command(words) | Resume | Evaluate | report
     growing = Grow | audit | Inspect | Export
     looking = Runs | Show | Watch | Events | Tasks | atlas | Blueprints
-    return training | growing | looking | Life | Doctor | Version
+    return training | growing | looking | Life | Version
