@@ -9,6 +9,7 @@ must come to what the undisturbed operation came to.
 import contextlib
 import errno
 import functools
+import importlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import resource
 import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +122,7 @@ class Ended(NamedTuple):
     code: int  # below 0: killed by that signal
     said: str
     places: list[Place]
+    modules: list[str]  # that it imported
 
 
 def run(words: list[object], root: Path, strike: Callable[[Place], None] | None = None) -> Ended:
@@ -130,11 +133,12 @@ def run(words: list[object], root: Path, strike: Callable[[Place], None] | None 
         os.close(said)
         code = 70
         try:
-            places: list[Place] = []
+            places, before = list[Place](), set(sys.modules)
             _trace(os.path.abspath(root), places, strike)
             ended = esper_here(*words)
             code = ended.returncode
-            text = json.dumps([ended.stdout[-8000:], ended.stderr[-8000:], places])
+            modules = [name for name in sys.modules if name not in before]
+            text = json.dumps([ended.stdout[-8000:], ended.stderr[-8000:], places, modules])
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
             with os.fdopen(told, "w") as stream:
                 stream.write(text)
@@ -144,10 +148,9 @@ def run(words: list[object], root: Path, strike: Callable[[Place], None] | None 
     with os.fdopen(said) as stream:
         text = stream.read()
     _, status = os.waitpid(child, 0)
-    out, err, places = json.loads(text) if text else ("", "", [])
-    return Ended(
-        os.waitstatus_to_exitcode(status), f"{out}\n{err}", [Place(*each) for each in places]
-    )
+    out, err, found, modules = json.loads(text) if text else ("", "", [], [])
+    places = [Place(*each) for each in found]
+    return Ended(os.waitstatus_to_exitcode(status), f"{out}\n{err}", places, modules)
 
 
 class Undisturbed(NamedTuple):
@@ -162,6 +165,11 @@ def undisturbed(operation: Operation) -> Undisturbed:
     folder = operation.folder("undist")
     whole = run(operation.words(folder), folder)
     assert whole.code == 0, whole.said
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that a library keeps for others
+        for name in whole.modules:  # once, in place of in every fork
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
     return Undisturbed(folder, operation.result(folder), whole.places)
 
 
