@@ -92,13 +92,14 @@ class Governor:
         self.trips = torch.zeros(count, dtype=torch.int64)
         self._seeds = population.seeds.clone()  # whose memory this is
         self._snapshot: Snapshot | None = None
+        self._spare: Snapshot | None = None  # of an epoch before, to be written over
         self.removals = Transitions.none()  # stage changes of the last remedies
 
     def enter_epoch(self) -> None:
         """Remember every environment as it is now; one that was restarted has no past."""
         self.forget((self.population.seeds != self._seeds).nonzero()[:, 0])
         self._seeds = self.population.seeds.clone()
-        self._snapshot = self.population.snapshot()
+        self._snapshot = self.population.snapshot(self._spare)
 
     def forget(self, environments: Tensor) -> None:
         """These environments have no past: they were started anew, or their task has changed."""
@@ -131,7 +132,7 @@ class Governor:
         if trips:
             self.population.put_rows(failed, self._snapshot)
             self._treat(trips)
-        self._snapshot = None
+        self._spare, self._snapshot = self._snapshot, None
         return trips
 
     def _treat(self, trips: list[Trip]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import ScalarGate, learning_rate_scales
 from esper.leyline.errors import AgreementError, BlueprintError
 from esper.tolaria.optimisers import RowState
+from esper.tolaria.plan import PoolKey
 from esper.tolaria.random_streams import sent, uniform_groups
 from esper.tolaria.stacked import Form, stack
 
@@ -168,7 +169,7 @@ class Pool:
         """Newborn rows [K]: these parameters, fresh optimiser state, rate and decay [2, K, 1]."""
         state = self.state
         state.theta.index_copy_(0, there, values.to(state.theta))
-        for cleared in (*state.moments, state.steps, self.squares):
+        for cleared in (*state.moments, state.steps):  # squares are with every epoch
             cleared.index_fill_(0, there, 0.0)
         state.active.index_fill_(0, there, True)
         for own, given in zip((state.rate, state.decay), rates, strict=True):
@@ -232,6 +233,26 @@ class Pool:
         self.squares = tensors["squares"]
         self.leaf = self.state.theta.detach().requires_grad_()
         self.outdate()
+
+
+def copies_of(
+    pools: Mapping[PoolKey, Pool], over: Mapping[PoolKey, Mapping[str, Tensor]]
+) -> dict[PoolKey, Mapping[str, Tensor]]:
+    """Copies of all that pools keep by row, in few operations; written `over` older ones that have
+    the size."""
+    copies: dict[PoolKey, Mapping[str, Tensor]] = {}
+    alike: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for key, pool in pools.items():
+        own, old = pool.tensors(), over.get(key, {})
+        fits = bool(old) and old["theta"].shape == own["theta"].shape
+        copies[key] = old if fits else {name: torch.empty_like(each) for name, each in own.items()}
+        for name, tensor in own.items():
+            copied, sources = alike.setdefault(tensor.dtype, ([], []))
+            copied.append(copies[key][name])
+            sources.append(tensor)
+    for copied, sources in alike.values():
+        torch._foreach_copy_(copied, sources)
+    return copies
 
 
 class Birth(NamedTuple):

@@ -313,7 +313,9 @@ class Update:
         if len(batch.valid):
             few = self.evaluate(batch.rows(torch.arange(min(PROBED, len(batch.valid)))))
             held |= {"log-probs": few.log_probs, "values": few.values}
-        flags = torch.stack([~each.isfinite().all() for each in held.values()])
+        # Sums of sizes are not finite where one of them is not, and take few operations.
+        sizes = torch._foreach_norm(list(held.values()), 1, dtype=torch.float64)
+        flags = ~torch.stack(sizes).isfinite()
         return dict(zip(held, self.processes.max_(flags.float()).split(1), strict=True))
 
     def evaluate(self, batch: SequenceBatch) -> Evaluation:
