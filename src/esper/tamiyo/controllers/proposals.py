@@ -43,19 +43,13 @@ def first_legal(legality: Legality, proposals: Iterable[Proposal]) -> Actions:
 
 def open_slots(legality: Legality, op: LifecycleOp) -> Tensor:
     """[N, S] bool: where the op is legal."""
-    if "slot" in legality.masks:
-        return legality.masks["slot"][:, op]
-    return torch.ones(legality.hosts, legality.space.size("slot"), dtype=torch.bool)
+    return legality.masks["slot"][:, op]
 
 
 def open_plants(legality: Legality, blend: Blend) -> Tensor:
     """[N, S, B] bool: which seeds may be planted with this blend."""
     open_ = open_slots(legality, LifecycleOp.GERMINATE)[:, :, None]
-    shape = (*open_.shape[:2], legality.space.size("blueprint"))
-    for name, chosen in (("blueprint", ...), ("blend", (..., int(blend)))):
-        if name in legality.masks:
-            open_ = open_ & legality.masks[name][chosen]
-    return open_.expand(shape)
+    return open_ & legality.masks["blueprint"] & legality.masks["blend"][..., int(blend)]
 
 
 def at_best_slot(
