@@ -93,6 +93,7 @@ class PassRows:
     first: Tensor  # [V] the slot at which the row branches off its environment's base row; -1: base
     whole: bool = False  # are the rows every environment once, in order?
     place: Tensor = _NONE  # [Q] the row of each counterfactual that was asked for
+    shadow: Tensor | None = None  # [V] blueprints of shadows, on rows that branch off for them
 
     @classmethod
     def base(cls, life: Lifecycle, *, straight_through: bool = False) -> Self:
@@ -130,9 +131,30 @@ class PassRows:
             place=hosts + order.argsort(),
         )
 
+    @classmethod
+    def shadows(cls, life: Lifecycle, where: Tensor) -> Self:
+        """The hosts with shadows in `where` [N, S, P], and then a row for each shadow.
+
+        They are sorted by slot, blueprint, environment.
+        """
+        slots, kinds, owners = where.permute(1, 2, 0).nonzero().unbind(1)
+        hosts = owners.unique()
+        nothing = torch.full_like(hosts, NOTHING)
+        environment, first = torch.cat([hosts, owners]), torch.cat([nothing, slots])
+        alpha, shadow = life.alpha[environment], torch.cat([nothing, kinds])
+        alike = torch.zeros_like(alpha, dtype=torch.bool)
+        return cls(environment, alpha, alike, first, shadow=shadow)
+
 
 def build_plan(life: Lifecycle, rows: PassRows, pool_rows: Tensor, gate_rows: Tensor) -> Plan:
-    """Index lists for a pass. `pool_rows` and `gate_rows` [N, S] say where each seed lives."""
+    """Index lists for a pass. `pool_rows` and `gate_rows` [N, S] say where each seed lives.
+
+    A shadow acts fully on, in the row that branches off at its slot; its weights are at its place
+    among those of its kind.
+    """
+    start = int((rows.first < 0).sum())
+    base = torch.zeros(life.shape[0], dtype=torch.int64)  # [N] base rows, which come first
+    base[rows.environment[:start]] = torch.arange(start)
     planned = []
     for slot in range(life.shape[1]):
         acting = (rows.alpha[:, slot] > 0) | rows.isolated[:, slot]
@@ -142,17 +164,23 @@ def build_plan(life: Lifecycle, rows: PassRows, pool_rows: Tensor, gate_rows: Te
         kinds = life.blueprint[environment, slot]
         order = kinds.argsort(stable=True)
         where, environment, kinds = where[order], environment[order], kinds[order]
-        groups = tuple(
+        groups = [
             Group(int(kind), pool_rows[environment[kinds == kind], slot]) for kind in kinds.unique()
-        )
+        ]
         isolated = rows.isolated[where, slot]
         value = torch.where(isolated, 0.0, rows.alpha[where, slot])
         gates = gate_rows[environment, slot]
         gated = (gates >= 0).nonzero()[:, 0]
         forking = (rows.first == slot).nonzero()[:, 0]
+        if rows.shadow is not None:
+            counted = zip(*rows.shadow[forking].unique_consecutive(return_counts=True), strict=True)
+            groups += [Group(int(kind), torch.arange(int(n)), "shadow") for kind, n in counted]
+            on = torch.ones(len(forking), dtype=value.dtype)
+            where, value = torch.cat([where, forking]), torch.cat([value, on])
+            isolated = torch.cat([isolated, ~on.bool()])
         planned.append(
             SlotPlan(
-                groups=groups,
+                groups=tuple(groups),
                 where=where,
                 value=value,
                 gradient=torch.where(isolated, 1.0, value),
@@ -160,42 +188,7 @@ def build_plan(life: Lifecycle, rows: PassRows, pool_rows: Tensor, gate_rows: Te
                 open_=~isolated,
                 gated=gated,
                 gate_rows=gates[gated],
-                forks=rows.environment[forking],
+                forks=base[rows.environment[forking]],
             )
         )
-    start = int((rows.first < 0).sum())
     return Plan(None if rows.whole else rows.environment, tuple(planned), start)
-
-
-def shadow_plan(where: Tensor, life: Lifecycle, pool_rows: Tensor, gate_rows: Tensor) -> Plan:
-    """A pass of the hosts with shadows in `where` [N, S, P], and then of each shadow, fully on.
-
-    Every shadow branches off its host at its slot. They are sorted by slot, blueprint, environment,
-    and the row of each is its place among those of its kind.
-    """
-    slots, kinds, owners = where.permute(1, 2, 0).nonzero().unbind(1)
-    hosts = owners.unique()
-    environment = torch.cat([hosts, owners])
-    alpha = life.alpha[environment]
-    first = torch.cat([torch.full_like(hosts, -1), slots])
-    rows = PassRows(environment, alpha, torch.zeros_like(alpha, dtype=torch.bool), first)
-    plan = build_plan(life, rows, pool_rows, gate_rows)
-    place = torch.zeros(len(where), dtype=torch.int64)
-    place[hosts] = torch.arange(len(hosts))
-    planned = []
-    for index, slot in enumerate(plan.slots):
-        here = (slots == index).nonzero()[:, 0]
-        counted = zip(*kinds[here].unique_consecutive(return_counts=True), strict=True)
-        groups = [Group(int(kind), torch.arange(int(count)), "shadow") for kind, count in counted]
-        on = torch.ones(len(here), dtype=slot.value.dtype)
-        planned.append(
-            slot._replace(
-                groups=(*slot.groups, *groups),
-                where=torch.cat([slot.where, len(hosts) + here]),
-                value=torch.cat([slot.value, on]),
-                gradient=torch.cat([slot.gradient, on]),
-                open_=torch.cat([slot.open_, on.bool()]),
-                forks=place[slot.forks],
-            )
-        )
-    return plan._replace(slots=tuple(planned))

@@ -386,20 +386,20 @@ class Population:
         """Let `work` be done once in every epoch from now on, while the device computes it."""
         self._beside = work
 
-    def _plan(self, rows: PassRows) -> Plan:
+    def plan_of(self, rows: PassRows) -> Plan:
         """On the CPU, where it is made."""
         return build_plan(self.lifecycle, rows, self.pool_rows, self.gate_rows)
 
     def _step_plan(self) -> StepPlan:
         straight = self.config.isolation is Isolation.STRAIGHT_THROUGH
-        training = self._plan(PassRows.base(self.lifecycle, straight_through=straight))
+        training = self.plan_of(PassRows.base(self.lifecycle, straight_through=straight))
         learners: dict[PoolKey, Tensor] = {}
         for key, _, rows in self.places(self.lifecycle.at(SeedStage.TRAINING)):
             learners[key] = torch.zeros_like(self.pools[key].state.active, device="cpu")
             learners[key][rows] = True
         alone = PassRows.alone(self.lifecycle)
         isolated = not straight and len(alone.environment) > 0
-        return StepPlan(training, learners, self._plan(alone) if isolated else None)
+        return StepPlan(training, learners, self.plan_of(alone) if isolated else None)
 
     def training_step(self) -> TrainingStep:
         """The fused step for the present structure, built once and kept until it changes."""
@@ -508,7 +508,7 @@ class Population:
         """[N, S, K]: statistics of what reaches each slot, on validation data."""
         if self._chip is not None:
             return self._chip.flow(self, FLOW_SAMPLES)
-        plan = sent_to(self._plan(PassRows.base(self.lifecycle)), self.device)
+        plan = sent_to(self.plan_of(PassRows.base(self.lifecycle)), self.device)
         weights = cast_weights(self.pools, self.config.compute_dtype)
         inputs = as_inputs(self.feed.first_samples("validation", FLOW_SAMPLES), weights)
         found: list[Tensor] = []
@@ -522,7 +522,7 @@ class Population:
             means = self._chip.score(self, life, owners, off, split)
             return SplitScores(means[:, 0], 100.0 * means[:, 1])
         rows = PassRows.counterfactual(life, owners, off)
-        plan = sent_to(self._plan(rows), self.device)
+        plan = sent_to(self.plan_of(rows), self.device)
         weights = cast_weights(self.pools, self.config.compute_dtype)
         count = len(rows.environment)
         loss = torch.zeros(count, device=self.device, dtype=torch.float64)

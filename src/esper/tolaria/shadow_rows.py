@@ -17,7 +17,7 @@ from torch import Tensor
 from esper.leyline import AgreementError, Blend
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
 from esper.tolaria.engine import as_inputs, cast_weights, losses_of, sample_losses
-from esper.tolaria.plan import HOST, PoolKey, sent_to, shadow_plan
+from esper.tolaria.plan import HOST, PassRows, PoolKey, sent_to
 from esper.tolaria.pools import VACANT, Birth, Pool, begin
 from esper.tolaria.population_config import Snapshot
 from esper.tolaria.random_streams import fold
@@ -163,8 +163,8 @@ class _Pass:
         self.places = owners, slots, kinds  # in arrays [N, S, P]
         self.host = owners.unique(return_inverse=True)[1].to(device)  # [U] each one's, of the M
         self.rows = {key: shadows.rows[each, key[1], key[2]] for key, each in _each(where)}
-        homes = (population.lifecycle, population.pool_rows, population.gate_rows)
-        self.plan = sent_to(shadow_plan(where, *homes), device)
+        rows = PassRows.shadows(population.lifecycle, where)
+        self.plan = sent_to(population.plan_of(rows), device)
         assert self.plan.environment is not None
         self.environment = self.plan.environment  # [M + U]
         self.held: dict[PoolKey, dict[str, Tensor]] = {}  # what pools keep of them

@@ -20,6 +20,7 @@ Shapes: `N` environments, `S` slots, `P` blueprints.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from torch import Tensor
 from esper.leyline import Actions, Blend, BlueprintCatalogue, Legality, LifecycleOp, Trait
 from esper.leyline.constants import BY_HEART, CERTAIN, UNLEARNED
 from esper.leyline.errors import EsperError
-from esper.leyline.settings import Count, NotNegative, Positive, Share, Whole, require_settings
+from esper.leyline.settings import Count, NotNegative, Positive, Share, Whole
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.proposals import (
@@ -42,7 +43,7 @@ from esper.tamiyo.controllers.proposals import (
 from esper.tamiyo.controllers.protocol import restarted
 from esper.tamiyo.controllers.rules import relative_losses, require_first_in_time
 from esper.tamiyo.controllers.schedules import plans_of
-from esper.tamiyo.controllers.specs import Arm, spec_of
+from esper.tamiyo.controllers.specs import Arm, RuleSettings
 
 DOUBT = 2.0  # standard errors by which a gain is taken to be smaller than it seems
 LARGE = 0.5  # of the largest seed that fits
@@ -57,7 +58,8 @@ ALONE: Cast = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditionConfig:
+class AuditionConfig(RuleSettings):
+    kind: ClassVar[str] = "audition"
     # The audition
     first: Count = 1  # epochs that the host trains alone
     rounds: Count = 7  # epochs of the audition, at most
@@ -70,18 +72,13 @@ class AuditionConfig:
     certain: NotNegative = CERTAIN  # gain over its standard error
     least: NotNegative = 0.003  # gain, in units of guessing
     seeds: Count = 3  # at most
-    unlearned: Share = (
-        UNLEARNED  # training loss, in units of guessing, above which capacity may lack
-    )
+    unlearned: Share = UNLEARNED  # training loss, over guessing, above which capacity may lack
     most_gap: float = BY_HEART  # validation minus training loss above which it does not
     # What is kept
     probation: Whole = 1  # epochs in HOLDING before a seed may be kept
     trial: Count = 3  # epochs in HOLDING after which one that is not worth it is pruned
     margin: float = 0.0  # points of contribution that a seed must be worth
     rent: float = 0.0  # and as many more per 100 % of the host's parameters
-
-    def __post_init__(self) -> None:
-        require_settings(self, "In controller 'audition' setting")
 
 
 @dataclass
@@ -114,7 +111,7 @@ class Audition:
 
     @property
     def name(self) -> str:
-        return spec_of("audition", self.config)
+        return self.config.name
 
     def memory(self) -> dict[str, Tensor]:
         return {} if self._memory is None else dict(vars(self._memory))

@@ -6,6 +6,7 @@ Shapes: `N` environments, `S` slots, `C` candidates.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from esper.leyline import Actions, Blend, BlueprintCatalogue, Legality, LifecycleOp
 from esper.leyline.constants import DEFAULT_RENT, SCORED_EPOCHS
 from esper.leyline.errors import EsperError, require_known
-from esper.leyline.settings import Count, Whole, require_settings
+from esper.leyline.settings import Count, Whole
 from esper.leyline.signals import Signals
 from esper.leyline.stages import LIVING_STAGES, SeedStage
 from esper.tamiyo.controllers.proposals import (
@@ -25,14 +26,15 @@ from esper.tamiyo.controllers.proposals import (
     open_plants,
 )
 from esper.tamiyo.controllers.protocol import restarted
-from esper.tamiyo.controllers.specs import EVERYWHERE, find_places, require_places, spec_of
+from esper.tamiyo.controllers.specs import EVERYWHERE, RuleSettings, find_places
 
 MEASURES = ("contribution", "gain")
 _RESTING = (SeedStage.PRUNED, SeedStage.EMBARGOED, SeedStage.RESETTING)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RaceConfig:
+class RaceConfig(RuleSettings):
+    kind: ClassVar[str] = "race"
     places: tuple[str, ...] = EVERYWHERE  # the candidates; unless in turns, the first in each slot
     turns: bool = False  # one after the other: the first above the threshold wins
     first: Whole = 1  # epoch of the first planting
@@ -44,9 +46,8 @@ class RaceConfig:
     keep: Count = 1  # how many may win
 
     def __post_init__(self) -> None:
-        require_places(self.places)
+        super().__post_init__()
         require_known("measure of controller 'race'", self.measure, MEASURES)
-        require_settings(self, "In controller 'race' setting")
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Race:
 
     @property
     def name(self) -> str:
-        return spec_of("race", self.config)
+        return self.config.name
 
     @property
     def needs_contributions(self) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esper.leyline import Actions, Blend, BlueprintCatalogue, EsperError, Legality, LifecycleOp
 from esper.leyline.constants import DEFAULT_MIN_TRAINING_EPOCHS, DEFAULT_RENT
-from esper.leyline.settings import Count, Range, Share, Whole, require_settings
+from esper.leyline.settings import Count, Range, Share, Whole
 from esper.leyline.signals import SIGNAL_WINDOW, Signals
 from esper.leyline.stages import LIVING_STAGES, SeedStage
 from esper.tamiyo.controllers.proposals import (
@@ -33,13 +33,7 @@ from esper.tamiyo.controllers.proposals import (
     youngest,
 )
 from esper.tamiyo.controllers.protocol import restarted
-from esper.tamiyo.controllers.specs import (
-    EVERYWHERE,
-    OwnSettings,
-    find_places,
-    require_places,
-    spec_of,
-)
+from esper.tamiyo.controllers.specs import EVERYWHERE, OwnSettings, RuleSettings, find_places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +98,6 @@ class _Trigger(OwnSettings):
     train: Count = DEFAULT_MIN_TRAINING_EPOCHS  # epochs in isolation, unless immediate
     first: Whole = 3  # no planting before this epoch
     seeds: Count | None = None  # at most so many in an episode; None: one in every slot
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_places(self.places)
 
     def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
         find_places(self.places, catalogue)
@@ -189,9 +179,10 @@ OWN_SETTINGS: tuple[type[OwnSettings], ...] = (NeverGrow, RandomLegal, Periodic,
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeuristicConfig:
+class HeuristicConfig(RuleSettings):
     """The default rule's settings."""
 
+    kind: ClassVar[str] = "heuristic"
     # Where and how to plant
     places: tuple[str, ...] = EVERYWHERE  # slot/blueprint in order of preference; * for any
     blend: Blend = Blend.IMMEDIATE
@@ -211,8 +202,7 @@ class HeuristicConfig:
     rent: float = DEFAULT_RENT  # and as many more per 100 % of the host's parameters
 
     def __post_init__(self) -> None:
-        require_places(self.places)
-        require_settings(self, "In controller 'heuristic' setting")
+        super().__post_init__()
         if self.trial < self.probation:
             raise EsperError(
                 "The trial of controller 'heuristic' ends before its probation",
@@ -236,7 +226,7 @@ class Heuristic:
 
     @property
     def name(self) -> str:
-        return spec_of("heuristic", self.config)
+        return self.config.name
 
     def memory(self) -> dict[str, Tensor]:
         return {} if self._tried is None else {"tried": self._tried}

@@ -104,18 +104,23 @@ def written(value: object) -> str:
     return str(value).lower() if isinstance(value, bool | None) else str(value)
 
 
-class OwnSettings(ABC):
-    """A controller that is its own settings; its name is the word that makes it again."""
+class RuleSettings:
+    """What can be set of a rule; its name is the word that makes the rule again."""
 
     kind: ClassVar[str]
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __post_init__(self) -> None:
+        require_places(getattr(self, "places", ()))
         require_settings(self, f"In controller {self.kind!r} setting")
 
     @property
     def name(self) -> str:
         return spec_of(self.kind, self)
+
+
+class OwnSettings(RuleSettings, ABC):
+    """A controller that is its own settings."""
 
     @abstractmethod
     def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions: ...
