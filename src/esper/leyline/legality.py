@@ -34,13 +34,10 @@ class Actions:
     values: Tensor  # [N, H] int64
 
     def __post_init__(self) -> None:
-        shape = list(self.values.shape)
-        if self.values.dtype != torch.int64 or len(shape) != 2 or shape[1] != len(self.space):
-            raise ActionError(
-                "Actions have the wrong type, shape or number of heads",
-                given=f"{self.values.dtype} {shape}",
-                valid=f"torch.int64 [hosts, {len(self.space)}] ({', '.join(self.space.names)})",
-            )
+        heads = ", ".join(self.space.names)
+        what = f"Actions have the wrong type, shape or number of heads ({heads})"
+        shape = (*self.values.shape[:1], len(self.space))
+        require_form(what, self.values, shape, torch.int64, error=ActionError)
         sizes = torch.tensor(self.space.sizes)
         bad = (self.values < 0) | (self.values >= sizes)
         if bool(bad.any()):

@@ -12,7 +12,7 @@ import io
 import math
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,6 +112,13 @@ class ImageFiles:
             fix=self.fix,
         )
 
+    def splits(self, paths: list[Path], read: Iterable[Split], share: float, seed: int) -> Splits:
+        """Of what was read from these paths; the last part is the published test split."""
+        *parts, test = read
+        whole = map(torch.cat, zip(*parts, strict=True))
+        shares, origin = {"validation": share}, f"{self.title} from {paths[0].parent}"
+        return image_splits(*whole, shares=shares, test=test, seed=seed, origin=origin)
+
     def damaged(self, path: Path, wrong: str, given: object, valid: object) -> DataError:
         advice = f"remove it and {self.fix}"
         return DataError(f"The file {path} {wrong}", given=given, valid=valid, fix=advice)
@@ -187,13 +194,8 @@ MNIST = ImageFiles(
 def idx_splits(source: ImageFiles, seed: int) -> Splits:
     """Images [M, 1, 28, 28]; `seed` decides what is validated on, the test split is published."""
     paths = source.find([(name, f"{name}.gz") for name in IDX_FILES])
-    return image_splits(
-        *_labelled_images(source, paths[0], paths[1]),
-        shares={"validation": IDX_VALIDATION_SHARE},
-        test=_labelled_images(source, paths[2], paths[3]),
-        seed=seed,
-        origin=f"{source.title} from {paths[0].parent}",
-    )
+    parts = [_labelled_images(source, *pair) for pair in (paths[:2], paths[2:])]
+    return source.splits(paths, parts, IDX_VALIDATION_SHARE, seed)
 
 
 def read_idx(source: ImageFiles, path: Path, axes: int) -> Tensor:
@@ -251,15 +253,7 @@ CIFAR_VALIDATION_SHARE = 0.1
 def cifar10(seed: int) -> Splits:
     """Images [M, 3, 32, 32]; `seed` decides what is validated on, the test split is published."""
     paths = CIFAR10.find([(name,) for name in CIFAR_FILES])
-    *parts, test = [read_cifar(path) for path in paths]
-    return image_splits(
-        torch.cat([part.inputs for part in parts]),
-        torch.cat([part.labels for part in parts]),
-        shares={"validation": CIFAR_VALIDATION_SHARE},
-        test=test,
-        seed=seed,
-        origin=f"{CIFAR10.title} from {paths[0].parent}",
-    )
+    return CIFAR10.splits(paths, map(read_cifar, paths), CIFAR_VALIDATION_SHARE, seed)
 
 
 def read_cifar(path: Path) -> Split:
