@@ -7,7 +7,7 @@ Shapes are of one sample: `C` channels, `L` positions.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import product
@@ -119,8 +119,7 @@ class ProgramWriter:
     def segment(self, tape: Tape) -> None:
         """The next segment of the host."""
         names = {("value", tape.output): "y", ("gradient", tape.output): "gy"}
-        title = f"segment_{self.segments}"
-        self._add(title, tape, names.__getitem__, self.host_width, {tape.output})
+        self._add(f"segment_{self.segments}", tape, names, self.host_width, {tape.output})
         self.segments += 1
         self.host_width += tape.width
         self.classes = tape.sizes[tape.output]
@@ -128,35 +127,23 @@ class ProgramWriter:
     def seed(self, slot: int, blueprint: int, tape: Tape) -> int:
         """The number of a seed, the same where another does the same; it adds to the gradient of
         its input."""
-        self.which[slot, blueprint] = number = self._numbered(slot, tape)
-        return number
-
-    def _numbered(self, slot: int, tape: Tape) -> int:
-        places, number = lay_out(tape), len(self.seeds)
+        places, known = lay_out(tape), [each for each, _ in self.seeds]
         self.rooms[slot] = max(self.rooms.get(slot, 0), places.size)
-        for other, (known, _) in enumerate(self.seeds):
-            if known == tape:
-                return other
-
-        def name(buffer: Buffer) -> str:
-            return f"y + CHUNK * {places[buffer]}"
-
-        self._add(f"seed_{number}", tape, name, 0, {tape.output, INPUT})
-        self.seeds.append((tape, places))
+        if tape not in known:
+            names = {buffer: f"y + CHUNK * {place}" for buffer, place in places.items()}
+            self._add(f"seed_{len(known)}", tape, names, 0, {tape.output, INPUT})
+            self.seeds.append((tape, places))
+        self.which[slot, blueprint] = number = [*known, tape].index(tape)
         return number
 
     def _add(
-        self, title: str, tape: Tape, name: Callable[[Buffer], str], offset: int, begun: set[int]
+        self, title: str, tape: Tape, own: Mapping[Buffer, str], offset: int, begun: set[int]
     ) -> None:
         """Both functions of a tape. `begun`: values whose gradients hold something already."""
-        outside = {("value", INPUT): "x", ("gradient", INPUT): "gx"}
-
-        def everywhere(buffer: Buffer) -> str:
-            return outside.get(buffer) or name(buffer)
-
-        ways = {"forward": [_forward(op, everywhere, offset) for op in tape.ops], "backward": []}
+        names = {**own, ("value", INPUT): "x", ("gradient", INPUT): "gx"}
+        ways = {"forward": [_forward(op, names, offset) for op in tape.ops], "backward": []}
         for op in reversed(tape.ops):
-            ways["backward"].append(_backward(op, everywhere, offset, begun))
+            ways["backward"].append(_backward(op, names, offset, begun))
             begun = begun | set(op.inputs)
         for way, lines in ways.items():
             self.functions.append(f"APART void {title}_{way}({_SIGNATURES[way]}) " + _body(lines))
@@ -230,21 +217,21 @@ def _place(base: str, place: int | None, offset: int) -> str:
     return "NOWHERE" if place is None else f"{base} + {place + offset}"
 
 
-def _forward(op: Op, name: Callable[[Buffer], str], offset: int) -> str:
+def _forward(op: Op, names: Mapping[Buffer, str], offset: int) -> str:
     values = [*op.inputs, op.output, *([] if op.saved is None else [op.saved])]
     pointers = [_place("theta", place, offset) for place in op.params]
-    pointers += [name(("value", value)) for value in values]
+    pointers += [names["value", value] for value in values]
     return f"{op.kind}_forward<{op.sizes}>({', '.join([*op.constants, *pointers])});"
 
 
-def _backward(op: Op, name: Callable[[Buffer], str], offset: int, begun: set[int]) -> str:
+def _backward(op: Op, names: Mapping[Buffer, str], offset: int, begun: set[int]) -> str:
     pointers = [_place("theta", place, offset) for place in op.params[:1]]
     grads = [_place("grads", place, offset) for place in op.params]
     pointers += [place if place == "NOWHERE" else f"grads ? {place} : NOWHERE" for place in grads]
-    pointers += [name(("value", v)) for v in (*op.reads, *([] if op.saved is None else [op.saved]))]
-    pointers.append(name(("gradient", op.output)))
+    pointers += [names["value", v] for v in (*op.reads, *([] if op.saved is None else [op.saved]))]
+    pointers.append(names["gradient", op.output])
     for value in op.inputs:
-        pointers += [name(("gradient", value)), "true" if value in begun else "false"]
+        pointers += [names["gradient", value], "true" if value in begun else "false"]
     if op.kind in _WITH_SCRATCH:
         pointers.append("scratch")
     return f"{op.kind}_backward<{op.sizes}>({', '.join([*op.constants, *pointers])});"
