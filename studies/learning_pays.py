@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from esper.garden import EVALUATION_SEED, Atlas, Draw, Garden, Suite, find_suite, shipped_atlas
+from esper.garden import Atlas, Draw, Garden, Suite, find_suite, shipped_atlas
 from esper.garden.controller_choice import Renamed, controller_of
 from esper.garden.dealing import ALONE, Ranks
 from esper.garden.evaluation import evaluate, fingerprint_of
-from esper.garden.playing import Controls, StoppedError
+from esper.garden.playing import Controls, Playground, StoppedError
 from esper.leyline import DEFAULT_EPISODE_LENGTH, DataError, UnknownNameError
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.config import changed_settings
@@ -108,15 +108,12 @@ class _Study:
 
     def _evaluation(self) -> dict[str, Any]:
         return {
+            "ground": Playground(self.size.at_once, device=self.device, ranks=self.ranks),
             "seeds": self.size.episodes,
-            "first_seed": EVALUATION_SEED,
             "file": self.folder / RESULTS,
             "controls": self.controls,
-            "rows": self.size.at_once,
-            "device": self.device,
             "progress": self.tell,
             "stop": lambda: self.clock.over,
-            "ranks": self.ranks,
         }
 
     def _tuned(self) -> dict[str, Tuned]:

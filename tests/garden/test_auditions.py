@@ -125,7 +125,7 @@ def test_the_rule_audition_plays_beside_others_and_pays_for_what_it_hears() -> N
     rule, again = make_controller(spec), make_controller(spec)
     assert isinstance(again, Audition)
     players = [NeverGrow(), rule, TokenController(TokenActorCritic(), again)]
-    found = evaluate(players, (PLAIN,), seeds=2, horizon=HORIZON)
+    found = evaluate(players, (PLAIN,), Playground(horizon=HORIZON), seeds=2)
     never, auditioned, tokens = (
         [each for each in found if each.controller == player.name] for player in players
     )

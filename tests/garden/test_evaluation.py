@@ -3,11 +3,12 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from esper.garden import EVALUATION_SEED, Controls, Result, evaluate, standings
+from esper.garden import EVALUATION_SEED, Controls, Playground, Result, evaluate, standings
 from esper.garden.atlas import FIRST_ATLAS_SEED
 from esper.garden.cases import SELECTION_SEED
 from esper.garden.episodes import EPOCHS_ALONE
@@ -53,14 +54,14 @@ def controls() -> Controls:
 
 
 def run(controls: Controls, **settings: object) -> list[Result]:
-    settings = {"seeds": SEEDS, "rows": 64} | settings
+    settings = {"seeds": SEEDS} | settings
+    where: Any = {name: settings.pop(name) for name in ("rows", "ranks") if name in settings}
     who = settings.pop("controllers", controllers())
     return evaluate(
         who,  # type: ignore[arg-type]
         CONTEXTS,
+        Playground(**where, horizon=HORIZON, config=DOUBLE),
         controls=controls,
-        horizon=HORIZON,
-        config=DOUBLE,
         **settings,  # type: ignore[arg-type]
     )
 
@@ -196,9 +197,10 @@ def test_results_of_other_settings_and_broken_files_are_refused(
     file = tmp_path / "results.jsonl"
     run(controls, file=file, controllers=[NeverGrow()])
     with pytest.raises(DataError, match="results of another evaluation"):
-        evaluate([NeverGrow()], CONTEXTS, seeds=1, horizon=HORIZON + 1, file=file)
+        evaluate([NeverGrow()], CONTEXTS, Playground(horizon=HORIZON + 1), seeds=1, file=file)
+    single = Playground(horizon=HORIZON)  # float32
     with pytest.raises(DataError, match="results of another evaluation"):
-        evaluate([NeverGrow()], CONTEXTS, seeds=1, horizon=HORIZON, file=file)  # float32
+        evaluate([NeverGrow()], CONTEXTS, single, seeds=1, file=file)
     text = file.read_text()
     file.write_text(text.replace('"seed"', '"sed"', 1))
     with pytest.raises(DataError, match=r"Line 2 of .* is not a result"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.garden import Episodes, evaluate, find_suite
+from esper.garden import Episodes, Playground, evaluate, find_suite
 from esper.kasmina.isolation import Isolation
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.ops import Blend
@@ -82,9 +82,8 @@ def test_an_epoch_costs_three_passes_of_what_shows_and_isolated_seeds_a_pass_mor
 
 def test_an_episode_adds_up_its_epochs_and_results_carry_the_sum() -> None:
     arm = Arm(slot="early", blueprint="convpool", blend="immediate", epoch=3)
-    results = evaluate(
-        [NeverGrow(), FixedSchedule(arm)], CONTEXTS[:1], seeds=1, horizon=HORIZON, config=DOUBLE
-    )
+    ground = Playground(horizon=HORIZON, config=DOUBLE)
+    results = evaluate([NeverGrow(), FixedSchedule(arm)], CONTEXTS[:1], ground, seeds=1)
     samples = 3 * 50 * BATCHES
     assert results[0].flops == samples * HORIZON * MLP
     assert results[1].flops == samples * (HORIZON * MLP + (HORIZON - 3) * CONVPOOL_EARLY)

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from esper.archive.files import append_lines
 from esper.garden.cases import EVALUATION_SEED, Case
 from esper.garden.contexts import Context, by_shape
@@ -24,7 +22,7 @@ from esper.garden.episodes import EPOCHS_ALONE
 from esper.garden.playing import Controls, Job, Played, Playground
 from esper.garden.rewards import net_of_rent
 from esper.garden.statistics import Estimate, interquartile_mean_interval, mean_interval
-from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
+from esper.leyline.constants import DEFAULT_RENT
 from esper.leyline.errors import AgreementError, DataError, DuplicateNameError
 from esper.nissa import CasesPlayed, Hub, RunEnded, RunLayout, RunStarted
 from esper.nissa.store import usable_store
@@ -192,48 +190,43 @@ def parse(line: str, path: Path, number: int) -> Result:
 def evaluate(
     controllers: Sequence[Controller],
     contexts: Sequence[Context],
+    ground: Playground | None = None,
     *,
     seeds: int = 4,
-    first_seed: int = EVALUATION_SEED,
     file: Path | None = None,
     controls: Controls | None = None,
-    rows: int = 64,
-    horizon: int = DEFAULT_EPISODE_LENGTH,
-    device: torch.device | str = "cpu",
-    config: PopulationConfig | None = None,
     progress: Progress = lambda what, done, total: None,
     stop: Callable[[], bool] = lambda: False,
-    ranks: Ranks = ALONE,
 ) -> list[Result]:
-    """Play `seeds` cases of every context with every controller; `ranks` share the work.
+    """Play `seeds` cases of every context with every controller; the ground's ranks share the work.
 
     With `file` results are kept there and what it already holds is not played again. `stop` is
     asked after every batch; if it says so before all is played, that is an error, and what was
     played is in the file.
     """
+    ground = ground or Playground()
     names = [controller.name for controller in controllers]
     if len(set(names)) != len(names):
         raise DuplicateNameError(
             "Controllers that are compared need different names", given=", ".join(names)
         )
-    if not names or not contexts or seeds < 1 or rows < 1:
+    if not names or not contexts or seeds < 1 or ground.most < 1:
         raise AgreementError(
             "There is nothing to evaluate",
             given=f"{len(names)} controllers, {len(contexts)} contexts, {seeds} seeds of each, "
-            f"{rows} rows",
+            f"{ground.most} rows",
             valid="at least 1 each",
         )
-    _require_possible(controllers, contexts, horizon, config)
-    stored = ResultFile(file, _settings(horizon, config), ranks)
+    _require_possible(controllers, contexts, ground)
+    stored = ResultFile(file, _settings(ground), ground.ranks)
     done = {result.identity: result for result in stored.results}
-    cases = [Case(context, first_seed + number) for number in range(seeds) for context in contexts]
+    cases = [Case(context, EVALUATION_SEED + n) for n in range(seeds) for context in contexts]
     made = {controller.name: fingerprint_of(controller) for controller in controllers}
 
     def sought(name: str, case: Case) -> tuple[str, str, str, int]:
         return name, made[name], case.context.key, case.seed
 
-    if controls is None:
-        controls = Controls(horizon=horizon, device=device, config=config)
+    controls = Controls(horizon=ground.horizon) if controls is None else controls
     unknown = [case for case in cases if any(sought(name, case) not in done for name in names)]
     # A control that a stored result was paired with stays the control of its case.
     for result in done.values():
@@ -247,7 +240,6 @@ def evaluate(
         for case in cases
         if sought(controller.name, case) not in done
     ]
-    ground = Playground(rows, horizon=horizon, device=device, config=config, ranks=ranks)
     tell = partial(progress, "episodes")
     with stored.watched(names, len(jobs) - len(missing)):
         for places, played in ground.play(jobs, progress=tell, stop=stop):
@@ -270,26 +262,23 @@ def fingerprint_of(controller: Controller) -> str:
     return str(getattr(controller, "fingerprint", controller.name))
 
 
-def _settings(horizon: int, config: PopulationConfig | None) -> dict[str, Any]:
+def _settings(ground: Playground) -> dict[str, Any]:
     """What results depend on beside controller, context and seed: the rules of the world."""
-    rules = repr((config or PopulationConfig(), EPOCHS_ALONE, GARDEN_BATCH, GARDEN_BATCHES))
+    rules = repr((ground.config or PopulationConfig(), EPOCHS_ALONE, GARDEN_BATCH, GARDEN_BATCHES))
     digest = hashlib.blake2b(rules.encode(), digest_size=6).hexdigest()
-    return {"horizon": horizon, "rules": digest}
+    return {"horizon": ground.horizon, "rules": digest}
 
 
 def _require_possible(
-    controllers: Sequence[Controller],
-    contexts: Sequence[Context],
-    horizon: int,
-    config: PopulationConfig | None,
+    controllers: Sequence[Controller], contexts: Sequence[Context], ground: Playground
 ) -> None:
     """Refuse what a host or an episode contradicts before hours have been spent on the others."""
-    blueprints = None if config is None else config.blueprints
+    blueprints = None if ground.config is None else ground.config.blueprints
     for alike in by_shape(contexts):
         catalogue = alike[0].catalogue(blueprints)
         for controller in controllers:
             if isinstance(controller, Checkable):
-                controller.require_possible(catalogue, horizon)
+                controller.require_possible(catalogue, ground.horizon)
 
 
 def _results(

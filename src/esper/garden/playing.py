@@ -119,7 +119,7 @@ class Playground:
     ) -> None:
         """`test`, `attribute`: as for episodes. Of `ranks` that play the same jobs, each plays a
         part of the batches, which are the same for any number of them, and all hear of all."""
-        self.most, self.horizon, self.ranks = rows, horizon, ranks
+        self.most, self.horizon, self.config, self.ranks = rows, horizon, config, ranks
         self._make = partial(
             Episodes, horizon=horizon, device=device, config=config, test=test, attribute=attribute
         )

@@ -143,12 +143,10 @@ def run_evaluation(options: commands.Evaluate) -> None:
         results = garden.evaluate(
             controllers,
             groups[options.group],
+            garden.Playground(options.rows, device=options.device, ranks=processes),
             seeds=options.seeds,
             file=options.out,
-            rows=options.rows,
-            device=options.device,
             progress=report,
-            ranks=processes,
         )
     if processes.rank > 0:
         return
