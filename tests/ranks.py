@@ -18,11 +18,12 @@ ESPER = "esper.karn.cli:main"
 
 
 def torchrun(
-    size: int, program: str, *words: object, cwd: Path | None = None
+    size: int, program: str, *words: object, cwd: Path | None = None, restarts: int = 0
 ) -> subprocess.CompletedProcess[str]:
     """A function, as MODULE:NAME, with these words as arguments in so many processes, as torchrun
     would start them; epochs are short. One process is not launched."""
-    return programs.run(CODE, size, program, json.dumps([str(word) for word in words]), cwd=cwd)
+    given = json.dumps([str(word) for word in words])
+    return programs.run(CODE, size, program, given, restarts, cwd=cwd)
 
 
 def start() -> None:
@@ -30,7 +31,7 @@ def start() -> None:
     shorten_epochs()
     if size == 1:
         raise SystemExit(run(program, words))
-    fork_processes(restarts=0)
+    fork_processes(restarts=int(sys.argv[4]))
     raise SystemExit(launch(run, program, words, sizes=(size,)))
 
 

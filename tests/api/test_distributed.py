@@ -1,93 +1,231 @@
-"""Two processes that train copies of one model decide alike; what would part them is refused."""
+"""Two processes that train copies of one model see, learn and decide as one would with all data."""
 
+import json
+import os
+import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import distributed
-
-from esper.api.ticking import shared
-from esper.leyline.errors import EsperError
-from esper.simic.agent.ppo import PPOAgent
-from esper.tamiyo.features import FeatureTable
-from tests import programs
-from tests.api.tables import INPUTS, wrapped
-
-# A controller that looks at the flow; every process has a sample of its own.
-WORKER = """
-import sys
-import torch
-from torch import distributed
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+
+from esper.api import Budget, grow, ranks, wrap
 from esper.api.fitting_controllers import resolve
 from esper.api.ticking import slot_flow
-from tests.api.tables import INPUTS, LABELS, mlp, accuracy
-from esper.api import Budget, wrap
 from esper.kasmina.gates import GateRules
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.training.run_processes import joined
+from esper.tamiyo.features import FeatureTable
+from tests.api.tables import INPUTS, LABELS, TRAIN, VAL, Script, mlp, wrapped
+from tests.ranks import torchrun
 
-rank, store, agent = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-torch.manual_seed(0)
-rows = slice(48 * rank, 48 * rank + 48)
-sample, rules = INPUTS[rows][:5] * (1 + rank), GateRules.unmeasured()
-host = wrap(mlp(), sample, slots=["2", "5"], rules=rules, budget=Budget(epochs=9))
-controller = resolve(agent, host.catalogue, 9)
-own = slot_flow(host.eval())
-alike = host.flow()
-print("flow", torch.equal(own.nan_to_num(), alike.nan_to_num()), float(alike.nansum()))
-optimizer = host.train().optimizer(torch.optim.SGD, lr=0.05)
-parallel = DistributedDataParallel(host)
-for epoch in range(6):
-    optimizer.zero_grad()
-    cross_entropy(parallel(INPUTS[rows]), LABELS[rows]).backward()
-    optimizer.step()
-    tick = host.tick(controller, train_loss=1.0 + rank, evaluate=lambda m: accuracy(m) / (1 + rank))
-    print(tick.decision)
-    if epoch == 3:  # it need not be made anew, and may
-        parallel = DistributedDataParallel(host)
-print("weights", *(float(p.double().sum()) for p in host.parameters()))
-try:
-    wrap(mlp(), INPUTS[:5], slots=["2"], isolation="dual_pass")
-except Exception as refusal:
-    print("refused", refusal)
-distributed.destroy_process_group()
-"""
+LIFE = {1: ("plant", "2", "mlp", "ramp"), 3: ("blend in", "2")}
 
 
-def test_processes_with_other_samples_decide_alike(tmp_path: Path) -> None:
+def plain() -> nn.Sequential:
+    """Nothing in it depends on who else is in a batch, and nothing on chance."""
+    model = mlp()
+    model[1], model[3] = nn.Identity(), nn.Identity()
+    return model
+
+
+def run_two(name: str, folder: Path, *words: object, restarts: int = 0) -> list[dict[str, Any]]:
+    done = torchrun(2, f"{__name__}:{name}", *words, cwd=folder, restarts=restarts)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def tell(found: dict[str, Any]) -> None:
+    Path(f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+# --- loops of one's own --------------------------------------------------------------------------
+
+
+def other_samples() -> None:
+    """A controller that looks at the flow; every process has a sample of its own."""
+    with joined("cpu"):
+        rank, agent = ranks.rank(), sys.argv[1]
+        torch.manual_seed(0)
+        rows = slice(48 * rank, 48 * rank + 48)
+        sample, rules = INPUTS[rows][:5] * (1 + rank), GateRules.unmeasured()
+        host = wrap(mlp(), sample, slots=["2", "5"], rules=rules, budget=Budget(epochs=9))
+        controller = resolve(agent, host.catalogue, 9)
+        own, alike = slot_flow(host.eval()).nan_to_num(), host.flow().nan_to_num()
+        optimizer = host.train().optimizer(torch.optim.SGD, lr=0.05)
+        parallel, decisions = DistributedDataParallel(host), []
+        for epoch in range(6):
+            optimizer.zero_grad()
+            cross_entropy(parallel(INPUTS[rows]), LABELS[rows]).backward()
+            optimizer.step()
+            seen = {"train_loss": 1.0 + rank, "evaluate": lambda m: 10.0 + 20.0 * rank}
+            tick = host.tick(controller, **seen)
+            decisions.append((str(tick.decision), tick.score))
+            if epoch == 3:  # it need not be made anew, and may
+                parallel = DistributedDataParallel(host)
+        weights = [float(p.double().sum()) for p in host.parameters()]
+        tell({"own": torch.equal(own, alike), "decisions": decisions, "weights": weights})
+
+
+def test_processes_with_other_samples_decide_alike_by_what_both_measured(tmp_path: Path) -> None:
     host = wrapped()
     trained = PPOAgent.build(host.space, FeatureTable.of(host.catalogue).size, 1, seed=3)
     for op in (1, 2, 3):
         trained.network.prefer("op", op, 1.0)
-    agent = trained.save(tmp_path / "agent")
-    workers = [programs.start(WORKER, rank, tmp_path / "store", agent) for rank in range(2)]
-    told = [worker.communicate(timeout=120) for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], told
-    # Some versions of torch let gloo talk on the same line of output.
-    first, second = ([s for s in out.splitlines() if "[Gloo]" not in s] for out, _ in told)
-    assert first[0].startswith("flow True")
-    assert second[0].startswith("flow False"), "its own sample says otherwise"
-    assert first[0].split()[2] == second[0].split()[2]
-    assert first[1:] == second[1:]
-    assert any(line.startswith("plant") for line in first)
-    assert "isolation 'dual_pass' in 2 processes; wrap with isolation" in first[-1]
+    first, second = run_two("other_samples", tmp_path, trained.save(tmp_path / "agent"))
+    assert first.pop("own"), "the flow is that of the first one's sample"
+    assert not second.pop("own")
+    assert first == second
+    assert any(decision.startswith("plant") for decision, _ in first["decisions"])
+    assert {score for _, score in first["decisions"]} == {20.0}
 
 
-def test_a_pass_for_seeds_alone_is_refused_where_gradients_are_averaged(
-    monkeypatch: pytest.MonkeyPatch,
+def trained_with_dual_pass(size: int) -> dict[str, Any]:
+    """A seed that learns in passes of its own, on this process's half of every batch."""
+    host = wrap(
+        plain(), INPUTS[:5], slots=["2", "5"], isolation="dual_pass", budget=Budget(epochs=9)
+    )
+    optimizer = host.optimizer(torch.optim.SGD, lr=0.05)
+    parallel = DistributedDataParallel(host) if size > 1 else host
+    ticks = []
+    rows = slice(ranks.rank(), None, size)
+    inputs, labels = VAL[0][rows], VAL[1][rows]
+    for _ in range(6):
+        for start in range(0, 64, 16):
+            x, y = (part[start : start + 16][rows] for part in TRAIN)
+            optimizer.zero_grad()
+            cross_entropy(parallel(x), y).backward()
+            host.seed_step(lambda x=x, y=y: cross_entropy(host(x), y))  # type: ignore[misc]
+            optimizer.step()
+
+        def right(model: nn.Module) -> float:
+            return 100.0 * float((model(inputs).argmax(1) == labels).double().mean())
+
+        tick = host.tick(Script(LIFE), train_loss=1.0, evaluate=right)
+        ticks.append([str(tick.decision), tick.score, dict(tick.contributions)])
+    return {"ticks": ticks, "weights": [p.flatten().tolist() for p in host.parameters()]}
+
+
+def dual_pass() -> None:
+    with joined("cpu"):
+        tell(trained_with_dual_pass(2))
+
+
+def test_a_pass_of_its_own_teaches_a_seed_in_two_processes_what_it_does_in_one(
+    tmp_path: Path,
 ) -> None:
-    """Also where the processes found each other after the model was wrapped."""
-    host = wrapped(isolation="dual_pass")
-    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
-    with pytest.raises(EsperError, match=r"not averaged.*'straight_through'"):
-        host.seed_step(lambda: host(INPUTS).sum())
-    with pytest.raises(EsperError, match="not averaged"):
-        wrapped(isolation="dual_pass")
-    wrapped(isolation="straight_through")
+    first, second = run_two("dual_pass", tmp_path)
+    alone = trained_with_dual_pass(1)
+    assert first == second
+    for (decision, score, worth), (same, whole, all_of_it) in zip(
+        first["ticks"], alone["ticks"], strict=True
+    ):
+        assert decision == same
+        assert score == pytest.approx(whole)
+        assert worth == pytest.approx(all_of_it)
+    assert any(worth for _, _, worth in first["ticks"]), "contributions were measured"
+    for ours, theirs in zip(first["weights"], alone["weights"], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+# --- esper.grow ----------------------------------------------------------------------------------
+
+
+def grown(folder: Path | None) -> dict[str, Any]:
+    run = grow(
+        plain(),
+        TRAIN,
+        VAL,
+        loss="cross_entropy",
+        budget="+200%",
+        slots=["2", "5"],
+        epochs=8,
+        batch_size=15,  # of which a process has 7 or 8 samples, and of the last batch 2
+        optimizer="SGD",
+        lr=0.1,
+        controller="audition",
+        out=folder,
+        quiet=True,
+    )
+    weights = [p.flatten().tolist() for p in run.host.parameters()]
+    kept = ("decision", "train_loss", "val_loss", "score", "contributions", "shadows")
+    history = [{name: each.get(name) for name in kept} for each in run.history]
+    return {"history": history, "weights": weights}
+
+
+def growing() -> None:
+    tell(grown(Path("run")))
+
+
+@pytest.mark.slow
+def test_two_processes_grow_what_one_does(tmp_path: Path) -> None:
+    first, second = run_two("growing", tmp_path)
+    alone = grown(None)
+    assert repr(first) == repr(second)
+    assert any(each["shadows"] for each in alone["history"]), "shadows were heard"
+    for ours, theirs in zip(first["history"], alone["history"], strict=True):
+        assert ours["decision"] == {**theirs["decision"]}
+        for name in ("train_loss", "val_loss", "score", "contributions"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-4), name
+    assert (tmp_path / "run" / "checkpoint").is_dir()
+
+
+def killed() -> None:
+    """The second process dies in the third epoch, once."""
+
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+        step, steps = torch.optim.SGD.step, iter(range(12))
+
+        def dying(*given: Any, **named: Any) -> Any:
+            if next(steps, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(*given, **named)
+
+        torch.optim.SGD.step = dying  # type: ignore[method-assign]
+    tell(grown(Path("run")) | {"again": os.environ["TORCHELASTIC_RESTART_COUNT"]})
+
+
+@pytest.mark.slow
+def test_growing_goes_on_to_the_bit_after_a_process_was_lost(tmp_path: Path) -> None:
+    (whole := tmp_path / "whole").mkdir()
+    (other := tmp_path / "other").mkdir()
+    undisturbed = run_two("growing", whole)
+    found = run_two("killed", other, restarts=1)
+    assert [each.pop("again") for each in found] == ["1", "1"]
+    assert repr(found) == repr(undisturbed)
+
+
+# --- who has which samples -----------------------------------------------------------------------
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.booleans())
+def test_every_sample_belongs_to_one_process_and_weights_make_the_mean_of_all(
+    samples: int, size: int, nested: bool
+) -> None:
+    x = torch.arange(samples)
+    batch: Any = ({"a": x, "b": (x, "word")} if nested else x, x)
+    found: list[tuple[Tensor, float]] = []
+    counted: list[Tensor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "count", lambda: size)
+        for rank in range(size):
+            patch.setattr(ranks, "rank", lambda rank=rank: rank)
+            part, weight = ranks.own_part(batch)
+            found.append((part[1], weight))
+            counted += [each[1] for each in ranks.own_parts([batch])]
+    mean = sum(float(rows.double().mean()) * weight for rows, weight in found) / size
+    assert mean == pytest.approx(float(x.double().mean()))
+    assert torch.cat(counted).sort().values.tolist() == x.tolist()
 
 
 def test_a_process_on_its_own_keeps_what_it_has() -> None:
     values = torch.tensor([1.0, torch.nan])
-    assert shared(wrapped(), values) is values
+    for agreed in (ranks.shared, ranks.averaged, ranks.summed, ranks.gathered):
+        assert agreed(wrapped(), values) is values
+    assert not distributed.is_initialized()

@@ -180,9 +180,17 @@ def divisible(pair: Pair) -> bool:
 
 def first_of(pair: Pair, share: float) -> Pair:
     """A share of a batch's samples, one at least."""
-    count = max(round(share * len(_batched(pair)[0])), 1)
-    part: Pair = tree_map_only(Tensor, lambda each: each[:count], pair)
+    return part_of(pair, slice(max(round(share * samples_of(pair)), 1)))
+
+
+def part_of(pair: Pair, rows: slice) -> Pair:
+    """Some of a batch's samples."""
+    part: Pair = tree_map_only(Tensor, lambda each: each[rows], pair)
     return part
+
+
+def samples_of(pair: Pair) -> int:
+    return len(_batched(pair)[0])
 
 
 def _batched(pair: Pair) -> list[Tensor]:

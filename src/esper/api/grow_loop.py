@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.api import ranks
 from esper.api.batches import Batches, Data, Pair, Source, divisible, first_of
 from esper.api.devices import device_name, placed, require_ordinary
 from esper.api.fitting_controllers import made
@@ -66,6 +67,7 @@ _OPTIMIZERS = {  # by name
 }
 
 
+@ranks.together
 def grow(
     model: nn.Module,
     train: Source,
@@ -115,6 +117,13 @@ def grow(
     require_ordinary()
     observers = _observers(on_epoch, sinks, kept=out is not None, quiet=quiet)
     where = placed(model, device)
+    folder = None if out is None else GrowthFolder(out)
+    if folder is not None and ranks.started_again(model, folder.holds_run):
+        return resume(
+            folder.path, model, train, val, loss=loss, metric=metric, optimizer=optimizer,
+            scheduler=scheduler, controller=controller, test=test, sample=sample,
+            on_epoch=on_epoch, sinks=sinks, quiet=quiet,
+        )  # fmt: skip
     if audit is not None:
         controller, slots = audited(audit, model, controller, slots)
     limits = Budget.of(budget, epochs)
@@ -137,7 +146,6 @@ def grow(
     scoring = Scoring.of(loss, metric, where, settings.autocast(where.type))
     data = Data(train, val, test, batch_size)
     first = data["train"].first(seed, where)
-    folder = None if out is None else GrowthFolder(out)
     if isinstance(slots, str) and slots == AUTO and listens(controller):
         slots = EVERY
     host = _host(model, first[0] if sample is None else sample, slots, settings)
@@ -150,12 +158,13 @@ def grow(
     if folder is not None:
         folder.require_new()
     growth = Growth(run, data, scoring, controller, optimizer, scheduler, observers)
-    with nullcontext() if folder is None else folder.locked():
+    with nullcontext() if folder is None or ranks.rank() else folder.locked():
         growth.begin(first)
         growth.go()
     return run
 
 
+@ranks.together
 def resume(
     path: str | Path,
     model: nn.Module | None = None,
@@ -185,7 +194,7 @@ def resume(
     observers = _observers(on_epoch, sinks, kept=True, quiet=quiet)
     folder = GrowthFolder(path)
     folder.require_old()
-    with folder.locked():
+    with nullcontext() if ranks.rank() else folder.locked():
         run = load_run(path, model, device=device, sample=sample)
         if run.finished:
             return run
@@ -467,7 +476,8 @@ class Growth:
         host, scoring = self.host, self.scoring
         host.train()
         losses, size = [], 0
-        for batch in self.data["train"](stream, self.device):
+        for whole in self.data["train"](stream, self.device):
+            batch, weight = ranks.own_part(whole)
             self.optimizer.zero_grad()
             try:
                 _, value = scoring.run(host, batch)
@@ -476,6 +486,7 @@ class Growth:
                     raise
                 fix = "make batch_size larger, or the loader with drop_last=True"
                 raise GrowError("Batches of one cannot be normalised", fix=fix) from error
+            value = value if weight == 1.0 else value * weight
             if value.requires_grad:
                 value.backward()
             elif any(p.requires_grad for p in host.model.parameters()):
@@ -485,11 +496,13 @@ class Growth:
                     fix="make the loss of what the model returns, without argmax, detach() or "
                     "item()",
                 )
-            host.seed_step(partial(self._loss, batch), self._part_loss(batch))
+            host.seed_step(partial(self._loss, batch, weight), self._part_loss(batch, weight))
+            ranks.average_step(host.model)
             self.optimizer.step()
             losses.append(value.detach())
-            size += size_of(batch[0])
-        self.steps, found = len(losses), torch.stack(losses).cpu().double()
+            size += size_of(whole[0])
+        ranks.average_tensors(each for each in host.buffers() if each.is_floating_point())
+        self.steps, found = len(losses), ranks.averaged(host, torch.stack(losses)).cpu().double()
         if broken := (~found.isfinite()).nonzero().flatten().tolist():
             last = [each["decision"] for each in self.run.history if each["events"]][-1:]
             grown = f"last: {GrowthDecision(**last[0])}" if last else "nothing has grown"
@@ -498,20 +511,25 @@ class Growth:
             raise NotFiniteError(what, given=grown, fix=fix)
         return float(found.mean()), size
 
-    def _loss(self, batch: Pair) -> Tensor:
-        return self.scoring.run(self.host, batch)[1]
+    def _loss(self, batch: Pair, weight: float) -> Tensor:
+        loss = self.scoring.run(self.host, batch)[1]
+        return loss if weight == 1.0 else loss * weight
 
-    def _part_loss(self, batch: Pair) -> PartLoss | None:
+    def _part_loss(self, batch: Pair, weight: float) -> PartLoss | None:
         """Few samples cost as much time as many in a small model: not where time counts."""
         if self.tryouts is None or not divisible(batch):
             return None
-        return lambda share: self._loss(first_of(batch, share))
+        return lambda share: self._loss(first_of(batch, share), weight)
 
     def _scores(self, batches: Batches) -> Scores:
         """Of the host as it is now, always on the same draws where the data draw at random."""
         stream = derive_seed(self.seed, "scores", batches.name)
         with measuring(self.host), randomness_kept(self.host, stream=stream):
-            return self.scoring.scores(self.host, batches(stream, self.device))
+            found, scoring = batches(stream, self.device), self.scoring
+            if scoring.collects:  # what it makes of all is no sum of what it makes of parts
+                return scoring.scores(self.host, found)
+            total = partial(ranks.summed, self.host)
+            return scoring.scores(self.host, ranks.own_parts(found), total)
 
     def _losses(self, model: nn.Module) -> Tensor:
         """Of validation samples, for shadows; the same ones for all of them."""
@@ -519,10 +537,10 @@ class Growth:
         with randomness_kept(self.host, stream=stream):
             most = max(math.ceil(CHECKED * self.host.shadows.share * self.steps), LEAST_BATCHES)
             batches = self.data["val"].spread(stream, self.device, most)
-            return self.scoring.losses(model, batches)
+            return self.scoring.losses(model, ranks.own_parts(batches))
 
     def _keep(self, ready: Callable[[], object] = lambda: None) -> None:
-        if self.run.folder is not None:
+        if self.run.folder is not None and ranks.rank() == 0:
             self.run.keep(None if self.schedule is None else self.schedule.note(), ready)
             if self.tryouts is not None:
                 self.tryouts.kept()
@@ -535,7 +553,11 @@ class Growth:
 def _observers(
     on_epoch: OnEpoch | None, sinks: Sequence[Sink | str], *, kept: bool, quiet: bool
 ) -> list[Observer]:
-    """Who goes along: telemetry first, since it must not be behind what is kept."""
+    """Who goes along: telemetry first, since it must not be behind what is kept; with the first of
+    several processes only.
+    """
+    if ranks.rank():
+        return []
     found: list[Observer] = [GrowthTelemetry(sinks)] if kept or sinks else []
     found += [] if on_epoch is None else [Told(on_epoch)]
     return found if quiet else [*found, Shown()]

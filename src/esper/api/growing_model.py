@@ -26,6 +26,7 @@ from esper.api.host_state import (
     unpack,
 )
 from esper.api.inspection import Slots, chosen_places, require_module
+from esper.api.ranks import average_gradients, average_tensors, shared
 from esper.api.ticking import (
     END,
     FEWEST_CLASSES,
@@ -35,11 +36,9 @@ from esper.api.ticking import (
     StageChange,
     Tick,
     TickError,
-    average_gradients,
+    hear,
     measuring,
     number,
-    require_averaged,
-    shared,
     slot_flow,
 )
 from esper.archive import read_archive, write_archive
@@ -93,8 +92,8 @@ class GrowingModel(SlottedModel):
     `classes`: of a classifier, so that controllers know what guessing is worth.
 
     Wrap before torch.compile. DistributedDataParallel is made from the host, once: gradients of
-    seeds are averaged here. Every process ticks, and all decide by what the first one measured.
-    Isolated seeds learn straight-through there.
+    seeds and shadows are averaged here. Every process ticks, perhaps with validation data of its
+    own: scores and losses are averaged, and the first one decides for all.
     """
 
     def __init__(
@@ -124,13 +123,12 @@ class GrowingModel(SlottedModel):
             blueprints=blueprints,
             seed=seed,
         )
-        require_averaged(self.isolation)
         self.sample = sample
         self.targets = targets  # how the places were named
         self.room = room  # parameters that seeds may have in all; None: no limit
         self.horizon = limits.epochs  # in all, if the budget says so
         self.memory = GrowthMemory(len(self.specs), classes)
-        self.shadows = Shadows()
+        self.shadows = Shadows(average_tensors)
         self.watch = StepWatch(model, dict(zip(self.seed_slots, self._slots, strict=True)))
         self._given_rules = self.rules
         self._made: dict[str, Controller] = {}  # by the word that asked for it
@@ -204,7 +202,6 @@ class GrowingModel(SlottedModel):
         `host.seed_step(lambda: loss_fn(host(x), y))`. Shadows learn from it too, or from `part`,
         which gives the loss of a share of the batch. Does nothing while there is neither.
         """
-        require_averaged(self.isolation)
         if self.isolation is not Isolation.DUAL_PASS:
             raise EsperError(
                 "Seeds of this host learn in its own pass",
@@ -267,7 +264,7 @@ class GrowingModel(SlottedModel):
         self.memory.report(self, loss, held_out, found)
         if losses is not None and self.shadows:
             with measuring(self):
-                self.shadows.measure(self, losses, self.memory.relative, self.watch.gradients()[1])
+                hear(self, losses)
         least = self._given_rules.min_contribution if measured else None
         self.rules = replace(self._given_rules, min_contribution=least)  # that gate is on or off
         transitions = self.pass_time()
@@ -408,9 +405,11 @@ class GrowingModel(SlottedModel):
             what, given = f"Controller {controller.name!r} must return actions", repr(chosen)
             fix = "return Actions.of(legality.space, op=LifecycleOp.WAIT) to do nothing"
             raise TickError(what, given=given, fix=fix)
+        chosen = Actions(chosen.space, shared(self, chosen.values))
         self.memory.actions = chosen
         if isinstance(controller, Auditioning):
-            return chosen, controller.audition(signals, legality)
+            wanted = controller.audition(signals, legality)
+            return chosen, AuditionPlan(*(shared(self, each) for each in wanted))
         return chosen, None
 
     def _become(self, life: Lifecycle, record: Transitions) -> Transitions:

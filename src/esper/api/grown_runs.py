@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
+from esper.api import ranks
 from esper.api.grow_settings import GrowError, GrowSettings
 from esper.api.growing_model import GrowingModel
 from esper.api.host_state import pack, unpack
@@ -239,7 +240,7 @@ class GrownRun:
     def begin(self, scores: Mapping[str, float]) -> None:
         """Before the first epoch."""
         self.before = dict(scores)
-        if self.folder is not None:
+        if self.folder is not None and ranks.rank() == 0:
             self.folder.keep_sample(self.sample)
 
     def finish(self, scores: Mapping[str, float]) -> None:

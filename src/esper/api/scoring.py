@@ -34,6 +34,7 @@ from esper.tolaria.tasks import mean_loss
 
 Loss = Callable[[Any, Any], Tensor]
 Metric = Callable[[Any, Any], "float | Tensor"]
+Total = Callable[[Tensor], Tensor]
 
 METRICS = ("auto", "accuracy", "loss")
 # Losses of torch's own that say more of outputs and targets: classes lie along the second axis, or
@@ -340,8 +341,12 @@ class Scoring:
         return replace(found, threshold=threshold, ignored=counted)
 
     @torch.no_grad()
-    def scores(self, model: nn.Module, batches: Iterable[Pair]) -> Scores:
-        """Over all batches; the model's mode is the caller's business."""
+    def scores(
+        self, model: nn.Module, batches: Iterable[Pair], total: Total = lambda n: n
+    ) -> Scores:
+        """Over all batches; the model's mode is the caller's business. Of several processes with
+        batches of their own, `total` sums numbers over all; a metric that collects needs all.
+        """
         judge: Any = self.metric
         fix = "pass a function of outputs and targets that returns one number in percent"
         losses, points, weights, counts = [], [], [], []
@@ -366,21 +371,23 @@ class Scoring:
                     judge.update(outputs, targets)
                 elif self.named is None:
                     points.append(_one_number(judge(outputs, targets)))
-        sizes = torch.stack(weights).cpu().double()
-        if not bool(sizes.any()):
-            raise DataError("No label counts", given=f"{self.ignored} alone", fix="label the data")
+        sizes, each, found = map(_column, (weights, losses, points))
         # A batch without any label that counts has no loss.
-        known = torch.where(sizes > 0, torch.stack(losses).cpu().double(), 0.0)
-        mean = float((known * sizes).sum() / sizes.sum())
-        if counts:
-            hits, of = (int(torch.stack(numbers).sum()) for numbers in (points, counts))
-            return Scores(mean, 100.0 * hits / max(of, 1))
+        known = torch.where(sizes > 0, each, 0.0)
+        found = found if self.classes is not None else found * sizes[: len(found)]
+        sums = [(known * sizes).sum(), sizes.sum(), found.sum(), _column(counts).sum()]
+        lost, size, gained, of = total(torch.stack(sums)).tolist()
+        if not size:
+            raise DataError("No label counts", given=f"{self.ignored} alone", fix="label the data")
+        mean = lost / size
+        if self.classes is not None:
+            return Scores(mean, 100.0 * gained / max(of, 1.0))
         if self.collects:
             with _failing("The metric cannot be computed", fix, judge):
                 value = self.unit * float(_one_number(judge.compute()))
             judge.reset()
-        elif points:
-            value = float((torch.stack(points).cpu().double() * sizes).sum() / sizes.sum())
+        elif self.named is None:
+            value = gained / size
         else:
             return Scores(mean, score_of_loss(mean, self.first_loss or mean))
         return Scores(mean, percent("The metric", value))
@@ -398,7 +405,7 @@ class Scoring:
                 found.append(each.flatten(1).mean(1) if each.dim() > 1 else each)
             else:
                 found.append(mean.reshape(1))
-        return torch.cat(found).float()
+        return torch.cat(found).float() if found else torch.zeros(0)
 
     def _right(self, outputs: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
         """Which labels are right, and which count."""
@@ -417,6 +424,11 @@ def _require_loss(value: object, part: str) -> None:
         given = f"{float(value)} on the {part} data"
         fix = "look for NaN in inputs and targets, then for a division by zero in model and loss"
         raise DataError("The loss before training is not finite", given=given, fix=fix)
+
+
+def _column(numbers: list[Tensor]) -> Tensor:
+    """[numbers], also where there are none."""
+    return torch.stack(numbers).cpu().double() if numbers else torch.zeros(0).double()
 
 
 def _without_bf16(tensor: Tensor) -> Tensor:

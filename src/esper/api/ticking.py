@@ -1,7 +1,7 @@
 """What a tick measures, remembers and says: the epoch's end in a training loop of your own.
 
-`GrowingModel.tick` goes through it. Of several processes that train copies of one model, all
-decide what the first one measured.
+`GrowingModel.tick` goes through it. Of several processes that train copies of one model, all know
+the means of what they measured, and decide what the first one does.
 """
 
 import math
@@ -13,11 +13,13 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
+from esper.api.ranks import averaged, gathered
 from esper.kasmina.flow_statistics import flow_statistics
-from esper.kasmina.isolation import Isolation, randomness_kept, state_kept
+from esper.kasmina.isolation import randomness_kept, state_kept
 from esper.kasmina.probe import Place
+from esper.kasmina.shadow_seeds import Losses
 from esper.kasmina.slot import part_of
 from esper.kasmina.watching import call
 from esper.leyline import (
@@ -210,6 +212,16 @@ def slot_flow(host: "GrowingModel") -> Tensor:
     return found[None]
 
 
+def hear(host: "GrowingModel", losses: Losses) -> None:
+    """Measure shadows on the samples of all processes. Ask it inside of `measuring`."""
+
+    def everyones(model: nn.Module) -> Tensor:
+        return gathered(host, losses(model))
+
+    gradient, mean = host.watch.gradients()[1], partial(averaged, host)
+    host.shadows.measure(host, everyones, host.memory.relative, gradient, mean)
+
+
 # --- remembering -----------------------------------------------------------------------------
 
 
@@ -248,7 +260,9 @@ class GrowthMemory:
         self, host: "GrowingModel", score: float | None, evaluate: Evaluate | None
     ) -> TickScores:
         """Score the host as it is, as committed and without each of its seeds."""
-        told = None if score is None else percent("val_score", score)
+        told = score
+        if score is not None:
+            told = float(averaged(host, row(percent("val_score", score))))
         if evaluate is None:
             if told is None:
                 raise TickError(
@@ -262,7 +276,8 @@ class GrowthMemory:
         @cache
         def without(*off: str) -> float:
             with measuring(host), host.without(*off):
-                return percent("evaluate(model)", evaluate(host))
+                found = percent("evaluate(model)", evaluate(host))
+                return float(averaged(host, row(found)))
 
         if told is not None and shown and not self.compared:
             # Once: contributions are differences between the two, so they must be the same score.
@@ -285,7 +300,7 @@ class GrowthMemory:
         own["committed"] = math.nan if found.committed is None else found.committed
         own |= {f"contribution {name}": value for name, value in found.contributions.items()}
         own |= {f"gradient {name}": gradients.get(name, math.nan) for name in present}
-        values = shared(host, torch.tensor(list(own.values()), dtype=torch.float64))
+        values = averaged(host, torch.tensor(list(own.values()), dtype=torch.float64))
         numbers = dict(zip(own, values.tolist(), strict=True))
         if not math.isnan(held_out):
             held_out = self.relative(numbers["val_loss"])
@@ -358,48 +373,3 @@ class GrowthMemory:
 def row(value: float) -> Tensor:
     """[1]"""
     return torch.tensor([value], dtype=torch.float64)
-
-
-# --- several processes -------------------------------------------------------------------------
-
-
-def shared(model: nn.Module, values: Tensor) -> Tensor:
-    """This tensor as rank 0 has it, on the CPU; on its own, a process keeps its own."""
-    if not _are_several():
-        return values
-    device = next(model.parameters()).device  # NCCL wants it where the model is
-    sent = values.to(device, copy=True)
-    distributed.broadcast(sent, src=0)
-    return sent.cpu()
-
-
-def average_gradients(module: nn.Module) -> None:
-    """Of its parameters, over all processes, whenever a backward pass has added to them.
-
-    A parallel wrapper lists parameters when it is made, and seeds come later. What was averaged
-    already, and is only accumulated to, stays the same by being averaged again.
-    """
-    if _are_several():
-        for parameter in module.parameters():
-            parameter.register_post_accumulate_grad_hook(_average)
-
-
-def _average(parameter: Tensor) -> None:
-    if parameter.grad is not None:
-        distributed.all_reduce(parameter.grad)
-        parameter.grad /= distributed.get_world_size()
-
-
-def require_averaged(isolation: Isolation) -> None:
-    """Refuse seeds that learn in a pass of their own where several processes average gradients."""
-    if isolation is Isolation.DUAL_PASS and _are_several():
-        raise EsperError(
-            "Gradients of a pass for seeds alone are not averaged over processes",
-            given=f"isolation 'dual_pass' in {distributed.get_world_size()} processes",
-            fix="wrap with isolation='straight_through' (esper.grow trains in one process)",
-        )
-
-
-def _are_several() -> bool:
-    here = distributed.is_available() and distributed.is_initialized()
-    return here and distributed.get_world_size() > 1

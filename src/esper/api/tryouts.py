@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from esper.api import ranks
 from esper.api.growing_model import GrowingModel
 from esper.api.observers import EpochNews
 from esper.api.scoring import Scores
@@ -67,7 +68,7 @@ class Tryouts:
         """The decision after which shadows are heard comes next."""
         state = self.growth.state()
         self.start = state, trained
-        if self._place is not None:
+        if self._place is not None and ranks.rank() == 0:
             figures = {"loss": trained.loss, "scores": asdict(trained.scores)}
             notes = {"state": state.notes, **figures, "flops": trained.flops}
             write_archive(

@@ -266,26 +266,24 @@ class Controls:
         """The test score of a control as it was measured before, unless it is known here."""
         self._test.setdefault((key, seed), test)
 
-    def require(self, cases: Sequence[Case], ranks: Ranks = ALONE) -> None:
-        """Measure what is missing; `ranks` that all call it share that."""
+    def require(
+        self, cases: Sequence[Case], ranks: Ranks = ALONE, *, parts: int = 1, **how: Any
+    ) -> None:
+        """Measure what is missing, in so many parts at least, which `ranks` that all call it share.
+
+        `how` is that of `play`.
+        """
         missing = self.missing(cases)
         ground = Playground(
-            ROWS_AT_ONCE[self.device.type],
+            min(ROWS_AT_ONCE[self.device.type], -(-len(missing) // parts)),
             horizon=self.horizon,
             device=self.device,
             config=self.config,
             attribute=False,
             ranks=ranks,
         )
-        for places, played in ground.play([Job((), case) for case in missing]):
+        for places, played in ground.play([Job((), case) for case in missing], **how):
             self.learn([missing[place] for place in places], played)
-
-    def batches(self, cases: Sequence[Case]) -> list[list[Case]]:
-        """The missing cases in groups that train together."""
-        missing = self.missing(cases)
-        jobs = [Job((), case) for case in missing]
-        found = batches(jobs, ROWS_AT_ONCE[self.device.type])
-        return [[missing[place] for place in places] for places in found]
 
     def learn(self, cases: Sequence[Case], played: Played) -> None:
         """Never-grown cases that were played elsewhere."""

@@ -6,8 +6,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
+from esper.api.ranks import summed
 from esper.integrations import attached
 from esper.integrations.attached import GrowingCallback, IntegrationError, attach, first_batch
 from esper.kasmina.watching import call
@@ -151,8 +152,6 @@ def evaluation_loss(model: nn.Module, loader: Any) -> float:
                 fix="pass evaluate=, a function that scores the model in percent",
             )
         total, count = total + float(loss.float().mean()) * size, count + size
-    if distributed.is_available() and distributed.is_initialized():
-        both = torch.tensor([total, float(count)], device=next(model.parameters()).device)
-        distributed.all_reduce(both)
-        total, count = both.tolist()
-    return total / count
+    both = torch.tensor([total, float(count)], dtype=torch.float64)
+    total, samples = summed(model, both).tolist()
+    return float(total / samples)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 Losses = Callable[[nn.Module], Tensor]
 PartLoss = Callable[[float], Tensor]  # of a share of a batch
 Rescale = Callable[[float], float]
+Agree = Callable[[list[Tensor]], None]
 Counts = Mapping[str, Any]
 CHECKED = 1 / 2  # samples that they are measured on, over those that they learn from in an epoch
 PART = 1 / 8  # of a batch: many steps on few samples teach more than few steps on many
@@ -62,10 +63,10 @@ class Shadow:
     squares: list[Tensor] = field(default_factory=list)  # of the gradient's norm
 
     def learn(
-        self, like: Optimizer, rate: float, base: Tensor, value: Tensor, scale: float
+        self, like: Optimizer, rate: float, base: Tensor, value: Tensor, scale: float, agree: Agree
     ) -> None:
         """One step at this share of the rate, from this loss; the model alone had `base`. Gradients
-        go back times `scale`, so that half precision does not lose them.
+        go back times `scale`, so that half precision does not lose them, and all processes `agree`.
         """
         optimizer = self.equip(like)
         for mine, other in zip(optimizer.param_groups, like.param_groups, strict=True):
@@ -74,6 +75,7 @@ class Shadow:
         if value.requires_grad:  # else nothing from its place reaches the loss
             (value if scale == 1.0 else value * scale).backward()
         gradients = [each.grad for each in self.seed.parameters() if each.grad is not None]
+        agree(gradients)
         if scale != 1.0:  # a step whose gradients overflow is left out, as a scaler does it
             finite = all(bool(each.div_(scale).isfinite().all()) for each in gradients)
             gradients = gradients if finite else []
@@ -118,7 +120,8 @@ def _twin(like: Optimizer, seed: Seed) -> Optimizer:
 class Shadows:
     """All shadows of one host, and what they showed."""
 
-    def __init__(self) -> None:
+    def __init__(self, agree: Agree = lambda gradients: None) -> None:
+        self.agree = agree  # of processes that train copies of the host, on one gradient
         self.living: dict[ShadowKey, Shadow] = {}
         self.readings: ShadowReadings | None = None  # None: nothing was ever asked for
         self.share = 0.0  # of the epoch's samples that they learn from
@@ -191,13 +194,18 @@ class Shadows:
                 base = loss().detach()
             for key, shadow in self.living.items():
                 with host.trying(key.slot, shadow.seed, stream):
-                    shadow.learn(host.optimizers[0], rate, base, loss(), scale)
+                    shadow.learn(host.optimizers[0], rate, base, loss(), scale, self.agree)
 
     def measure(
-        self, host: "SlottedModel", losses: Losses, relative: Rescale, host_gradient: float
+        self,
+        host: "SlottedModel",
+        losses: Losses,
+        relative: Rescale,
+        host_gradient: float,
+        mean: Callable[[Tensor], Tensor] = lambda figures: figures,
     ) -> None:
         """After an epoch, where the model is measured: `losses` gives one for each sample, which
-        `relative` turns into the unit of readings.
+        `relative` turns into the unit of readings. `mean` is that over processes.
         """
         readings = self.readings
         if not self.living or not self.learned or readings is None:
@@ -225,7 +233,8 @@ class Shadows:
             norm = float(torch.stack(shadow.squares).mean().sqrt())
             found["gradient"][place] = norm / (host_gradient or math.nan)
             shadow.gains, shadow.squares = [], []
-        self.readings = readings.updated(where, epochs, **found)
+        alike = {name: mean(figures) for name, figures in found.items()}
+        self.readings = readings.updated(where, epochs, **alike)
 
     def take(self, key: ShadowKey) -> Shadow | None:
         """The shadow there, to be planted with what it has learned; the slot's others go."""

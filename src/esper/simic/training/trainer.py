@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from torch.nn.functional import one_hot
 from esper.archive import Archive, ArchiveError
 from esper.garden import LAYOUT, Case, Controls, Draw, Garden, Greenhouse, Plots, Transition
 from esper.garden.controller_choice import controller_of
+from esper.garden.playing import StoppedError
 from esper.garden.suites import GREENHOUSE
 from esper.leyline import AgreementError, LifecycleOp, PPOUpdateMetrics, SeedStage
 from esper.leyline.errors import first_line
@@ -264,26 +266,13 @@ class Trainer:
         return [*self.draw.pool(), *self.judge.cases]
 
     def _measure_controls(self) -> bool:
-        """Every process measures its share of the controls, and gets to know the others'."""
-        missing = self.controls.missing(self._cases())
-        own = missing[self.processes.rank :: self.processes.size]
-        batches = list(self.controls.batches(own))
-        done = 0
-        for place in range(self.processes.largest(len(batches), torch.device("cpu"))):
-            if self._stopping():
-                return False
-            if place < len(batches):
-                self.controls.require(batches[place])
-                done += len(batches[place])
-                self.tell("measuring controls", done, len(own))
-        if self.processes.size > 1 and missing:
-            known = self.controls.state_dict()
-            names = [f"{case.context.key}.{case.seed}" for case in missing]
-            blank = torch.zeros(self.config.horizon + 1, dtype=torch.float64)
-            mine = names[self.processes.rank :: self.processes.size]
-            table = torch.stack([known[name] if name in mine else blank for name in names])
-            self.processes.sum_(table)
-            self.controls.load_state_dict(dict(zip(names, table, strict=True)))
+        """Processes share the controls, and get to know all of them."""
+        ranks, said = self.processes, partial(self.tell, "measuring controls")
+        how: dict[str, Any] = {"parts": ranks.size, "progress": said, "stop": self.stop}
+        try:
+            self.controls.require(self._cases(), ranks, **how)
+        except StoppedError:
+            return False
         return True
 
     def _judge_baselines(self) -> bool:

@@ -1,0 +1,165 @@
+"""Several processes that train copies of one model: what they agree on, and who does which part.
+
+Every process makes the same calls in the same order, so that numbers and decisions made from them
+are the same in all. On its own, a process keeps what it has. Messages go where the model is: that
+is where NCCL wants them.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from esper.api.batches import Pair, divisible, part_of, samples_of
+from esper.simic.training.run_processes import is_launched, joined
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def count() -> int:
+    here = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if here else 1
+
+
+def rank() -> int:
+    return distributed.get_rank() if count() > 1 else 0
+
+
+def started_again(model: nn.Module, kept: bool) -> bool:
+    """Did the launcher lose a process, and start all of them again, after something was `kept`?"""
+    again = is_launched() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return again and bool(shared(model, torch.tensor(kept)))
+
+
+def together(work: Callable[P, T]) -> Callable[P, T]:
+    """Have processes that torchrun started meet for this call, unless they have met already."""
+
+    @wraps(work)
+    def met(*args: P.args, **named: P.kwargs) -> T:
+        if not is_launched() or distributed.is_initialized():
+            return work(*args, **named)
+        asked = named.get("device")
+        where = [
+            p.device for each in args if isinstance(each, nn.Module) for p in each.parameters()
+        ]
+        name = str(asked or next(iter(where), "cpu"))
+        cuda = name.startswith("cuda") or (name == "auto" and torch.cuda.is_available())
+        with joined("cuda" if cuda else "cpu"):
+            return work(*args, **named)
+
+    return met
+
+
+# --- numbers ---------------------------------------------------------------------------------
+
+
+def shared(model: nn.Module, values: Tensor) -> Tensor:
+    """This tensor as rank 0 has it, on the CPU."""
+    if count() == 1:
+        return values
+    sent = values.to(_place(model), copy=True)
+    distributed.broadcast(sent, src=0)
+    return sent.cpu()
+
+
+def averaged(model: nn.Module, values: Tensor) -> Tensor:
+    """The mean over processes, on the CPU."""
+    return values if count() == 1 else summed(model, values) / count()
+
+
+def summed(model: nn.Module, values: Tensor) -> Tensor:
+    """The sum over processes, on the CPU."""
+    if count() == 1:
+        return values
+    sent = values.to(_place(model), copy=True)
+    distributed.all_reduce(sent)
+    return sent.cpu()
+
+
+def gathered(model: nn.Module, values: Tensor) -> Tensor:
+    """[samples of all processes]: their values, in the order of ranks."""
+    if count() == 1:
+        return values
+    counts = torch.zeros(count(), dtype=torch.int64)
+    counts[rank()] = len(values)
+    each = summed(model, counts).tolist()
+    whole, first = values.new_zeros(sum(each)), sum(each[: rank()])
+    whole[first : first + len(values)] = values
+    return summed(model, whole)
+
+
+def _place(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+# --- gradients -------------------------------------------------------------------------------
+
+
+def average_gradients(module: nn.Module) -> None:
+    """Of its parameters, over all processes, whenever a backward pass has added to them.
+
+    A parallel wrapper lists parameters when it is made, and seeds come later. What was averaged
+    already, and is only accumulated to, stays the same by being averaged again.
+    """
+    if count() > 1:
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(_average)
+
+
+def _average(parameter: Tensor) -> None:
+    if parameter.grad is not None:
+        distributed.all_reduce(parameter.grad)
+        parameter.grad /= count()
+
+
+@torch.no_grad()
+def average_tensors(tensors: Iterable[Tensor]) -> None:
+    """In place, over all processes, in one message for each kind of number."""
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors if count() > 1 else ():
+        kinds.setdefault(tensor.dtype, []).append(tensor)
+    for held in kinds.values():
+        whole = torch.cat([tensor.flatten() for tensor in held])
+        distributed.all_reduce(whole)
+        parts = (whole / count()).split([tensor.numel() for tensor in held])
+        for tensor, part in zip(held, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def average_step(model: nn.Module) -> None:
+    """The gradients of a model that no parallel wrapper holds, and that a step is made from.
+
+    Where only some processes have one, it is averaged with nothing.
+    """
+    if count() > 1:
+        held = [each for each in model.parameters() if each.requires_grad]
+        counts = torch.tensor([float(each.grad is not None) for each in held])
+        for each, known in zip(held, summed(model, counts).tolist(), strict=True):
+            if known and each.grad is None:
+                each.grad = torch.zeros_like(each)
+        average_tensors(each.grad for each in held if each.grad is not None)
+
+
+# --- data ------------------------------------------------------------------------------------
+
+
+def own_part(batch: Pair) -> tuple[Pair, float]:
+    """This process's samples of a batch, and their weight: losses times it have the mean of the
+    whole batch's. A batch that cannot be divided belongs to all, whole."""
+    size = samples_of(batch) if count() > 1 and divisible(batch) else 0
+    if size < max(count(), 2):
+        return batch, 1.0
+    first, after = size * rank() // count(), size * (rank() + 1) // count()
+    return part_of(batch, slice(first, after)), (after - first) * count() / size
+
+
+def own_parts(batches: Iterable[Pair]) -> Iterator[Pair]:
+    """The same where samples are only counted; what cannot be divided goes to one after another."""
+    for place, batch in enumerate(batches):
+        part, _ = own_part(batch)
+        if part is not batch or place % count() == rank():
+            yield part
