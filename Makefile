@@ -37,7 +37,8 @@ fault: $(READY) ## the whole matrix of faults, broken guards, kills and damage; 
 	@$(BIN)/python docs/generate.py
 
 soak: $(READY) ## an hour of training and of growing, side by side: memory, open files, disk
-	@$(BIN)/python -m tests.faults.soak
+	@$(BIN)/python -m tests.faults.soak 3600 docs/soak.json
+	@$(BIN)/python docs/generate.py
 
 lint: $(READY) ## check style, types and the direction of imports
 	@$(BIN)/ruff check -q

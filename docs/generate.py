@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import esper
@@ -368,19 +369,43 @@ def _why_refused(sentence: str) -> str:
 
 
 def reliability_page() -> str:
-    """What the matrix of faults came to when all of it was last run."""
+    """What the matrix of faults and the hour of work came to when all of it was last run."""
     found = json.loads((HERE / "reliability.json").read_text(encoding="utf-8"))
     faults = [name for name in next(iter(found["operations"].values())) if name != "places"]
-    head = ["operation", "places", *faults]
     rows = [
-        [name, str(counts["places"]), *(str(counts[fault]) for fault in faults)]
+        [name, counts["places"], *(counts[fault] for fault in faults)]
         for name, counts in found["operations"].items()
     ]
-    lines = [head, ["---"] * len(head), *rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     text = (HERE / "reliability.txt").read_text(encoding="utf-8")
     tried = f"All {found['cells']:,} cells were tried, {found['failures']:,} of them failed."
-    return text.replace("@TRIED@", tried).replace("@TABLE@", table)
+    text = text.replace("@TRIED@", tried).replace("@SOAK@", _soak_table())
+    return text.replace("@TABLE@", _table(["operation", "places", *faults], rows))
+
+
+def _soak_table() -> str:
+    """Counts of the hour, seven of each work; the slope is that of the quarters' highest counts,
+    since a system takes back pages that nobody uses."""
+    found = json.loads((HERE / "soak.json").read_text(encoding="utf-8"))
+    head = ["", "minutes", "times", "memory, MiB", "open files", "files", "disk, MiB", "temporary"]
+    rows, slopes = [], []
+    for name in ("train", "grow"):
+        counts = found[name]
+        for row in (counts[place * (len(counts) - 1) // 6] for place in range(7)):
+            minutes, times, memory, handles, files, disk, temporary = row
+            cells = [f"{minutes:.0f}", times, f"{memory:.0f}", handles, files, f"{disk:.1f}"]
+            rows.append([name, *cells, temporary])
+        quarter = len(counts) / 4
+        parts = [counts[round(quarter * n) : round(quarter * (n + 1))] for n in range(4)]
+        most = [max(row[2] for row in part) for part in parts]
+        slope = linear_regression([part[-1][0] / 60 for part in parts], most).slope
+        said = " ".join(f"{each:.0f}" for each in most)
+        slopes.append(f"{said} MiB in `{name}`, a slope of {slope:+.1f} MiB an hour")
+    return f"{_table(head, rows)}\n\nMost memory in each quarter of the time: {'; '.join(slopes)}."
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 PAGES = {
