@@ -58,7 +58,7 @@ class MaskedCategorical:
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """[...]: the log-prob of the actions [...]."""
-        return self.log_probs.gather(-1, actions[..., None])[..., 0]
+        return self.log_probs.gather(-1, actions[..., None]).squeeze(-1)
 
     def entropy(self) -> Tensor:
         """[...]: from 0 to 1; exactly 0 where only one action is legal."""

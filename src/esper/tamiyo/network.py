@@ -275,7 +275,7 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
             if size < widest:
                 closed = (0, widest - size)
                 logits[place] = pad(logits[place], closed, value=constants.MASK_VALUE)
-        return torch.stack(logits, -2), self.value_head(memory)[..., 0]
+        return torch.stack(logits, -2), self.value_head(memory).squeeze(-1)
 
 
 def mlp(inputs: int, outputs: int, direct: bool = False) -> nn.Sequential:

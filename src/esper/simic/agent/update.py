@@ -118,9 +118,11 @@ def ppo_terms(
     log_ratio = (evaluation.log_probs - batch.log_probs).masked_fill(closed, 0.0)
     log_ratio = log_ratio.clamp(-constants.LOG_RATIO_CLAMP, constants.LOG_RATIO_CLAMP)
     ratio = log_ratio.exp()
-    near = ratio.clamp(1 - config.clip_ratio, 1 + config.clip_ratio)
     advantages = batch.advantages[..., None]  # where a head did not matter all is closed
-    surrogate = -torch.minimum(ratio * advantages, near * advantages)
+    # The lesser of what the ratio and the clipped one promise: no more than the far bound does.
+    least = torch.where(advantages < 0, 1 - config.clip_ratio, 0.0)
+    most = torch.where(advantages > 0, 1 + config.clip_ratio, torch.inf)
+    surrogate = -advantages * ratio.clamp(least, most)
 
     values, before = evaluation.values / return_scale, batch.values / return_scale
     targets = batch.returns / return_scale
@@ -129,7 +131,9 @@ def ppo_terms(
 
     with torch.no_grad():
         low, high = ratio.flatten(0, 1).aminmax(dim=0)  # 1 where the head did not matter
-        observed = torch.stack((ratio - 1 - log_ratio, (ratio != near).float(), ratio))
+        off = ratio - 1
+        clipped = (off.abs() > config.clip_ratio).float()
+        observed = torch.stack((off - log_ratio, clipped, ratio))
         kl, clipped, mean = observed.masked_fill_(closed, 0.0).sum((1, 2)).unbind()
     learned = torch.stack((surrogate, evaluation.entropies)).masked_fill(closed, 0.0).sum((1, 2))
     policy, bonus = (learned * share.head).unbind()
@@ -371,15 +375,16 @@ class Update:
 
     def _step(self, batch: SequenceBatch, share: Shares) -> bool:
         """One optimiser step; False where the policy has already moved too far to take it."""
-        terms, loss = Terms.nothing(len(self.space), self.device), None
-        for number, part in enumerate(_split(batch, self.parts)):
+        terms, loss = None, None
+        for part in _split(batch, self.parts):
             if loss is not None:
                 loss.backward()
             scale = self.network.return_scale
             some = ppo_terms(part, self.evaluate(part), share, scale, self.config)
             loss = total_loss(some, self._coefs, self.config)
             some = Terms(*(term.detach() for term in some))
-            terms = terms.plus(some) if number else some
+            terms = some if terms is None else terms.plus(some)
+        terms = terms or Terms.nothing(len(self.space), self.device)
         self._measured.append(terms)
         if (limit := self.config.target_kl) is not None:
             # Needs the number itself: one wait for the device at each step that has a limit.
