@@ -3,7 +3,7 @@
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 
 import pytest
@@ -262,7 +262,7 @@ def test_a_blueprint_that_does_not_fit_is_refused_by_name_and_skipped_by_wildcar
 
 def test_the_oracle_needs_to_know_every_context(tmp_path: Path) -> None:
     stored = tmp_path / "table.json"
-    stored.write_text(json.dumps({"noisy": [], "plain": [ARM.to_dict()]}))
+    stored.write_text(json.dumps({"noisy": [], "plain": [asdict(ARM)]}))
     oracle = make_controller(f"oracle:table={stored}", CATALOGUE)
     assert isinstance(oracle, Privileged)
     garden = TapeGarden(Tape.random(2))
@@ -306,7 +306,7 @@ def test_rows_can_follow_schedules_of_their_own_and_rows_beyond_them_wait() -> N
 
 def test_arms_survive_storing() -> None:
     arm = Arm(slot="mid", blueprint="norm", blend="gate", epoch=2, train=3)
-    assert Arm.from_dict(json.loads(json.dumps(arm.to_dict()))) == arm
+    assert Arm.from_dict(json.loads(json.dumps(asdict(arm)))) == arm
     assert str(arm) == "mid/norm/gate@2"
 
 

@@ -183,7 +183,7 @@ class Atlas:
             tensors={name: getattr(self, name).float() for name in _MEASURED},
             notes={
                 "contexts": [context.to_dict() for context in self.contexts],
-                "arms": [arm.to_dict() for arm in self.arms],
+                "arms": [asdict(arm) for arm in self.arms],
                 "plans": None if self.plans is None else asdict(self.plans),
             },
         )

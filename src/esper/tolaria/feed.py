@@ -90,7 +90,6 @@ class Feed:
         self._starts: dict[str, Tensor] = {}  # [data sets] where each one's samples start
         self._counts: dict[str, Tensor] = {}  # [data sets]
         self._first: dict[str, Tensor] = {}  # [N] where each environment's samples start
-        self._samples: dict[str, Tensor] = {}  # [N] on the CPU
         for name in SPLITS:
             splits = [each.named()[name] for each in datasets]
             counts = torch.tensor([split.samples for split in splits])
@@ -101,7 +100,6 @@ class Feed:
             labels = torch.cat([split.labels for split in splits]).to(self.device)
             self._data[name] = Split(inputs, labels)
             self._first[name] = starts[self.assignment].to(self.device)
-            self._samples[name] = counts[self.assignment]
 
     @property
     def environments(self) -> int:
@@ -120,18 +118,17 @@ class Feed:
         there = environments.to(self.device)
         for name in SPLITS:
             self._first[name][there] = self._starts[name][datasets].to(self.device)
-            self._samples[name][environments] = self._counts[name][datasets]
 
     def samples(self, split: str) -> Tensor:
         """[N]: how many samples each environment has."""
-        return self._samples[split]
+        return self._counts[split][self.assignment]
 
     def epoch(self, seeds: Tensor, epochs: Tensor) -> Tensor:
         """Which samples each batch of an epoch takes, [T, N, B]; smaller data sets are cycled."""
         if self.augmentation is not None:
             self._streams.copy_(seeds)
             self._moment.copy_(epochs * self.batches)
-        counts, needed = self._samples["train"], self.batch * self.batches
+        counts, needed = self.samples("train"), self.batch * self.batches
         if bool((counts == counts[0]).all()):
             chosen = orders(seeds, epochs, int(counts[0]), needed, self.device)
         else:
@@ -167,13 +164,13 @@ class Feed:
 
     def first_samples(self, split: str, count: int) -> Tensor:
         """Inputs [N, count, ...]: the first of every environment, or as many as there are."""
-        count = min(count, int(self._samples[split].min()))
+        count = min(count, int(self.samples(split).min()))
         index = self._first[split][:, None] + torch.arange(count, device=self.device)
         return self._data[split].inputs[index]
 
     def held_out(self, split: str, environment: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples of a split for rows of these environments, in chunks that fit."""
-        most = int(self._samples[split][0])
+        most = int(self.samples(split)[0])
         first = self._first[split][environment.to(self.device)]
         size = self._data[split].inputs[0].numel()
         limit = ELEMENTS_AT_ONCE[self.device.type]

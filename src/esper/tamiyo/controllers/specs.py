@@ -14,7 +14,7 @@ import inspect
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, fields
+from dataclasses import Field, dataclass, fields
 from enum import Enum
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -148,9 +148,6 @@ class Arm:
 
     def __str__(self) -> str:
         return f"{self.slot}/{self.blueprint}/{self.blend}@{self.epoch}"
-
-    def to_dict(self) -> dict[str, str | int]:
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Arm":
