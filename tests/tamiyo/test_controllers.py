@@ -252,7 +252,7 @@ def test_a_wrong_description_is_refused_in_one_sentence(spec: str, sentence: str
 
 def test_a_blueprint_that_does_not_fit_is_refused_by_name_and_skipped_by_wildcards() -> None:
     costs = (CATALOGUE.costs[0], (-1, *CATALOGUE.costs[1][1:]), CATALOGUE.costs[2])
-    picky = type(CATALOGUE)(**(vars(CATALOGUE) | {"costs": costs}))
+    picky = replace(CATALOGUE, costs=costs)
     with pytest.raises(EsperError, match=r"'norm' does not fit slot 'mid'; .*valid: squeeze"):
         make_controller("plateau:places=mid/norm", picky)
     with pytest.raises(EsperError, match="does not fit"):
