@@ -1,250 +1,215 @@
 """Learning in the greenhouse in two steps: first what planting gains, then when, by PPO.
 
-    python -m studies.greenhouse collect --out gains --plots 200 --device cuda
+    python -m studies.greenhouse collect --out gains --plots 400 --device cuda
     python -m studies.greenhouse fit --gains gains --out fitted
-    python -m studies.greenhouse train --out trained --start fitted --rounds 50 --device cuda
+    python -m studies.greenhouse train --out trained --fitted fitted/best --rounds 50 --device cuda
+    python -m studies.greenhouse judge --out judged --group validation audition fitted/best
 
-`collect` plays drawn worlds: of every case a control, some random schedules of up to three seeds,
-and the rule `audition`. What they gained over the control is kept with what was seen when they
-decided, in compressed parts of a few plots each; parts that are there are not played again. `fit`
-ranks the choices of every case by their gains. `train` goes on from there with PPO; killed, it goes
-on from its last round. Nothing here needs more than torch, numpy and safetensors.
+`collect` plays drawn worlds. Of every case a control, the rule `audition`, four seeds planted at
+one moment, and three seeds planted later beside the first of them. What they gained is kept with
+what was seen when they were planted, in compressed parts of a few plots each. `fit` learns from
+that which seed to prefer, and whether to plant it. `train` goes on from there with PPO. `judge`
+plays controllers on the same cases of worlds that none of them learned from. What is there is not
+made again, so each command goes on where it was stopped; `--place 2 --of 8` makes the third of
+eight shares. Nothing here needs more than torch, numpy and safetensors.
 
-Shapes: `C` cases, `K` choices of a case, the control the first of them, `F` features, `H` heads.
+Shapes: `D` decisions, `K` choices of one, waiting the first of them, `A` anchors, `F` features.
 """
 
 import argparse
+import copy
 import json
 import os
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.random import Generator, default_rng
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import cross_entropy, logsigmoid
 
-from esper.archive import read_archive, write_archive, write_whole
-from esper.garden import LAYOUT, Bed, Greenhouse, Plot, Plots
-from esper.garden.dealing import ALONE, Ranks
-from esper.leyline import Actions, Blend, Legality, LifecycleOp
+from esper.archive import Archive, read_archive, write_archive, write_whole
+from esper.garden import LAYOUT, Greenhouse, Plot, Plots
+from esper.garden.evaluation import Result, evaluate
+from esper.garden.greenhouse import LISTED
+from esper.garden.playing import Playground
+from esper.leyline import Actions, Legality, LifecycleOp
 from esper.leyline.streams import derive_seed
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_config import PPOConfig
+from esper.simic.agent.processes import Processes
 from esper.simic.agent.rollouts import collect as play_round
 from esper.simic.agent.types import Decision, Outcome
-from esper.simic.training.run_processes import joined
 from esper.tamiyo import MaskedCategorical, TokenActorCritic, logits_given
-from esper.tamiyo.controllers import RowSchedule
-from esper.tamiyo.controllers.specs import Arm
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.learned import keep_controller, kept_controller, read_kept
+from studies.greenhouse_gains import Anchors, Gains, collect, deadline
 
-SCHEDULES = 6  # random ones of every case
-PLOTS_OF_PART = 8
-MOST_SEEDS = 3
-EARLIEST, LATEST = 4, 9  # epochs before the first seed; shadows are heard meanwhile
-LEAST_LEFT = 7  # epochs after it
-HEADS = ("op", "slot", "blueprint", "blend")  # whose masks are kept
+REMEMBERED = 0.99  # of the mean of weights, with every step
 CLEAR = 0.05  # difference of two gains, in units of their scale, that is no noise
-KIND, VERSION = "fitted gains", 1
-
-
-# --- gains ----------------------------------------------------------------------------------------
-
-
-class Gains(NamedTuple):
-    """What came of cases."""
-
-    observations: Tensor  # [C, F] when the first seed was to be planted
-    masks: dict[str, Tensor]  # what was legal then, by head
-    actions: Tensor  # [C, K, H] what was decided then: the control, schedules, the rule
-    gains: Tensor  # [C, K] net points over the control
-    scale: Tensor  # [C]
-    plot: Tensor  # [C] its number
-
-    @classmethod
-    def load(cls, folder: Path) -> "Gains":
-        parts = [np.load(file) for file in sorted(folder.glob("gains-*.npz"))]
-        if not parts:
-            raise SystemExit(f"{folder} has no parts of gains: collect them first")
-        names = [name for name in cls._fields if name != "masks"]
-        whole = {name: _joined(parts, name) for name in names}
-        return cls(masks={head: _joined(parts, f"mask_{head}") for head in HEADS}, **whole)
-
-    def changed(self, change: Callable[[Tensor], Tensor]) -> "Gains":
-        return Gains(
-            observations=change(self.observations),
-            masks={head: change(mask) for head, mask in self.masks.items()},
-            actions=change(self.actions),
-            gains=change(self.gains),
-            scale=change(self.scale),
-            plot=change(self.plot),
-        )
-
-    def rows(self, index: Tensor) -> "Gains":
-        return self.changed(lambda part: part[index])
-
-
-def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> Tensor:
-    whole = torch.from_numpy(np.concatenate([part[name] for part in parts]))
-    if whole.dtype is torch.int16:
-        return whole.long()
-    return whole.float() if whole.is_floating_point() else whole
-
-
-def measure(plot: Plot, number: int, schedules: int, device: str) -> dict[str, Any]:
-    """What random schedules and the rule gain in the cases of a plot."""
-    bed = Bed(plot, schedules + 1, device=device)
-    chance = default_rng(derive_seed("gains", plot.name))
-    decides = min(int(chance.integers(EARLIEST, LATEST + 1)), plot.horizon - LEAST_LEFT)
-    rows = bed.players.view(-1, schedules + 1)  # [C, K - 1], the rule last
-    plans: list[tuple[Arm, ...]] = [()] * len(bed.players)
-    for row in rows[:, :-1].flatten().tolist():
-        plans[row] = _schedule(chance, bed, decides)
-    player, starts = RowSchedule(plans), torch.ones(len(bed.players), dtype=torch.bool)
-    seen: dict[str, Tensor] = {}
-    for epoch in range(plot.horizon):
-        signals = bed.episodes.signals().rows(bed.players)
-        values = player.act(signals, bed.episodes.legal().rows(bed.players), starts).values
-        values[rows[:, -1]] = bed.advice.values[rows[:, -1]]
-        if epoch == decides:
-            seen = {f"mask_{head}": bed.legal.masks[head][rows[:, 0]] for head in HEADS}
-            seen["observations"] = bed.observations[rows[:, 0]].half()
-            seen["actions"] = torch.cat([torch.zeros(len(rows), 1, 4), values[rows]], 1).short()
-        bed.step(values)
-        starts = torch.zeros_like(starts)
-    net = (bed.state.objective - plot.rent * bed.state.exposure)[rows]
-    seen["gains"] = torch.cat([torch.zeros(len(rows), 1), net], 1).float()
-    seen["scale"] = torch.tensor([context.scale for context in plot.contexts])
-    seen["plot"] = torch.full((len(rows),), number).short()
-    return {name: each.cpu().numpy() for name, each in seen.items()}
-
-
-def _schedule(chance: Generator, bed: Bed, first: int) -> tuple[Arm, ...]:
-    """Up to three seeds that fit, in different slots, one after the other."""
-    population = bed.episodes.population
-    catalogue, budget = population.catalogue, int(population.budget[0])
-    costs = catalogue.total_costs()[:, :, Blend.IMMEDIATE]
-    fitting = ((costs >= 0) & (costs <= budget)).nonzero().tolist()
-    if not fitting:
-        return ()
-    arms: dict[int, Arm] = {}
-    epoch = first
-    for _ in range(int(chance.integers(1, MOST_SEEDS + 1))):
-        slot, kind = fitting[int(chance.integers(len(fitting)))]
-        blend = list(Blend)[int(chance.integers(len(Blend)))].name.lower()
-        names = {"slot": catalogue.slots.names[slot], "blueprint": catalogue.names[kind]}
-        arms.setdefault(slot, Arm(**names, blend=blend, epoch=epoch))
-        epoch += int(chance.integers(1, 5))
-    return tuple(arms.values())
-
-
-def collect(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
-    """Parts that are missing, one after the other; `ranks` take turns."""
-    options.out.mkdir(parents=True, exist_ok=True)
-    house, until = Greenhouse(options.seed, longest=options.longest), _deadline(options)
-    parts = range(0, options.plots, PLOTS_OF_PART)
-    for first in parts[ranks.rank :: ranks.size]:
-        file = options.out / f"gains-{first:06d}.npz"
-        if file.exists():
-            continue
-        if time.monotonic() > until:
-            print(f"stopped before plot {first}; the same command goes on")
-            return
-        began, found = time.monotonic(), []
-        for number in range(first, min(first + PLOTS_OF_PART, options.plots)):
-            plot = house.plot(number, options.cases)
-            found.append(measure(plot, number, options.schedules, options.device))
-        whole: Any = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-        half = file.with_name(f"half-{file.name}")  # which loading does not take for a part
-        np.savez_compressed(half, **whole)
-        os.replace(half, file)
-        best = whole["gains"][:, 1:-1].max(1).mean()
-        print(
-            f"{file.name}: {len(whole['gains'])} cases, best schedule {best:+.1f} points, rule "
-            f"{whole['gains'][:, -1].mean():+.1f}, {file.stat().st_size / 2**20:.2f} MB, "
-            f"{time.monotonic() - began:.0f} s",
-            flush=True,
-        )
+KIND, VERSION = "fit of gains", 1
 
 
 # --- fitting --------------------------------------------------------------------------------------
 
 
-def choice_scores(network: TokenActorCritic, data: Gains) -> Tensor:
-    """[C, K - 1]: log-probs of the choices but the rule's, as the network decides at first."""
+class Fitting:
+    """A network that learns from gains; memory has no say yet: what is kept is single moments.
+
+    `network` learns; `mean` is what it was in its latest steps, and judged and kept.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        torch.manual_seed(derive_seed(options.seed, "fit"))
+        self.caution = options.caution
+        self.network = TokenActorCritic(LAYOUT).to(options.device)
+        with torch.no_grad():
+            for silent in self.network.recalled.parameters():
+                silent.zero_()
+        self.mean = copy.deepcopy(self.network)
+        deaf = {id(each) for part in (self.network.recalled, self.network.lstm)
+                for each in part.parameters()}  # fmt: skip
+        learning = [each for each in self.network.parameters() if id(each) not in deaf]
+        self.optimiser = torch.optim.AdamW(
+            learning, lr=options.rate, weight_decay=options.decay, betas=(0.9, 0.99)
+        )
+
+    def losses(self, network: TokenActorCritic, data: Gains, anchors: Anchors) -> dict[str, Tensor]:
+        (op, scores), worth = preferences(network, data), data.worth(self.caution)
+        own = network(anchors.observations, None).logits[0]
+        tended = cross_entropy(own.masked_fill(~anchors.mask, -1e9), anchors.op)
+        return {"rank": ranking_loss(scores, worth), "plant": planting_loss(op, scores, worth),
+                "tend": tended}  # fmt: skip
+
+    def learn(self, data: Gains, anchors: Anchors) -> None:
+        self.optimiser.zero_grad()
+        torch.stack(list(self.losses(self.network, data, anchors).values())).sum().backward()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self.optimiser.step()
+        with torch.no_grad():
+            for held, now in zip(self.mean.parameters(), self.network.parameters(), strict=True):
+                held.lerp_(now, 1.0 - REMEMBERED)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is needed to go on."""
+        moments = {
+            f"optimiser.{number}.{name}": value
+            for number, own in self.optimiser.state_dict()["state"].items()
+            for name, value in own.items()
+        }
+        weights = {
+            f"{kind}.{name}": each
+            for kind, held in (("network", self.network), ("mean", self.mean))
+            for name, each in held.state_dict().items()
+        }
+        return {name: each.detach().cpu().clone() for name, each in (weights | moments).items()}
+
+    def restore(self, archive: Archive) -> None:
+        for kind, held in (("network", self.network), ("mean", self.mean)):
+            held.load_state_dict(archive.part(kind))
+        moments = dict[int, dict[str, Tensor]]()
+        for name, each in archive.part("optimiser").items():
+            number, _, field = name.partition(".")
+            moments.setdefault(int(number), {})[field] = each
+        self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": moments})
+
+
+def preferences(network: TokenActorCritic, data: Gains) -> tuple[Tensor, Tensor]:
+    """How much rather it plants than waits [D], and log-probs of each seed if it plants [D, K - 1],
+    as it decides without memory."""
     logits = network(data.observations, None).logits
-    found = []
-    for actions in data.actions[:, :-1].unbind(1):
-        legal = Legality(LAYOUT.space, len(actions), data.masks)
+    legal, found = Legality(LAYOUT.space, len(data.gains), data.masks), []
+    for actions in data.actions[:, 1:].unbind(1):
         chosen = Actions(LAYOUT.space, actions.cpu()).canonical().values.to(actions.device)
         masks = legal.resolved(chosen)
         chances = MaskedCategorical(logits_given(logits, LAYOUT.space, chosen), masks, False)
-        found.append(chances.log_prob(chosen).sum(-1))
-    return torch.stack(found, 1)
+        found.append(chances.log_prob(chosen)[:, 1:].sum(-1))
+    op = logits[0][:, LifecycleOp.GERMINATE] - logits[0][:, LifecycleOp.WAIT]
+    return op, torch.stack(found, 1)
 
 
-def ranking_loss(scores: Tensor, data: Gains) -> Tensor:
-    """Of every two choices of a case, the one that gained clearly more should be likelier."""
-    worth = (data.gains / data.scale[:, None]).clamp(-2.0, 2.0)[:, :-1]  # the rule may wait first
-    ahead = worth[:, :, None] - worth[:, None, :]  # [C, K, K]
+def ranking_loss(scores: Tensor, worth: Tensor) -> Tensor:
+    """Of every two seeds of a decision, the one that gained clearly more should be likelier."""
+    ahead = worth[:, :, None] - worth[:, None, :]  # [D, K, K]; NaN: not both were planted
     apart = scores[:, :, None] - scores[:, None, :]
-    weight = ahead.clamp(min=0.0) * (ahead > CLEAR) * _open(data)
+    weight = torch.where(ahead > CLEAR, ahead, 0.0)
     return -(weight * logsigmoid(apart)).sum() / weight.sum().clamp(min=1e-6)
 
 
-def _open(data: Gains) -> Tensor:
-    """[C, K, K] bool: both choices were planted when they were to be, or are the control."""
-    planted = data.actions[:, :-1, 0] == LifecycleOp.GERMINATE
-    planted[:, 0] = True
-    return planted[:, :, None] & planted[:, None, :]
+def planting_loss(op: Tensor, scores: Tensor, worth: Tensor) -> Tensor:
+    """Planting should be likelier than waiting where what it prefers is worth it."""
+    there = ~worth.isnan()
+    chance = scores.detach().masked_fill(~there, -1e9).softmax(1)
+    value = (chance * worth.nan_to_num(0.0)).sum(1) * there.any(1)  # [D]
+    return -(value.abs() * logsigmoid(op * value.sign())).sum() / value.abs().sum().clamp(min=1e-6)
 
 
-def figures_of(network: TokenActorCritic, data: Gains) -> dict[str, float]:
-    """Points that the likeliest of the measured choices gains, against others."""
-    with torch.no_grad():
-        scores = choice_scores(network, data)
-        gains = data.gains[:, :-1]
-        open_ = _open(data)[:, 0]
-        likeliest = scores.masked_fill(~open_, -torch.inf).argmax(1, keepdim=True)
-        return {
-            "loss": float(ranking_loss(scores, data)),
-            "chosen": float(gains.gather(1, likeliest).mean()),
-            "best": float(gains.masked_fill(~open_, 0.0).amax(1).mean()),
-            "random": float(gains[:, 1:][open_[:, 1:]].mean()),
-            "rule": float(data.gains[:, -1].mean()),
-            "cases": float(len(gains)),
-        }
+@torch.no_grad()
+def figures_of(fitting: Fitting, data: Gains, anchors: Anchors) -> dict[str, float]:
+    """Losses, and points of first decisions: what the network's gains, against others."""
+    losses = fitting.losses(fitting.mean, data, anchors)
+    found = {name: float(loss) for name, loss in losses.items()}
+    first = data.rows((~data.rule.isnan()).nonzero()[:, 0])
+    op, scores = preferences(fitting.mean, first)
+    gains, there = first.gains[:, 1:], ~first.gains[:, 1:].isnan()
+    liked = scores.masked_fill(~there, -torch.inf).argmax(1, keepdim=True)
+    planted = gains.gather(1, liked)[:, 0].nan_to_num(0.0)
+    best = gains.masked_fill(~there, -torch.inf).amax(1)
+    return found | {
+        "chosen": float(torch.where(op > 0, planted, 0.0).mean()),
+        "planted": float((op > 0).float().mean()),
+        "liked": float(planted.mean()),
+        "best": float(best.clamp(min=0.0).mean()),
+        "random": float(gains[there].mean()),
+        "rule": float(first.rule.mean()),
+        "cases": float(len(gains)),
+    }
+
+
+def _lost(figures: Mapping[str, float]) -> float:
+    return figures["rank"] + figures["plant"]
+
+
+def _apart(plot: Tensor) -> tuple[Tensor, Tensor]:
+    """The places of what is learned from, and of what judges: the same if there is very little."""
+    held = plot % 8 == 7
+    learned = (~held).nonzero()[:, 0]
+    return learned, held.nonzero()[:, 0] if bool(held.any()) else learned
 
 
 def fit(options: argparse.Namespace) -> None:
-    """Fit the network's preferences; every eighth plot is kept apart."""
-    data = Gains.load(options.gains)
-    apart = data.plot % 8 == 7
-    both = (data.rows(where.nonzero()[:, 0]) for where in (~apart, apart))
-    train, held = (part.changed(lambda each: each.to(options.device)) for part in both)
-    torch.manual_seed(derive_seed(options.seed, "fit"))
-    network = TokenActorCritic(LAYOUT).to(options.device)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=options.rate, weight_decay=0.01)
-    chance = torch.Generator().manual_seed(derive_seed(options.seed, "order"))
-    best, kept = float("inf"), {}
-    for epoch in range(options.epochs):
+    """Fit the network's preferences; every eighth plot is kept apart. The same command goes on."""
+    data, anchors = Gains.load(options.gains), Anchors.load(options.gains)
+    if options.contexts:
+        few = (data.plot < options.contexts) | (data.plot % 8 == 7)
+        data = data.rows(few.nonzero()[:, 0])
+    there = lambda each: each.to(options.device)  # noqa: E731
+    data, anchors = data.changed(there), Anchors(*map(there, anchors))
+    train, held = (data.rows(where) for where in _apart(data.plot))
+    tended, looked = (anchors.rows(where) for where in _apart(anchors.plot))
+    fitting = Fitting(options)
+    at, state, done = options.out / "best", options.out / "state", list[dict[str, float]]()
+    if state.exists():
+        saved = read_archive(state, kind=KIND, version=VERSION)
+        fitting.restore(saved)
+        done = list(saved.notes["done"])
+    until = deadline(options)
+    while len(done) < options.epochs and time.monotonic() < until:
+        chance = torch.Generator().manual_seed(derive_seed(options.seed, "order", len(done)))
         for index in torch.randperm(len(train.gains), generator=chance).split(options.batch):
-            rows = train.rows(index.to(options.device))
-            optimiser.zero_grad()
-            ranking_loss(choice_scores(network, rows), rows).backward()
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-            optimiser.step()
-        judged = figures_of(network, held if len(held.gains) else train)
-        print(f"epoch {epoch}: " + ", ".join(f"{k} {v:.3f}" for k, v in judged.items()), flush=True)
-        if judged["loss"] < best:
-            best, notes = judged["loss"], judged
-            kept = {
-                name: each.detach().cpu().clone() for name, each in network.state_dict().items()
-            }
-    write_archive(options.out, kind=KIND, version=VERSION, tensors=kept, notes=notes)
+            few = torch.randint(len(tended.op), (options.batch,), generator=chance)
+            fitting.learn(train.rows(index.to(options.device)), tended.rows(few.to(options.device)))
+        figures = figures_of(fitting, held, looked)
+        done.append(figures)
+        told = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
+        print(f"epoch {len(done)}: {told}", flush=True)
+        if _lost(figures) == min(map(_lost, done)):
+            keep_controller(fitting.mean, at, None, {"figures": figures})
+        notes = {"done": done}
+        write_archive(state, kind=KIND, version=VERSION, tensors=fitting.tensors(), notes=notes)
 
 
 # --- PPO ------------------------------------------------------------------------------------------
@@ -259,46 +224,99 @@ class Paid:
     def __call__(self, step: int, decision: Decision, outcome: Outcome) -> None:
         self.total += outcome.rewards
 
-    @property
-    def mean(self) -> float:
-        return float(self.total.mean())
+    def mean(self, processes: Processes) -> float:
+        """Of all rows of all processes."""
+        total, count = processes.sum_(
+            torch.stack((self.total.sum(), torch.tensor(len(self.total))))
+        )
+        return float(total / count)
+
+
+def _together() -> Processes:
+    """The processes that torchrun started, or this one; several may share a device."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Processes()
+    torch.distributed.init_process_group("gloo")
+    return Processes.joined()
 
 
 def train(options: argparse.Namespace) -> None:
     """Rounds of PPO, from fitted preferences or from the rule; the same command goes on."""
     options.out.mkdir(parents=True, exist_ok=True)
     state, agent_at = options.out / "state.json", options.out / "agent"
-    own = derive_seed(options.seed, "ppo")  # other worlds than those that gains were collected in
-    house = Greenhouse(own, longest=options.longest)
-    how = {"plots": options.plots, "players": options.players, "device": options.device}
-    world = Plots(house, options.envs, **how)
+    processes, own = _together(), derive_seed(options.seed, "ppo")  # other worlds than of gains
+    house, envs = Greenhouse(own, longest=options.longest), options.envs // processes.size
+    how = {"plots": options.plots // processes.size, "players": options.players}
+    how |= {"place": processes.rank, "of": processes.size}
+    world = Plots(house, envs, device=options.device, **how)
     config = PPOConfig(learning_rate=options.rate, epochs=4, minibatches=options.minibatches)
     done = json.loads(state.read_text()) if state.exists() else []
+    where: Any = {"device": options.device, "processes": processes}
     if done:
-        agent = PPOAgent.load(agent_at / f"round-{len(done)}", device=options.device)
-        seen = world.load_state_dict({"number": torch.full((options.envs,), len(done))})
+        agent = PPOAgent.load(agent_at / f"round-{len(done)}", **where)
+        seen = world.load_state_dict({"number": torch.full((envs,), len(done))})
     else:
-        sizes = (LAYOUT.space, LAYOUT.state_dim, options.envs, options.longest, config)
-        made = {"layout": LAYOUT, "seed": options.seed, "device": options.device}
-        agent = PPOAgent.build(*sizes, **made)
-        if options.start is not None:
-            fitted = read_archive(options.start, kind=KIND, version=VERSION)
-            agent.network.load_state_dict(fitted.tensors)
+        sizes = (LAYOUT.space, LAYOUT.state_dim, envs, options.longest, config)
+        agent = PPOAgent.build(*sizes, layout=LAYOUT, seed=options.seed, **where)
+        if options.fitted is not None:
+            agent.network.load_state_dict(read_kept(options.fitted).network.state_dict())
         seen = world.reset()
-    until = _deadline(options)
-    while len(done) < options.rounds and time.monotonic() < until:
-        began, paid = time.monotonic(), Paid(options.envs)
+    until = deadline(options)
+    while len(done) < options.rounds:
+        if processes.largest(time.monotonic() > until, torch.device("cpu")):
+            break
+        began, paid = time.monotonic(), Paid(envs)
         seen = play_round(agent, world, seen, listen=paid)
         played = time.monotonic() - began
-        metrics = agent.update()
-        done.append({"return": paid.mean, "kl": metrics["kl"], "play": played})
-        print(f"round {len(done)}: return {paid.mean:+.3f}, {played:.0f} s", flush=True)
+        metrics, worth = agent.update(), paid.mean(processes)
+        done.append({"return": worth, "kl": metrics["kl"], "play": played})
+        done[-1]["learn"] = time.monotonic() - began - played
         agent.save(agent_at / f"round-{len(done)}")
+        if processes.rank:
+            continue
+        print(f"round {len(done)}: " + ", ".join(f"{k} {v:.3g}" for k, v in done[-1].items()),
+              flush=True)  # fmt: skip
         write_whole(state, json.dumps(done))
+        if len(done) > 1:
+            shutil.rmtree(agent_at / f"round-{len(done) - 1}")
+        keep_controller(agent.network, options.out / "last", None, {"rounds": len(done)})
 
 
-def _deadline(options: argparse.Namespace) -> float:
-    return time.monotonic() + (options.seconds or float("inf"))
+# --- judging --------------------------------------------------------------------------------------
+
+
+def judge(options: argparse.Namespace) -> None:
+    """Controllers on the same cases of a group's worlds, or of a stream of training worlds."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    worlds = options.worlds or LISTED
+    house = Greenhouse(derive_seed(options.seed, "judge"), options.group, longest=options.longest)
+    until, results = deadline(options), list[tuple[Plot, Result]]()
+    for number in range(worlds)[options.place :: options.of]:
+        if time.monotonic() > until:
+            print(f"stopped before world {number}; the same command goes on")
+            break
+        plot, began = house.plot(number), time.monotonic()
+        how: Any = {"horizon": plot.horizon, "config": plot.population(), "rent": plot.rent}
+        found = evaluate(
+            [_controller(name) for name in options.controllers],
+            plot.contexts,
+            Playground(options.rows, device=options.device, **how),
+            seeds=options.cases,
+            file=options.out / f"{options.group}-{number:03d}.jsonl",
+        )
+        results += [(plot, result) for result in found]
+        took = time.monotonic() - began
+        print(f"world {number}: {plot.contexts[0].host}, {took:.0f} s", flush=True)
+    for name in dict.fromkeys(result.controller for _, result in results):
+        own = [result.net_gain(plot.rent) for plot, result in results if result.controller == name]
+        harmed = fmean(gain < -0.5 for gain in own)
+        print(f"{name}: {fmean(own):+.2f} points, harmful {harmed:.3f}, {len(own)} episodes")
+
+
+def _controller(name: str) -> Any:
+    """By its spec, or a kept one by its folder: that is its name then."""
+    folder = Path(name)
+    return kept_controller(folder, name) if folder.is_dir() else make_controller(name)
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -309,25 +327,37 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     common.add_argument("--device", default="cpu")
     common.add_argument("--out", type=Path, required=True)
     common.add_argument("--longest", type=int, default=60, help="epochs of an episode")
+    # torchrun says it in the environment.
+    place, of = (int(os.environ.get(name, each)) for name, each in (("RANK", 0), ("WORLD_SIZE", 1)))
+    common.add_argument("--place", type=int, default=place, help="which share of the work")
+    common.add_argument("--of", type=int, default=of, help="how many shares there are")
     common.add_argument("--seconds", type=float, help="stop at the next safe point after so many")
     one = parts.add_parser("collect", parents=[common])
-    one.add_argument("--plots", type=int, default=200)
-    one.add_argument("--cases", type=int, default=8, help="worlds of every plot")
-    one.add_argument("--schedules", type=int, default=SCHEDULES, help="random ones of every case")
+    one.add_argument("--plots", type=int, default=400)
+    one.add_argument("--cases", type=int, default=16, help="worlds of every plot")
     two = parts.add_parser("fit", parents=[common])
-    two.add_argument("--gains", type=Path, required=True)
+    two.add_argument("--gains", type=Path, nargs="+", required=True)
+    two.add_argument("--caution", type=float, default=2.0, help="how much more a loss counts")
+    two.add_argument("--decay", type=float, default=0.1, help="of weights")
     two.add_argument("--epochs", type=int, default=30)
-    two.add_argument("--batch", type=int, default=128, help="cases")
+    two.add_argument("--batch", type=int, default=256, help="decisions")
+    two.add_argument("--contexts", type=int, help="learn from the first so many plots only")
     two.add_argument("--rate", type=float, default=1e-3)
     three = parts.add_parser("train", parents=[common])
-    three.add_argument("--start", type=Path, help="what `fit` wrote")
+    three.add_argument("--fitted", type=Path, help="what `fit` wrote")
     three.add_argument("--rounds", type=int, default=50)
     three.add_argument("--envs", type=int, default=1024)
     three.add_argument("--plots", type=int, default=16)
     three.add_argument("--players", type=int, default=4)
     three.add_argument("--minibatches", type=int, default=8)
     three.add_argument("--rate", type=float, default=3e-4)
-    for part, work in ((one, collect), (two, fit), (three, train)):
+    four = parts.add_parser("judge", parents=[common])
+    four.add_argument("controllers", nargs="+", help="specs, or folders of kept controllers")
+    four.add_argument("--group", default="validation")
+    four.add_argument("--worlds", type=int, help="as many as are registered if not said")
+    four.add_argument("--cases", type=int, default=16)
+    four.add_argument("--rows", type=int, default=256, help="that train at once")
+    for part, work in ((one, collect), (two, fit), (three, train), (four, judge)):
         part.set_defaults(work=work)
     return top.parse_args(words)
 
@@ -335,8 +365,5 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     asked = parsed()
-    with joined(asked.device) as processes:
-        if asked.work is collect:
-            collect(asked, processes)
-        elif processes.rank == 0:  # on many processes, `esper train` learns
-            asked.work(asked)
+    if asked.work is not fit or asked.place == 0:
+        asked.work(asked)

@@ -1,22 +1,27 @@
-"""Gains as data: collected in parts, ranked, and gone on from by PPO."""
+"""Gains as data: collected in parts, learned from, gone on from by PPO, judged on other worlds."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from esper.garden import LAYOUT
+from esper.leyline import LifecycleOp
 from esper.simic.agent.ppo import PPOAgent
-from esper.tamiyo import TokenActorCritic
-from studies import greenhouse
-from studies.greenhouse import Gains, choice_scores, figures_of, parsed, ranking_loss
+from esper.tamiyo.controllers.learned import read_kept
+from studies import greenhouse, greenhouse_gains
+from studies.greenhouse import Fitting, figures_of, parsed, preferences
+from studies.greenhouse_gains import Anchors, Gains
+
+MADE = ("--cases", 2, "--longest", 14, "--seed", 8)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _small() -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("esper.garden.episodes.GARDEN_BATCHES", 2)
-        patch.setattr(greenhouse, "PLOTS_OF_PART", 1)
+        patch.setattr(greenhouse_gains, "PLOTS_OF_PART", 1)
         yield
 
 
@@ -28,48 +33,106 @@ def run(*words: object) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("gains")
-    for plots in (1, 2):  # stopped in between
-        run("collect", "--out", out, "--plots", plots, "--cases", 2, "--schedules", 2,
-            "--longest", 12, "--seed", 8)  # fmt: skip
+    run("collect", "--out", out, "--plots", 3, *MADE, "--place", 1, "--of", 2)
+    run("collect", "--out", out, "--plots", 3, *MADE)  # what is there is not made again
     return out
 
 
 def test_gains_are_kept_in_parts_with_what_was_seen_and_done(folder: Path) -> None:
-    assert sorted(file.name for file in folder.iterdir()) == [
-        "gains-000000.npz",
-        "gains-000001.npz",
-    ]
-    data = Gains.load(folder)
-    assert data.observations.shape == (4, LAYOUT.state_dim)
+    parts = sorted(file.name for file in folder.glob("*.npz"))
+    assert parts == ["gains-000000.npz", "gains-000001.npz", "gains-000002.npz"]
+    data = Gains.load([folder])
+    first = ~data.rule.isnan()
+    assert 0 < int(first.sum()) <= 6
+    assert data.observations.shape == (len(data.gains), LAYOUT.state_dim)
     assert bool(data.observations.isfinite().all())
-    assert data.gains.shape == (4, 4)  # the control, two schedules, the rule
-    assert float(data.gains[:, 0].abs().max()) == 0.0
-    assert bool((data.actions[:, 1:3, 0] == 1).any())  # something was planted
-    assert data.plot.tolist() == [0, 0, 1, 1]
+    assert float(data.gains[:, 0].abs().max()) == 0.0  # waiting gains nothing
+    planted = data.actions[:, 1:, 0] == LifecycleOp.GERMINATE
+    assert torch.equal(planted, ~data.gains[:, 1:].isnan())
+    assert bool(planted[first].any(1).all())
+    assert not bool(planted[~first][:, 3:].any())  # a later decision has three choices
 
 
-def test_a_fit_prefers_what_gained_more(folder: Path, tmp_path: Path) -> None:
-    data = Gains.load(folder)
-    data.gains[:, 1] = torch.where(data.actions[:, 1, 0] == 1, 10.0, data.gains[:, 1])
-    torch.manual_seed(0)
-    network = TokenActorCritic(LAYOUT)
-    optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
-    first = figures_of(network, data)["loss"]
-    for _ in range(15):
-        optimiser.zero_grad()
-        ranking_loss(choice_scores(network, data), data).backward()
-        optimiser.step()
-    assert figures_of(network, data)["loss"] < 0.7 * first
-    assert figures_of(network, data)["chosen"] > figures_of(network, data)["random"]
+def test_seeds_that_are_chosen_later_are_compared_with_the_one_that_was_there(folder: Path) -> None:
+    data = Gains.load([folder])
+    later = data.rule.isnan()
+    assert bool(later.any())
+    own = LAYOUT.split(data.observations)[1][..., 1:]  # of slots, beside that they are there
+    for plot in data.plot[later].unique().tolist():
+        here = data.plot == plot
+        assert float((own[here & later] - own[here & ~later][:1]).abs().max()) > 0.0
+    chosen = data.actions[later][:, 1]
+    assert bool((chosen[:, 0] == LifecycleOp.GERMINATE).any())
+
+
+def test_anchors_are_moments_in_which_the_rule_tends_or_listens(folder: Path) -> None:
+    anchors = Anchors.load([folder])
+    assert len(anchors.op) > 0
+    assert not bool((anchors.op == LifecycleOp.GERMINATE).any())
+    assert bool(anchors.mask.gather(1, anchors.op[:, None]).all())
+
+
+def test_a_folder_made_otherwise_is_refused(folder: Path) -> None:
+    with pytest.raises(SystemExit, match="made with"):
+        run("collect", "--out", folder, "--plots", 3, "--cases", 3, "--longest", 14, "--seed", 8)
+
+
+def test_a_fit_prefers_what_gained_more_and_plants_only_what_is_worth_it(folder: Path) -> None:
+    data, anchors = Gains.load([folder]), Anchors.load([folder])
+    wins = (data.plot % 2 == 0)[:, None]
+    data.gains[:, 1] = torch.where(data.gains[:, 1].isnan(), torch.nan, 10.0)
+    data = data._replace(gains=torch.where(wins, data.gains, -data.gains.abs() - 1.0))
+    fitting = Fitting(parsed(["fit", "--gains", "-", "--out", "-", "--rate", "0.01"]))
+    first = figures_of(fitting, data, anchors)
+    for _ in range(80):
+        fitting.learn(data, anchors)
+    last = figures_of(fitting, data, anchors)
+    assert last["rank"] < 0.7 * first["rank"]
+    assert last["plant"] < 0.7 * first["plant"]
+    assert last["tend"] < max(0.1, 1.1 * first["tend"])
+    assert last["chosen"] > last["random"]
+    op, _ = preferences(fitting.mean, data)
+    there = data.gains[:, 1:].isfinite().any(1)
+    right = (op > 0) == wins[:, 0]
+    assert float(right[there].float().mean()) > 0.8
+
+
+def test_a_fit_goes_on_to_the_bit_and_its_memory_is_silent(folder: Path, tmp_path: Path) -> None:
+    for name, stops in (("parts", (1, 3)), ("whole", (3,))):
+        for epochs in stops:
+            run("fit", "--gains", folder, "--out", tmp_path / name, "--epochs", epochs)
+    one, other = (
+        greenhouse.read_archive(tmp_path / name / "state", kind="fit of gains", version=1).tensors
+        for name in ("parts", "whole")
+    )
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    kept = read_kept(tmp_path / "whole" / "best").network
+    assert not any(bool(each.any()) for each in kept.recalled.parameters())
 
 
 def test_ppo_goes_on_from_a_fit_and_from_its_last_round(folder: Path, tmp_path: Path) -> None:
     run("fit", "--gains", folder, "--out", tmp_path / "fitted", "--epochs", 1)
-    words = ("train", "--out", tmp_path / "run", "--start", tmp_path / "fitted", "--envs", 4,
-             "--plots", 2, "--players", 2, "--longest", 8, "--minibatches", 1)  # fmt: skip
+    words = ("train", "--out", tmp_path / "run", "--fitted", tmp_path / "fitted" / "best",
+             "--envs", 4, "--plots", 2, "--players", 2, "--longest", 8,
+             "--minibatches", 1)  # fmt: skip
     run(*words, "--rounds", 1)
     run(*words, "--rounds", 2)
     run("train", *words[1:2], tmp_path / "whole", *words[3:], "--rounds", 2)
     one, other = (PPOAgent.load(tmp_path / name / "agent" / "round-2") for name in ("run", "whole"))
     for left, right in zip(one.network.parameters(), other.network.parameters(), strict=True):
         assert torch.equal(left, right)
+    assert [each.name for each in (tmp_path / "run" / "agent").iterdir()] == ["round-2"]
+
+
+def test_controllers_are_judged_on_the_same_cases(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("fit", "--gains", folder, "--out", tmp_path / "fitted", "--epochs", 1)
+    words = ("judge", "--out", tmp_path / "judged", "--worlds", 1, "--cases", 2, "--longest", 14)
+    run(*words, "periodic", tmp_path / "fitted" / "best")
+    lines = (tmp_path / "judged" / "validation-000.jsonl").read_text().splitlines()[1:]
+    found = [json.loads(line) for line in lines]
+    assert len({each["controller"] for each in found}) == 2
+    assert len({(each["seed"], each["control"]) for each in found}) == 2
+    assert "periodic" in capsys.readouterr().out

@@ -108,6 +108,8 @@ def drawn_layers(draw: random.Random) -> Iterator[tuple[nn.Module, tuple[int, ..
     yield nn.Conv1d(C, 2 * C, kernel, stride, pad, groups=groups), long
     yield nn.Conv1d(C, T, kernel, stride, pad, bias=False), long
     yield nn.Sequential(nn.ReLU(), nn.Conv1d(C, C, 1), nn.LeakyReLU(0.2), nn.Conv1d(C, 2, 1)), long
+    yield nn.Sequential(nn.Conv1d(C, C, 1), nn.GELU(), nn.Conv1d(C, 2, 1), nn.Tanh()), long
+    yield nn.Sequential(nn.Linear(C, T), ChannelNorm(T), nn.Tanh(), nn.GELU()), (C,)
     yield ChannelNorm(C), (C,)
     yield Transposed(ChannelNorm(C)), (C, L)
     yield GroupNorm(C, position_axes=1, groups=groups), (C, L)
@@ -125,6 +127,8 @@ def drawn_layers(draw: random.Random) -> Iterator[tuple[nn.Module, tuple[int, ..
 def test_every_layer_and_its_gradients_equal_torchs_in_many_sizes() -> None:
     draw, writer = random.Random(5), ProgramWriter([(1,)], 1, input_size=1, chunk=CHUNK)
     layers = [each for _ in range(4) for each in drawn_layers(draw)]
+    for _ in range(2):
+        writer.segment(record(nn.Linear(1, 1), (1,)))
     numbers = [writer.seed(0, 0, record(module, shape)) for module, shape in layers]
     library = build_library(writer.finished().text, torch.float64)
     draws = torch.Generator().manual_seed(7)
@@ -137,6 +141,8 @@ MIXED = [
     ("mlp", Isolation.STRAIGHT_THROUGH, AdamW(), 1),
     ("conv1d", Isolation.DUAL_PASS, AdamW(), 0),
     ("conv1d", Isolation.STRAIGHT_THROUGH, Sgd(), 1),
+    ("gelu", Isolation.DUAL_PASS, AdamW(), 0),
+    ("tanh", Isolation.STRAIGHT_THROUGH, Sgd(), 1),
 ]
 
 
@@ -347,8 +353,8 @@ def test_a_host_that_does_not_fit_is_refused_with_its_bytes() -> None:
     program = write_program(host, build_catalogue(host.slot_specs(), 1, ("norm",)), 40, 1)
     with pytest.raises(EsperError, match=r"given: \d+ bytes: 200000 parameters twice"):
         require_fitting(program, 200_000, 4, 232_448)
-    with pytest.raises(BlueprintError, match=r'A GELU cannot be computed on chip.*backend="fused"'):
-        record(nn.Sequential(nn.Linear(4, 4), nn.GELU()), (4,))
+    with pytest.raises(BlueprintError, match=r'A SiLU cannot be computed on chip.*backend="fused"'):
+        record(nn.Sequential(nn.Linear(4, 4), nn.SiLU()), (4,))
     with pytest.raises(EsperError, match="did you mean 'chip'"):
         make_population("mlp", 2, backend="chips")
 

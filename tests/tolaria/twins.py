@@ -23,8 +23,17 @@ HOSTS: dict[str, Callable[[], SegmentedHost]] = {
     "conv2d": lambda: Conv2dHost(channels_in=1, size=6, widths=(3, 4, 4), classes=4),
 }
 # The transformer runs longest: it takes part where populations are compared with the reference.
-EVERY_HOST = HOSTS | {"gpt": lambda: GptHost(vocabulary=4, width=4, heads=2, context=5)}
-SHAPES = {"mlp": (12,), "conv1d": (12,), "conv2d": (1, 6, 6), "gpt": (5,)}
+BENT: dict[str, Callable[[], SegmentedHost]] = {
+    "gelu": lambda: MlpHost(features=12, width=6, classes=4, activation="gelu", norm="layer"),
+    "tanh": lambda: Conv1dHost(
+        length=12, channels=3, kernel=3, classes=4, activation="tanh", norm="layer"
+    ),
+}
+GPT = {"gpt": lambda: GptHost(vocabulary=4, width=4, heads=2, context=5)}
+EVERY_HOST = HOSTS | GPT
+SHAPES = {"mlp": (12,), "conv1d": (12,), "conv2d": (1, 6, 6), "gpt": (5,)} | dict.fromkeys(
+    BENT, (12,)
+)
 
 
 def make_splits(host: str, seed: int = 0, samples: int = 40) -> Splits:
@@ -60,7 +69,7 @@ def make_population(
     )
     settings.setdefault("rules", GateRules.unmeasured())
     return Population(
-        EVERY_HOST[host],
+        (EVERY_HOST | BENT)[host],
         feed,
         identities=range(first, first + count),
         seed=1,

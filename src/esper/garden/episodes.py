@@ -19,7 +19,7 @@ from esper.garden.cases import Case
 from esper.garden.contexts import Context, Source, by_shape, lesion_mask
 from esper.garden.families import LENGTH
 from esper.leyline import Actions, Legality, LifecycleOp, SeedStage, Transitions
-from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
+from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT, SCORED_EPOCHS
 from esper.leyline.errors import AgreementError, UnknownNameError
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals, SignalWindow
@@ -124,9 +124,11 @@ class Episodes:
         config: PopulationConfig | None = None,
         test: bool = False,
         attribute: bool = True,
+        rent: float = DEFAULT_RENT,
     ) -> None:
-        """`test`: score the last epochs on test data; `attribute`: measure what controllers see."""
-        self.horizon, self.test, self.attribute = horizon, test, attribute
+        """`test`: score the last epochs on test data; `attribute`: measure what controllers see;
+        `rent`: what they are told that seeds cost."""
+        self.horizon, self.test, self.attribute, self.rent = horizon, test, attribute, rent
         self.contexts = {context.key: context for context in contexts}
         first = _one_shape(contexts)
         tasks = (task for context in contexts for task in (context.source, context.drift))
@@ -216,6 +218,7 @@ class Episodes:
             else torch.zeros(len(self), heads, dtype=torch.float64),
             shadows=replace(shadows, cost=self.flops.shadows(life)) if deciding else None,
             **self._window.measured(),
+            rent=self.rent,
         )
 
     @property

@@ -21,7 +21,7 @@ from esper.garden.episodes import Episodes
 from esper.garden.families import LENGTH
 from esper.garden.rewards import net_of_rent
 from esper.leyline import Actions, AgreementError, EsperError, SeedStage
-from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
+from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT, SCORED_EPOCHS
 from esper.tamiyo.controllers import Controller, RowSchedule, Schedule, SideBySide
 from esper.tamiyo.controllers.protocol import Auditioning
 from esper.tolaria.flops import counted
@@ -115,13 +115,20 @@ class Playground:
         config: PopulationConfig | None = None,
         test: bool = True,
         attribute: bool = True,
+        rent: float = DEFAULT_RENT,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`test`, `attribute`: as for episodes. Of `ranks` that play the same jobs, each plays a
-        part of the batches, which are the same for any number of them, and all hear of all."""
+        """`test`, `attribute`, `rent`: as for episodes. Of `ranks` that play the same jobs, each
+        plays a part of the batches, which are the same for any number, and all hear of all."""
         self.most, self.horizon, self.config, self.ranks = rows, horizon, config, ranks
         self._make = partial(
-            Episodes, horizon=horizon, device=device, config=config, test=test, attribute=attribute
+            Episodes,
+            horizon=horizon,
+            device=device,
+            config=config,
+            test=test,
+            attribute=attribute,
+            rent=rent,
         )
         self._episodes: Episodes | None = None
         self._costs, self._flops = Costs(), dict[str, float]()  # by shape of host

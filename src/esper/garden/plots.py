@@ -53,6 +53,7 @@ class Bed:
             plot.contexts,
             len(of),
             horizon=plot.horizon,
+            rent=plot.rent,
             device=device,
             config=plot.population(deterministic=deterministic),
         )
@@ -76,7 +77,7 @@ class Bed:
         own = pad(LAYOUT.narrow(actions, space).values, (0, 0, 0, len(self.cases) - count))
         chosen = idle_where(~episodes.running, Actions(space, own))
         self.rule.overruled(self.advice, Actions(space, chosen.values[:count]))
-        where, share = self.rule.audition(*self._seen)  # knows what was done, as in use
+        where, share = self.rule.audition(*self.seen)  # knows what was done, as in use
         extra = len(self.cases) - count
         plan = AuditionPlan(pad(where, (0, 0, 0, 0, 0, extra)), pad(share, (0, extra)))
         epoch = episodes.advance(chosen, plan)
@@ -95,7 +96,7 @@ class Bed:
         """What players see and may do now, and what the rule would do."""
         signals = self.episodes.signals().rows(self.players)
         legal = self.episodes.legal().rows(self.players)
-        self.advice, self._seen = self.rule.act(signals, legal, starts), (signals, legal)
+        self.advice, self.seen = self.rule.act(signals, legal, starts), (signals, legal)
         self.observations = LAYOUT.observe(signals, self.advice)
         self.legal = LAYOUT.widen(legal)
         if self.over:

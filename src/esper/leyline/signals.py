@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.constants import DEFAULT_RENT
 from esper.leyline.errors import AgreementError
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.shadows import ShadowReadings
@@ -39,6 +40,7 @@ class Signals:
     draws: Tensor  # [N, H] from 0 to 1: each environment's own random numbers for this decision
     flow: Tensor | None = None  # [N, S, K] FLOW_STATISTICS of each slot; None: never measured
     shadows: ShadowReadings | None = None  # None: none can train here
+    rent: float = DEFAULT_RENT  # points that 100 % of the host's parameters cost
 
     def __post_init__(self) -> None:
         hosts = self.lifecycle.shape[0]

@@ -61,6 +61,7 @@ WHOLE_TOKEN = FeatureBlock(
         Feature("classes", 0.0, 1.0, "log10 / 3", "Between which the host tells."),
         Feature("slots", 0.0, 1.0, "log10(1 + count) / 2", "Of the host."),
         Feature("budget", 0.0, 1.0, COST_SCALE, "Parameters that may exist in seeds."),
+        Feature("rent", 0.0, 1.0, "points / 10", "That the host's size in seeds would cost."),
         Feature("advised", 0.0, 1.0, "one of", "What the rule would do.",
                 options=tuple(op.name for op in LifecycleOp)),
     )
@@ -175,6 +176,7 @@ class TokenLayout:
             "classes": torch.full((N,), math.log10(max(signals.classes, 1)) / 3.0),
             "slots": torch.full((N,), math.log10(1 + S) / 2.0),
             "budget": visible_cost(signals.budget.double(), max(catalogue.host_params, 1)),
+            "rent": torch.full((N,), signals.rent / 10.0),
             "advised": op == torch.arange(len(LifecycleOp)),
         }
         whole[:] = WHOLE_TOKEN.held(global_columns(signals) | of_all)

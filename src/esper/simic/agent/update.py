@@ -25,6 +25,7 @@ from esper.simic.agent.types import SequenceBatch
 from esper.tamiyo.network import Evaluation, RecurrentActorCritic
 
 PROBED = 2  # sequences that are looked at once more after an update
+STATES_AT_ONCE = 2**25  # numbers that are seen together without learning from them
 
 
 class StoredLogProbError(EsperError):
@@ -329,6 +330,14 @@ class Update:
                 batch.states, batch.actions, batch.masks, batch.hidden, batch.starts
             )
 
+    def _evaluate_all(self, batch: SequenceBatch) -> Evaluation:
+        """The same in parts: a large rollout with all its activations would not fit."""
+        parts = max(self.parts, -(-batch.states.numel() // STATES_AT_ONCE))
+        found = [self.evaluate(part) for part in _split(batch, parts)]
+        if len(found) == 1:
+            return found[0]
+        return Evaluation(*(torch.cat(each) for each in zip(*found, strict=True)))
+
     @torch.no_grad()
     def _anchored(self, batch: SequenceBatch) -> tuple[SequenceBatch, Tensor, Tensor]:
         """The batch with recomputed log-probs and values as the reference for all epochs.
@@ -339,7 +348,7 @@ class Update:
         error = torch.zeros((), device=self.device)
         entropies = torch.zeros_like(batch.log_probs)
         if len(batch.valid):
-            evaluation = self.evaluate(batch)
+            evaluation = self._evaluate_all(batch)
             entropies = evaluation.entropies
             apart = torch.expm1(evaluation.log_probs - batch.log_probs).abs()
             error = apart.masked_fill(~batch.valid[..., None], 0.0).amax()
@@ -486,7 +495,7 @@ class Update:
         number = int(self._sound)
         rows = minibatches[number]
         part = batch if rows is None else batch.rows(rows)
-        found = self.evaluate(part)
+        found = self._evaluate_all(part)
         suspects = {
             "log_probs": (part.matters & ~found.log_probs.isfinite()).any(-1),
             "values": part.valid & ~found.values.isfinite(),

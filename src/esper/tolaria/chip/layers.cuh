@@ -278,6 +278,22 @@ template <int SIZE> APART void tanh_backward(Cells y, Cells g) {
   SYNC();
 }
 
+// --- y = x P(x), of the normal distribution's P and density -----------------------------------------
+
+DEVICE real below(real x) { return real(0.5) * (1 + erf(x * real(0.70710678118654752))); }
+DEVICE real density(real x) { return real(0.39894228040143268) * exp(real(-0.5) * x * x); }
+
+template <int SIZE> APART void gelu_forward(Cells x, Cells y) {
+  EACH(k, CHUNK * SIZE) y[k] = x[k] * below(x[k]);
+  SYNC();
+}
+
+template <int SIZE> APART void gelu_backward(Cells x, Cells gy, Cells gx, bool add) {
+  if (!gx) return;
+  EACH(k, CHUNK * SIZE) put(gx + k, gy[k] * (below(x[k]) + x[k] * density(x[k])), add);
+  SYNC();
+}
+
 // --- moving values: y = x, y = x - h --------------------------------------------------------------
 
 template <int SIZE> APART void copy_forward(Cells x, Cells y) {

@@ -48,7 +48,7 @@ struct Cells {
 #else
 #include <cmath>
 #include <vector>
-using std::exp, std::expm1, std::log, std::sqrt, std::tanh;
+using std::erf, std::exp, std::expm1, std::log, std::sqrt, std::tanh;
 #define DEVICE static inline
 #define CONSTANT static const
 #define APART static

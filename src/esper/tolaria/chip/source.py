@@ -62,12 +62,6 @@ def write_program(
     given: tuple[int, ...] = (input_size,)
     for number, segment in enumerate(host.segments):
         tape = record(segment, given, overwritten=False)
-        if len(tape.sizes) != 2:
-            raise EsperError(
-                "A host's segment keeps more than its output, which is not done on chip",
-                given=f"segment {number} of {type(host).__name__}",
-                fix='choose backend="fused"',
-            )
         writer.segment(tape)
         given = (shapes[number:] or [()])[0]
     for slot, spec in enumerate(specs):
@@ -111,16 +105,22 @@ class ProgramWriter:
     host_width: int = 0  # parameters of the segments so far
     classes: int = 1  # numbers that the last of them returns
     functions: list[str] = field(default_factory=list)
-    segments: int = 0
+    kept: list[int] = field(default_factory=list)  # numbers of each segment beside its output
     which: dict[tuple[int, int], int] = field(default_factory=dict)  # (slot, blueprint) -> seed
     seeds: list[tuple[Tape, Places]] = field(default_factory=list)
     rooms: dict[int, int] = field(default_factory=dict)  # slot -> numbers of its largest seed
 
     def segment(self, tape: Tape) -> None:
-        """The next segment of the host."""
-        names = {("value", tape.output): "y", ("gradient", tape.output): "gy"}
-        self._add(f"segment_{self.segments}", tape, names, self.host_width, {tape.output})
-        self.segments += 1
+        """The next segment of the host. What it needs beside its output lies behind that, and so do
+        the gradients."""
+        names: dict[Buffer, str] = {}
+        end = 0
+        for value in (tape.output, *(v for v in range(1, len(tape.sizes)) if v != tape.output)):
+            names["value", value] = f"y + CHUNK * {end}"
+            names["gradient", value] = f"gy + CHUNK * {end}"
+            end += tape.sizes[value]
+        self._add(f"segment_{len(self.kept)}", tape, names, self.host_width, {tape.output})
+        self.kept.append(end - tape.sizes[tape.output])
         self.host_width += tape.width
         self.classes = tape.sizes[tape.output]
 
@@ -152,10 +152,11 @@ class ProgramWriter:
         """The whole text, and the numbers that a sample takes."""
         slots, input_size = len(self.shapes), self.input_size
         sizes = [*(math.prod(shape) for shape in self.shapes), self.classes]
-        values = [input_size + sum(sizes[:k]) for k in range(slots + 1)]
+        wide = [size + kept for size, kept in zip(sizes, self.kept, strict=True)]
+        values = [input_size + sum(wide[:k]) for k in range(slots + 1)]
         # The gradient of one value is computed from the next one's: two places take turns.
-        first, second = (max(sizes[turn::2], default=0) for turn in (0, 1))
-        start = input_size + sum(sizes)
+        first, second = (max(wide[turn::2], default=0) for turn in (0, 1))
+        start = input_size + sum(wide)
         gradients = [start + (first if k % 2 else 0) for k in range(slots + 1)]
         work = start + first + second
         lengths = [(*shape, 1)[1] for shape in self.shapes]
@@ -194,7 +195,7 @@ class ProgramWriter:
             '#include "attention.cuh"',
             *(f"TABLE({', '.join([name, *map(str, tables[name]), '0'])})" for name in tables),
             *self.functions,
-            *(_dispatch("segment", way, self.segments) for way in _SIGNATURES),
+            *(_dispatch("segment", way, len(self.kept)) for way in _SIGNATURES),
             *(_dispatch("seed", way, len(self.seeds)) for way in _SIGNATURES),
             '#include "entries.cuh"',
         ]

@@ -19,7 +19,12 @@ from esper.kasmina.layers import NORM_EPSILON, ChannelNorm, GroupNorm, SelfAtten
 from esper.leyline.errors import BlueprintError
 
 INPUT = 0  # the value that a tape is given
-_LEAVES_OUTPUT = ("linear", "conv", "copy")  # kinds whose backward does not need what they returned
+_LEAVES_OUTPUT = (
+    "linear",
+    "conv",
+    "copy",
+    "norm",
+)  # kinds whose backward does not need what they returned
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,12 @@ def _conv(tape: Tape, module: nn.Conv1d, x: View) -> View:
     return tape.add("conv", sizes, x, like=like, params=places, reads=(x.value,))
 
 
+def _gelu(tape: Tape, module: nn.GELU, x: View) -> View:
+    if module.approximate != "none":
+        raise _unknown(module, f"{module}")
+    return tape.add("gelu", f"{tape.sizes[x.value]}", x, like=x, reads=(x.value,))
+
+
 def _scalar_gate(tape: Tape, module: ScalarGate, x: View) -> View:
     places, size = tape.parameters(module.weight), f"{tape.sizes[x.value]}"
     return tape.add("scalar", size, x, like=x, params=places, reads=(x.value,))
@@ -257,6 +268,8 @@ _FORMS: dict[type[nn.Module], Callable[..., View]] = {
     nn.Conv1d: _conv,
     nn.ReLU: lambda tape, module, x: tape.change("leaky", x, 0.0),
     nn.LeakyReLU: lambda tape, module, x: tape.change("leaky", x, float(module.negative_slope)),
+    nn.Tanh: lambda tape, module, x: tape.change("tanh", x),
+    nn.GELU: _gelu,
     nn.AdaptiveAvgPool1d: _pool,
     nn.AdaptiveMaxPool1d: _pool,
     nn.Flatten: _reshaped,

@@ -1,0 +1,269 @@
+"""What planting gains, measured: drawn worlds are played, and what came of seeds is kept.
+
+Of every case there are a control, the rule `audition`, four seeds planted at one moment, and three
+seeds planted later beside the first of them. What they gained is kept with what was seen when they
+were planted, in compressed parts of a few plots each.
+
+Shapes: `D` decisions, `K` choices of one, waiting the first of them, `A` anchors, `F` features, `C`
+cases.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.random import default_rng
+from torch import Tensor
+
+from esper.archive import write_whole
+from esper.garden import Bed, Greenhouse, Plot
+from esper.garden.reward_settings import RewardConfig
+from esper.leyline import Blend, LifecycleOp
+from esper.leyline.streams import derive_seed
+from esper.tamiyo.controllers import RowSchedule
+from esper.tamiyo.controllers.specs import Arm
+
+FIRST, LATER = 4, 3  # seeds that are tried at a case's first decision, and at its second
+PLOTS_OF_PART = 4
+EARLIEST, LATEST = 6, 10  # epochs before the first seed; shadows are heard meanwhile
+LEAST_LEFT = 7  # epochs after one
+ANCHORS = 4  # looks at a case's rows, of which those are kept that say something
+HEADS = ("op", "slot", "blueprint", "blend")  # whose masks are kept
+
+
+class Gains(NamedTuple):
+    """What came of decisions."""
+
+    observations: Tensor  # [D, F]
+    masks: dict[str, Tensor]  # what was legal, by head
+    actions: Tensor  # [D, K, H]: waiting, then one seed or another
+    gains: Tensor  # [D, K] net points over waiting; NaN: none was planted
+    rule: Tensor  # [D] net points of the rule over the control; NaN: a later decision
+    scale: Tensor  # [D]
+    plot: Tensor  # [D] its number
+
+    @classmethod
+    def load(cls, folders: Sequence[Path]) -> "Gains":
+        parts = _parts(folders)
+        names = [name for name in cls._fields if name != "masks"]
+        whole = {name: _joined(parts, name) for name in names}
+        return cls(masks={head: _joined(parts, f"mask_{head}") for head in HEADS}, **whole)
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Gains":
+        named = {name: change(each) for name, each in self._asdict().items() if name != "masks"}
+        return Gains(masks={head: change(mask) for head, mask in self.masks.items()}, **named)
+
+    def rows(self, index: Tensor) -> "Gains":
+        return self.changed(lambda part: part[index])
+
+    def worth(self, caution: float) -> Tensor:
+        """[D, K - 1]: of each seed over waiting, a loss so many times; NaN: it was not planted."""
+        gains = (self.gains[:, 1:] / self.scale[:, None]).clamp(-2.0, 2.0)
+        return torch.where(gains < 0.0, caution * gains, gains)
+
+
+class Anchors(NamedTuple):
+    """Moments in which only the rule knows what to do: it tends what grows, or still listens."""
+
+    observations: Tensor  # [A, F]
+    mask: Tensor  # [A, ops]
+    op: Tensor  # [A]
+    plot: Tensor  # [A]
+
+    @classmethod
+    def load(cls, folders: Sequence[Path]) -> "Anchors":
+        parts = _parts(folders)
+        return cls(*(_joined(parts, f"anchor_{name}") for name in cls._fields))
+
+    def rows(self, index: Tensor) -> "Anchors":
+        return Anchors(*(part[index] for part in self))
+
+
+def _parts(folders: Sequence[Path]) -> list[Mapping[str, Any]]:
+    files = [file for folder in folders for file in sorted(folder.glob("gains-*.npz"))]
+    if not files:
+        raise SystemExit(f"{folders[0]} has no parts of gains: collect them first")
+    return [np.load(file) for file in files]
+
+
+def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> Tensor:
+    whole = torch.from_numpy(np.concatenate([part[name] for part in parts]))
+    if whole.dtype is torch.int16:
+        return whole.long()
+    return whole.float() if whole.is_floating_point() else whole
+
+
+class Measurement:
+    """A plot is played, and what is seen when seeds are planted is kept.
+
+    Of every case rows 0 to 3 plant a first seed; 4 to 6 plant that of row 0 and later a second one;
+    the last one does what the rule says.
+    """
+
+    def __init__(self, plot: Plot, number: int, device: str) -> None:
+        players = FIRST + LATER + 1
+        self.plot, self.number, self.bed = plot, number, Bed(plot, players, device=device)
+        self.rows = self.bed.players.view(-1, players)  # [C, players]
+        self.chance = default_rng(derive_seed("gains", plot.name))
+        latest = plot.horizon - LEAST_LEFT
+        self.first = min(int(self.chance.integers(EARLIEST, LATEST + 1)), latest)
+        self.later = int(self.chance.integers(self.first + 2, max(self.first + 3, latest + 1)))
+        self.plans = [plan for _ in self.rows for plan in self._plans()]
+        looked = (len(self.rows), ANCHORS)
+        self.looks = torch.from_numpy(self.chance.integers(1, plot.horizon, looked))  # epochs
+        self.kept: dict[str, list[Tensor]] = {}
+        self.decided: list[tuple[Tensor, Tensor]] = []  # cases and which rows chose, [D], [D, K]
+
+    def _plans(self) -> list[tuple[Arm, ...]]:
+        """Of one case's rows."""
+        fits = self._fitting(0)
+        if not fits:
+            return [()] * (FIRST + LATER + 1)
+        firsts = [self._arm(fits, self.first) for _ in range(FIRST)]
+        cost, slot = self._cost(firsts[0]), firsts[0].slot
+        beside = [place for place in self._fitting(cost) if place[0] != slot]
+        both: list[tuple[Arm, ...]] = [(firsts[0],)] * LATER
+        if beside:
+            both = [(firsts[0], self._arm(beside, self.later)) for _ in range(LATER)]
+        return [*((arm,) for arm in firsts), *both, ()]
+
+    def _fitting(self, spent: int) -> list[tuple[str, str]]:
+        """Slots and blueprints that what is left of the budget has room for."""
+        population = self.bed.episodes.population
+        catalogue, room = population.catalogue, int(population.budget[0]) - spent
+        costs = catalogue.total_costs()[:, :, Blend.RAMP]
+        fits = ((costs >= 0) & (costs <= room)).nonzero().tolist()
+        return [(catalogue.slots.names[slot], catalogue.names[kind]) for slot, kind in fits]
+
+    def _arm(self, places: list[tuple[str, str]], epoch: int) -> Arm:
+        slot, blueprint = places[int(self.chance.integers(len(places)))]
+        blend = list(Blend)[int(self.chance.integers(len(Blend)))].name.lower()
+        return Arm(slot=slot, blueprint=blueprint, blend=blend, epoch=epoch)
+
+    def _cost(self, arm: Arm) -> int:
+        catalogue = self.bed.episodes.population.catalogue
+        return int(catalogue.total_costs()[(*arm.place(catalogue), Blend.RAMP)])
+
+    def run(self) -> dict[str, Any]:
+        bed, rows = self.bed, self.rows
+        player, starts = RowSchedule(self.plans), torch.ones(len(bed.players), dtype=torch.bool)
+        waits = torch.ones(len(rows), dtype=torch.bool)  # for its second decision
+        for epoch in range(self.plot.horizon):
+            values = player.act(*bed.seen, starts).values
+            values[rows[:, -1]] = bed.advice.values[rows[:, -1]]
+            plants = (values[:, 0] == LifecycleOp.GERMINATE)[rows]  # [C, players]
+            if epoch == self.first:
+                self._decide(plants[:, :FIRST].any(1), rows[:, :FIRST], values)
+            elif epoch > self.first:
+                now = waits & plants[:, FIRST:-1].any(1)
+                self._decide(now, rows[:, FIRST:-1], values, since=rows[:, 0])
+                waits &= ~now
+            self._look(epoch)
+            bed.step(values)
+            starts = torch.zeros_like(starts)
+        return self._found()
+
+    def _decide(
+        self, cases: Tensor, tried: Tensor, values: Tensor, since: Tensor | None = None
+    ) -> None:
+        """Keep what is seen in these cases [C] bool, whose rows `tried` [C, K - 1] plant or not;
+        `since` [C] are those that wait, the control if None."""
+        rows = tried[cases]
+        seen = {f"mask_{head}": self.bed.legal.masks[head][rows[:, 0]] for head in HEADS}
+        seen["observations"] = self.bed.observations[rows[:, 0]].half()
+        chosen = torch.zeros(len(rows), 1 + FIRST, 4, dtype=torch.int16)
+        chosen[:, 1 : 1 + rows.shape[1]] = values[rows].short()
+        seen["actions"] = chosen
+        for name, each in seen.items():
+            self.kept.setdefault(name, []).append(each)
+        waiting = torch.full((len(rows),), -1) if since is None else since[cases]
+        everyone = torch.full((len(rows), 1 + FIRST), -2)
+        everyone[:, 0], everyone[:, 1 : 1 + rows.shape[1]] = waiting, rows
+        self.decided.append((cases.nonzero()[:, 0], everyone))
+
+    def _look(self, epoch: int) -> None:
+        """Keep what the rule does where nobody else knows."""
+        case, look = (self.looks == epoch).nonzero(as_tuple=True)
+        rows = torch.where(look % 2 == 0, self.rows[case, -1], self.rows[case, FIRST + 1])
+        op = self.bed.advice["op"][rows]
+        plain = (op == LifecycleOp.WAIT) | (op == LifecycleOp.GERMINATE)
+        listens = (op == LifecycleOp.WAIT) & (epoch < min(self.first, EARLIEST))
+        rows = rows[(~plain | listens) & self.bed.episodes.running[rows]]
+        found = {
+            "anchor_observations": self.bed.observations[rows].half(),
+            "anchor_mask": self.bed.legal.masks["op"][rows],
+            "anchor_op": self.bed.advice["op"][rows].short(),
+            "anchor_plot": torch.full((len(rows),), self.number).short(),
+        }
+        for name, each in found.items():
+            self.kept.setdefault(name, []).append(each)
+
+    def _found(self) -> dict[str, Any]:
+        state, plot = self.bed.state, self.plot
+        forfeit = RewardConfig().rollback_penalty + state.objective.clamp(min=0.0)
+        net = state.objective - plot.rent * state.exposure
+        net = net - forfeit.masked_fill(~state.rolled_back, 0.0)
+        apart = torch.tensor([torch.nan, 0.0], dtype=net.dtype)  # nobody, and a control
+        net = torch.cat([net[: len(self.bed.players)], apart])
+        actions = torch.cat(self.kept["actions"])
+        cases, rows = (torch.cat(each) for each in zip(*self.decided, strict=True))
+        gains = net[rows] - net[rows[:, :1]]
+        planted = actions[:, 1:, 0] == LifecycleOp.GERMINATE
+        gains[:, 1:] = gains[:, 1:].masked_fill(~planted, torch.nan)
+        rule = net[self.rows[cases, -1]].masked_fill(rows[:, 0] >= 0, torch.nan)
+        scale = torch.tensor([context.scale for context in plot.contexts])[cases]
+        whole = {name: torch.cat(each) for name, each in self.kept.items()}
+        whole |= {"gains": gains.float(), "rule": rule.float(), "scale": scale}
+        whole["plot"] = torch.full((len(cases),), self.number).short()
+        return {name: each.cpu().numpy() for name, each in whole.items()}
+
+
+def collect(options: argparse.Namespace) -> None:
+    """Parts that are missing, one after the other."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    made = {name: getattr(options, name) for name in ("seed", "cases", "longest")}
+    _require_same(options.out / "made.json", made)
+    house, until = Greenhouse(options.seed, longest=options.longest), deadline(options)
+    parts = range(0, options.plots, PLOTS_OF_PART)
+    for first in parts[options.place :: options.of]:
+        file = options.out / f"gains-{first:06d}.npz"
+        if file.exists():
+            continue
+        if time.monotonic() > until:
+            print(f"stopped before plot {first}; the same command goes on")
+            return
+        began, found = time.monotonic(), []
+        for number in range(first, first + PLOTS_OF_PART):
+            found.append(
+                Measurement(house.plot(number, options.cases), number, options.device).run()
+            )
+        whole: Any = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+        half = file.with_name(f"half-{file.name}")  # which loading does not take for a part
+        np.savez_compressed(half, **whole)
+        os.replace(half, file)
+        best = np.nanmean(np.nanmax(np.nan_to_num(whole["gains"], nan=-99.0), 1))
+        print(
+            f"{file.name}: {len(whole['gains'])} decisions, best seed {best:+.1f} points, rule "
+            f"{np.nanmean(whole['rule']):+.1f}, {file.stat().st_size / 2**20:.2f} MB, "
+            f"{time.monotonic() - began:.0f} s",
+            flush=True,
+        )
+
+
+def _require_same(file: Path, made: Mapping[str, Any]) -> None:
+    """What a folder holds was made as is asked for now."""
+    if not file.exists():
+        write_whole(file, json.dumps(made))
+    elif (before := json.loads(file.read_text())) != made:
+        raise SystemExit(f"{file} says that it was made with {before}; asked for is {made}")
+
+
+def deadline(options: argparse.Namespace) -> float:
+    """When no other piece of work is begun."""
+    return time.monotonic() + (options.seconds or float("inf"))
