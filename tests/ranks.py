@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from esper.leyline.errors import EsperError
 from esper.simic.training.run_processes import launch
 from tests import programs
 from tests.simic.training.short_runs import fork_processes, shorten_epochs
@@ -32,7 +33,11 @@ def start() -> None:
     if size == 1:
         raise SystemExit(run(program, words))
     fork_processes(restarts=int(sys.argv[4]))
-    raise SystemExit(launch(run, program, words, sizes=(size,)))
+    try:
+        raise SystemExit(launch(run, program, words, sizes=(size,)))
+    except EsperError as error:
+        print(f"esper: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def run(program: str, words: list[str]) -> int:

@@ -5,7 +5,6 @@ are the same in all. On its own, a process keeps what it has. Messages go where 
 is where NCCL wants them.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from esper.api.batches import Pair, divisible, part_of, samples_of
-from esper.simic.training.run_processes import is_launched, joined
+from esper.simic.training import run_processes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,8 +30,7 @@ def rank() -> int:
 
 def started_again(model: nn.Module, kept: bool) -> bool:
     """Did the launcher lose a process, and start all of them again, after something was `kept`?"""
-    again = is_launched() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    return again and bool(shared(model, torch.tensor(kept)))
+    return bool(run_processes.started_again()) and bool(shared(model, torch.tensor(kept)))
 
 
 def together(work: Callable[P, T]) -> Callable[P, T]:
@@ -40,7 +38,7 @@ def together(work: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(work)
     def met(*args: P.args, **named: P.kwargs) -> T:
-        if not is_launched() or distributed.is_initialized():
+        if not run_processes.is_launched() or distributed.is_initialized():
             return work(*args, **named)
         asked = named.get("device")
         where = [
@@ -48,7 +46,7 @@ def together(work: Callable[P, T]) -> Callable[P, T]:
         ]
         name = str(asked or next(iter(where), "cpu"))
         cuda = name.startswith("cuda") or (name == "auto" and torch.cuda.is_available())
-        with joined("cuda" if cuda else "cpu"):
+        with run_processes.joined("cuda" if cuda else "cpu"):
             return work(*args, **named)
 
     return met

@@ -20,7 +20,13 @@ from esper.show.run_facts import Score, scores
 from esper.show.terminal import flat_estimate, progress, require_writable, write_flat
 from esper.simic.agent.processes import Processes
 from esper.simic.training import RoundReport, RunFolder, Stopping, TrainConfig, train_run
-from esper.simic.training.run_processes import is_launched, joined, launch, require_device
+from esper.simic.training.run_processes import (
+    is_launched,
+    joined,
+    launch,
+    require_device,
+    started_again,
+)
 
 
 def start_run(command: Train) -> RunFolder:
@@ -29,7 +35,8 @@ def start_run(command: Train) -> RunFolder:
     with joined(config.device) as processes:
         if is_launched() and processes.size not in config.sizes:
             config = replace(config, processes=processes.size)  # as many as there are
-        path = str(_created(command, config)) if processes.rank == 0 else ""
+        made = command.out is not None and started_again() and RunFolder(command.out).holds_run
+        path = "" if processes.rank else str(command.out if made else _created(command, config))
         run = RunFolder.open(processes.each(path)[0])
         _train(run, command, processes)
     return run

@@ -48,6 +48,11 @@ def is_launched() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
+def started_again() -> int:
+    """How often the launcher has lost a process, and started all of them again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if is_launched() else 0
+
+
 class Stopping:
     """Remembers that a signal asked to stop.
 

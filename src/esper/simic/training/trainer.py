@@ -8,7 +8,6 @@ Shapes: `N` environments of this process.
 """
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -51,6 +50,7 @@ from esper.simic.agent.rollout_buffer import NonFiniteError
 from esper.simic.agent.rollouts import collect
 from esper.simic.agent.types import Decision, Outcome
 from esper.simic.training.config import TrainConfig
+from esper.simic.training.run_processes import started_again
 from esper.simic.training.selection import Judge, Judgement, PlotJudge
 from esper.simic.training.telemetry import Reporter, SlowRank, Waiting
 from esper.simic.training.training_runs import Kept, RunError, RunFolder, require_own
@@ -220,7 +220,7 @@ class Trainer:
             self.hub.emit(Noted(round=self.round, text=gap))
         size, before = self.processes.size, saved[1].notes.get("processes") if saved else None
         changes = []
-        if times := int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        if times := started_again():
             changes.append(f"A process was lost, and all were started again ({times})")
         if before not in (None, size):
             changes.append(f"Where {before} processes learned, {size} go on")
