@@ -151,7 +151,7 @@ class Governor:
     ) -> dict[int, tuple[Failure, float, float]]:
         """The first cause for each failed environment, with the value seen and its limit."""
         nothing = torch.zeros(len(self.population), dtype=torch.float64)
-        loss, limit = record.loss, self._loss_limit()
+        loss, limit = record.loss, self._loss_limit(record.loss)
         gradients, states = self._beyond()
         findings = [  # cause, failed, value, limit
             (Failure.NON_FINITE_LOSS, ~loss.isfinite(), loss, nothing),
@@ -202,12 +202,17 @@ class Governor:
         gradients, states = nothing.index_add(1, owner[used], found)
         return gradients, states
 
-    def _loss_limit(self) -> Tensor:
-        """[N]: above this a loss has exploded, by the median and the spread of its own past."""
-        median = self.losses.nanmedian(dim=1).values
-        deviation = (self.losses - median[:, None]).abs().nanmedian(dim=1).values
+    def _loss_limit(self, loss: Tensor) -> Tensor:
+        """[N]: above this a loss has exploded, by the median and the spread of its own past; where
+        it is about the least of them it has not, and the limit is the ceiling."""
+        limit = torch.full_like(loss, self.rules.ceiling)
+        lowest = self.losses.nan_to_num(torch.inf).amin(dim=1)
+        rows = (loss > lowest + self.rules.least).nonzero()[:, 0]
+        past, ceiling = self.losses[rows], limit[rows]
+        median = past.nanmedian(dim=1).values
+        deviation = (past - median[:, None]).abs().nanmedian(dim=1).values
         robust = median + self.rules.spread * 1.4826 * deviation
         robust = robust.maximum(median * self.rules.factor).maximum(median + self.rules.least)
-        enough = (~self.losses.isnan()).sum(dim=1) >= 2
-        ceiling = torch.full_like(median, self.rules.ceiling)
-        return torch.where(enough, robust.minimum(ceiling), ceiling)
+        enough = (~past.isnan()).sum(dim=1) >= 2
+        limit[rows] = torch.where(enough, robust.minimum(ceiling), ceiling)
+        return limit

@@ -296,5 +296,7 @@ def _drawn(births: Sequence[Birth]) -> list[Tensor]:
     torch._foreach_mul_(draws, 2.0)
     torch._foreach_sub_(draws, 1.0)
     starts = sent(torch.cat([each.starts for each in templates], dim=1), device)
-    ways = zip(draws, starts.split([each.width for each in templates], dim=1), strict=True)
-    return [(draw * bounds + values).float() for draw, (bounds, values) in ways]
+    bounds, values = (each.split([t.width for t in templates]) for each in starts)
+    torch._foreach_mul_(draws, bounds)
+    torch._foreach_add_(draws, values)
+    return [draw.float() for draw in draws]
