@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.train_commands import best_scores, figures_of, sentence_of
+from esper.karn.train_commands import best_scores, figures_of, untold
 from esper.show.run_facts import read_facts
 from esper.show.training_page import page
 from esper.simic.training import RunFolder, read_config
@@ -222,7 +222,7 @@ def test_where_the_store_is_damaged_scores_are_shown_and_what_is_missing_is_said
         assert said in " ".join(told.stdout.split())
         assert str(best_scores(run.path)["tamiyo"]) in told.stdout
         assert figures_of(copy) == figures | {"telemetry.whole": 0}
-        assert said in sentence_of(copy)
+        assert said in untold(copy)
         facts = read_facts(copy)
         assert (facts.best, facts.last_round) == (read_facts(run.path).best, 2)
         assert said in str(page(facts))

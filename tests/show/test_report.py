@@ -25,7 +25,6 @@ from esper.show.training_page import (
     binned,
     cautions,
     contents,
-    headline,
     page,
     seconds_by_phase,
 )
@@ -385,8 +384,8 @@ def test_below_and_between_are_said_as_they_are() -> None:
     facts = Facts(
         path=Path("run"), learned=learned, baselines={"heuristic": Score(0, 0.5, (0.4, 0.6))}
     )
-    assert "clearly below the heuristic" in headline(facts)
-    assert "not distinguishable from never growing" in headline(facts)
+    assert "clearly below the heuristic" in facts.headline
+    assert "not distinguishable from never growing" in facts.headline
     assert not any("flatters" in text for text in cautions(facts))
 
 

@@ -15,7 +15,7 @@ from esper.api.ticking import GrowthDecision, NotFiniteError, StageChange
 from esper.leyline import Cause, LifecycleOp, SeedStage
 from esper.leyline.errors import EsperError, first_line
 from esper.leyline.ops import cause_name
-from esper.nissa import Hub, RunLayout, RunStore, Sink, events, open_sinks, require_sinks
+from esper.nissa import Hub, RunLayout, Sink, events, open_sinks, require_sinks
 from esper.nissa.anomalies import not_a_number
 from esper.nissa.hub import tell
 from esper.nissa.store import usable_store
@@ -131,7 +131,9 @@ class GrowthTelemetry(Observer):
         features = FeatureTable.of(host.catalogue).names if learned else ()
         self.layout = RunLayout.of(host.space, features, host.catalogue)
         folder = None if run.folder is None else run.folder.path
-        sinks, store = open_sinks(self._asked, folder), self._store()
+        sinks, store = open_sinks(self._asked, folder), None
+        if folder is not None:  # as it was at the end of the last epoch
+            store = usable_store(folder, self.layout, after=len(run.history) or -1)
         self.hub = Hub(*([] if store is None else [store]), *sinks)
         with self._going_on():
             self._open(None if store is None else store.last_commit)
@@ -149,12 +151,6 @@ class GrowthTelemetry(Observer):
         for record in run.history:  # all, to know what stands in which slot by now
             self._tell(record, known=known or 0)
         self.hub.commit(len(run.history))
-
-    def _store(self) -> RunStore | None:
-        """The telemetry of the run's folder, as it was at the end of its last epoch."""
-        if self.run.folder is None:
-            return None
-        return usable_store(self.run.folder.path, self.layout, after=len(self.run.history) or -1)
 
     def epoch(self, news: EpochNews) -> None:
         if self.failed:

@@ -16,7 +16,7 @@ from esper.karn.commands import RUNS, Resume, Train
 from esper.karn.watch_commands import start_watching
 from esper.leyline.stages import SeedStage
 from esper.nissa import RunReader, StoreError, require_sinks
-from esper.show.run_facts import Score, scores
+from esper.show.run_facts import Score, read_facts, scores
 from esper.show.terminal import flat_estimate, progress, require_writable, write_flat
 from esper.simic.agent.processes import Processes
 from esper.simic.training import RoundReport, RunFolder, Stopping, TrainConfig, train_run
@@ -138,7 +138,7 @@ def _trained(run: RunFolder, quiet: bool, json: Path | None, processes: Processe
     if json is not None and processes.rank == 0:
         write_flat(json, figures_of(run.path))
     if not quiet:
-        print(sentence_of(run.path), flush=True)
+        print(f"{read_facts(run.path).headline}{untold(run.path)}", flush=True)
     return 0
 
 
@@ -174,22 +174,6 @@ def figures_of(path: Path) -> dict[str, float]:
     done = RunFolder(path).newest()
     figures |= {"rounds": done[0] if done else 0, "telemetry.whole": float(not untold(path))}
     return figures
-
-
-def sentence_of(path: Path) -> str:
-    """What a run came to, in one sentence."""
-    found = best_scores(path)
-    learned = found.pop("tamiyo", None)
-    if learned is None:
-        return f"{path} is finished; it was never evaluated.{untold(path)}"
-    others = ", ".join(f"{name} {score}" for name, score in found.items())
-    return (
-        f"Tamiyo scores {learned} after round {learned.round} "
-        "(1 is about what the best single seed gains, 0 never growing; validation data, 95 % "
-        "intervals, the best of its evaluations)"
-        + (f"; on the same cases {others}." if others else ".")
-        + untold(path)
-    )
 
 
 # --- progress -----------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from esper.leyline.constants import SCORED_EPOCHS
 from esper.nissa import Cell, RunLayout, RunReader, StoreError
 from esper.nissa.store import file_of
 from esper.show.report import Pictured
+from esper.show.terminal import duration, listed
 
 if TYPE_CHECKING:
     from esper.simic.training.training_runs import Kept
@@ -137,6 +138,30 @@ class Facts(Pictured):
         return sum(each["rolled_back"] for each in self.rounds)
 
     @property
+    def headline(self) -> str:
+        """What was learned, with its figures."""
+        rounds = "1 round" if self.last_round == 1 else f"{self.last_round:,} rounds"
+        time = "" if self.training_seconds is None else f" and {duration(self.training_seconds)}"
+        done = f"After {self.played:,} episodes in {rounds}{time},"
+        best = self.best
+        if best is None:
+            said = f"{done} the controller has not been evaluated yet."
+            if not self.played:
+                said = "Nothing has been played yet."
+            others = [f"{_article(name)} {score}" for name, score in self.baselines.items()]
+            if others:
+                said += f" To compare with: {listed(others)}; never growing is 0."
+            return said
+        compared = [
+            f"{_relation(best, score)} {_article(name)} ({score})"
+            for name, score in self.baselines.items()
+        ]
+        compared.append(f"{_relation(best, Score(0, 0.0, (0.0, 0.0)))} never growing (0)")
+        return (
+            f"{done} Tamiyo scores {best} at its best, in round {best.round}: {listed(compared)}."
+        )
+
+    @property
     def late_words(self) -> str:
         """The last rounds, in words."""
         if not self.late:
@@ -151,6 +176,19 @@ class Facts(Pictured):
             if row["net_gain"] is not None:
                 found[row["context"]].append(row)
         return found
+
+
+def _relation(best: Score, other: Score) -> str:
+    """What the intervals allow to say."""
+    if best.interval is None or other.interval is None:
+        return "more than" if best.value > other.value else "not more than"
+    if best.interval[0] > other.interval[1]:
+        return "clearly above"
+    return "clearly below" if best.interval[1] < other.interval[0] else "not distinguishable from"
+
+
+def _article(name: str) -> str:
+    return {"random": "random decisions", "heuristic": "the heuristic"}.get(name, name)
 
 
 def read_facts(run: Path) -> Facts:

@@ -28,12 +28,11 @@ from esper.show.run_facts import (
     Array,
     Facts,
     Row,
-    Score,
     Shares,
     Story,
     signed,
 )
-from esper.show.terminal import duration, listed
+from esper.show.terminal import duration
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure, over_rounds
 from esper.show.timelines import timeline, title
 
@@ -58,7 +57,7 @@ def page(facts: Facts) -> Page:
     absent, settings = _settings(facts)
     return Page(
         name=f"run {facts.path.resolve().name}",
-        headline=headline(facts),
+        headline=facts.headline,
         tiles=_tiles(facts),
         sections=contents(facts),
         cautions=cautions(facts),
@@ -195,28 +194,6 @@ def _settings(facts: Facts) -> tuple[list[str], dict[str, Row]]:
 # --- sentences ------------------------------------------------------------------------------
 
 
-def headline(facts: Facts) -> str:
-    """What was learned, with its figures."""
-    rounds = "1 round" if facts.last_round == 1 else f"{facts.last_round:,} rounds"
-    time = "" if facts.training_seconds is None else f" and {duration(facts.training_seconds)}"
-    done = f"After {facts.played:,} episodes in {rounds}{time},"
-    best = facts.best
-    if best is None:
-        said = f"{done} the controller has not been evaluated yet."
-        if not facts.played:
-            said = "Nothing has been played yet."
-        others = [f"{_article(name)} {score}" for name, score in facts.baselines.items()]
-        if others:
-            said += f" To compare with: {listed(others)}; never growing is 0."
-        return said
-    compared = [
-        f"{_relation(best, score)} {_article(name)} ({score})"
-        for name, score in facts.baselines.items()
-    ]
-    compared.append(f"{_relation(best, Score(0, 0.0, (0.0, 0.0)))} never growing (0)")
-    return f"{done} Tamiyo scores {best} at its best, in round {best.round}: {listed(compared)}."
-
-
 def cautions(facts: Facts) -> list[str]:
     """What a reader should know before believing the figures, and what is missing."""
     best, planned, envs = facts.best, facts.config.get("rounds"), facts.config.get("envs")
@@ -245,19 +222,6 @@ def cautions(facts: Facts) -> list[str]:
         envs=envs,
     )
     return found + [f"Round {number}: {text}" for number, text in facts.notes]
-
-
-def _relation(best: Score, other: Score) -> str:
-    """What the intervals allow to say."""
-    if best.interval is None or other.interval is None:
-        return "more than" if best.value > other.value else "not more than"
-    if best.interval[0] > other.interval[1]:
-        return "clearly above"
-    return "clearly below" if best.interval[1] < other.interval[0] else "not distinguishable from"
-
-
-def _article(name: str) -> str:
-    return {"random": "random decisions", "heuristic": "the heuristic"}.get(name, name)
 
 
 # --- the learning curve ---------------------------------------------------------------------------
