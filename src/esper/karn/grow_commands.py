@@ -190,17 +190,6 @@ def report_growth(command: WriteReport) -> None:
     print(f"Report: {api.read_report(command.path).write(folder)}")
 
 
-def line_of(path: Path) -> tuple[str, str, str]:
-    """What a list of runs says of one: model, epochs, score; one that is damaged is listed too."""
-    try:
-        report = api.read_report(path)
-    except EsperError:
-        return ("unreadable", "", "")
-    score = "" if report.latest_score is None else f"{report.latest_score:.2f}"
-    model = Path(report.origin.get("model", "")).name
-    return model, f"{len(report.epochs)} of {report.planned}", score
-
-
 def show_places(command: Inspect) -> None:
     """Where a model could grow."""
     model = build_model(command.model, 0)

@@ -1,13 +1,13 @@
 """Runs for the terminal: which there are, what one came to, and any question about it."""
 
 from contextlib import suppress
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from esper.api import GrowthFolder
+from esper.api import GrowthFolder, read_report
 from esper.karn.commands import Events, Runs, Show, WriteReport
-from esper.karn.grow_commands import line_of
 from esper.karn.train_commands import best_scores, untold
 from esper.leyline.errors import EsperError, printable
 from esper.nissa import RunReader, StoreError
@@ -18,32 +18,31 @@ from esper.simic.training import RunError, RunFolder
 
 
 def list_runs(command: Runs) -> None:
-    folder, found = command.folder, []
-    paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    for path in paths:
-        try:
-            found.append(RunFolder.open(path))
-        except RunError:
-            continue
-    grown = [path for path in paths if GrowthFolder(path).holds_run]
-    if not found and not grown:
+    folder = command.folder
+    found = ((path, _line(path)) for path in (sorted(folder.iterdir()) if folder.is_dir() else ()))
+    rows = [(path, *line) for path, line in found if line]
+    if not rows:
         raise RunError(f"There are no runs in {folder}", fix="train one: esper train demo")
-    if found:
-        columns = ["run", "suite", "rounds", "envs", "best evaluation"]
-        show_table(columns, ((run.path, *_line(run)) for run in found), fold=("run", "suite"))
-    if grown:
-        columns = ["run", "model", "epochs", "score"]
-        show_table(columns, ((path, *line_of(path)) for path in grown), fold=("run", "model"))
+    columns = ("run", "suite or model", "done", "score")
+    show_table(columns, rows, fold=columns[:2])
 
 
-def _line(run: RunFolder) -> tuple[object, ...]:
-    """What the list says of a run; one that cannot be read must not hide the others."""
+def _line(path: Path) -> tuple[object, ...]:
+    """What the list says of a run, nothing of what is none; a damaged one must not hide others."""
+    run = RunFolder(path)
     try:
-        config, done = run.config, run.newest()
+        if GrowthFolder(path).holds_run:
+            report = read_report(path)
+            score = "" if report.latest_score is None else f"{report.latest_score:.2f}"
+            model, epochs = Path(report.origin.get("model", "")).name, len(report.epochs)
+            return model, f"{epochs} of {report.planned} epochs", score
+        if run.holds_run:
+            done = (run.newest() or (0,))[0]
+            best = best_scores(path).get("tamiyo")
+            return run.config.suite, f"{done} of {run.config.rounds} rounds", best
     except EsperError:
-        return ("unreadable", "", "", "")
-    rounds = f"{done[0] if done else 0} of {config.rounds}"
-    return config.suite, rounds, config.envs, best_scores(run.path).get("tamiyo")
+        return ("unreadable", "", "")
+    return ()
 
 
 def show_run(command: Show) -> None:

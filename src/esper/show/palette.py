@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from esper.leyline import LifecycleOp, SeedStage
 
-ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+ORANGE, SKY, GREEN = "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#9AA0A6"
 
 STAGE_COLOURS: Mapping[str, str] = {
@@ -36,9 +36,6 @@ OP_MARKERS: Mapping[str, str] = {
 }
 LEARNED_COLOUR = BLUE
 BASELINE_COLOURS = (PURPLE, ORANGE, GREEN, SKY)
-CONTEXT_COLOURS = (
-    BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, GREY, YELLOW, "#882255", "#999933",
-)  # fmt: skip
 CONTEXT_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
 
 # Paul Tol's muted palette, for things that have no order and are many.

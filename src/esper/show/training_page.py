@@ -352,7 +352,7 @@ def gain_by_parameters(facts: Facts, theme: Theme) -> Figure:
     groups = facts.by_context()
     if not groups:
         raise AbsentError("No episode has ended yet, so no parameters have bought anything")
-    kinds = product(palette.CONTEXT_MARKERS, palette.CONTEXT_COLOURS)
+    kinds = product(palette.CONTEXT_MARKERS, palette.MANY)
     looks = dict(zip(sorted(groups), cycle(kinds), strict=False))
     figure = new_figure(max(4.8, 0.21 * len(groups) + 1.2))
     axes = figure.subplots()
