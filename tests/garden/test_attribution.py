@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from esper.garden import attribution
-from esper.garden.attribution import AttributionError, leave_one_out, shapley
+from esper.garden.attribution import leave_one_out, shapley
 from esper.leyline import Actions, Blend, LifecycleOp, SeedStage, UnknownNameError
+from esper.leyline.errors import EsperError
 from esper.tolaria.population import Population
 from tests.tolaria.twins import make_population
 
@@ -144,9 +145,9 @@ def test_sampled_shapley_values_come_near_and_share_out_the_whole_gain(
 
 def test_impossible_questions_are_refused() -> None:
     population = grown()
-    with pytest.raises(AttributionError, match=r"no such environment.*0 to 5"):
+    with pytest.raises(EsperError, match=r"no such environment.*0 to 5"):
         shapley(population, 6)
-    with pytest.raises(AttributionError, match="at least one order"):
+    with pytest.raises(EsperError, match="at least one order"):
         shapley(population, 0, samples=0)
     with pytest.raises(UnknownNameError, match="did you mean 'validation'"):
         leave_one_out(population, 0, "validaton")

@@ -12,10 +12,6 @@ from esper.tamiyo.controllers.protocol import Checkable, Controller, Privileged
 ENDLESS = 2**31  # epochs, where no budget says how many
 
 
-class ControllerError(EsperError):
-    """A controller that is missing, or that cannot decide for this model."""
-
-
 def resolve(asked: str | Path, catalogue: BlueprintCatalogue, horizon: int | None) -> Controller:
     """The controller of that name, description or path, if it can decide for this host."""
     controller, known = made(asked), tuple[str, ...]()
@@ -35,7 +31,7 @@ def made(asked: str | Path) -> Controller:
         folder = Path(word).resolve()  # the same one from wherever it is asked for
         return load_controller(folder, name=str(folder))
     if "/" in word or "\\" in word:
-        raise ControllerError(
+        raise EsperError(
             "There is no trained controller at this path",
             given=word,
             valid="the directory of a training run or of a saved agent",
@@ -56,7 +52,7 @@ def require_fitting(
     `blueprints`: those of the hosts that a trained one knows, if its run says so.
     """
     if isinstance(controller, Privileged):
-        raise ControllerError(
+        raise EsperError(
             f"Controller {controller.name!r} has to be told the context of its host",
             fix="it only works in the garden; use 'heuristic' here",
         )
@@ -65,7 +61,7 @@ def require_fitting(
             controller.require_possible(catalogue, horizon or ENDLESS)
         return
     if horizon is None:
-        raise ControllerError(
+        raise EsperError(
             "A trained controller has to know how many epochs there are",
             fix="give them with the budget: Budget(params='+15%', epochs=20)",
         )
@@ -87,7 +83,7 @@ def require_fitting(
     if not fits:
         kinds = [kind.value for kind in Family if blueprint_names(kind) == known]
         where = f" whose activations are {kinds[0]}" if kinds else ""
-        raise ControllerError(
+        raise EsperError(
             f"Controller {controller.name!r} was trained for other hosts",
             given=_told(len(catalogue.slots), catalogue.names),
             valid=_told(slots, known),

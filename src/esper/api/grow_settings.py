@@ -24,10 +24,6 @@ _PERCENT = re.compile(r"\+?(\d+(?:\.\d+)?)\s*%")
 _COUNT = re.compile(r"\+?(\d[\d_,]*)")
 
 
-class BudgetError(EsperError):
-    """A budget that cannot be meant, or that has room for nothing."""
-
-
 class GrowError(EsperError):
     """A run that cannot be made or gone on with as asked."""
 
@@ -46,7 +42,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         self.allowed(0)
-        require_settings(self, "The budget's", error=BudgetError)
+        require_settings(self, "The budget's")
 
     @classmethod
     def of(cls, value: "BudgetLike", epochs: int | None = None) -> "Budget":
@@ -55,7 +51,7 @@ class Budget:
         if epochs is None or epochs == budget.epochs:
             return budget
         if budget.epochs is not None:
-            raise BudgetError(
+            raise EsperError(
                 "The budget and the call disagree on the epochs",
                 given=f"Budget(epochs={budget.epochs}) and epochs={epochs}",
                 fix="give them once",
@@ -77,7 +73,7 @@ class Budget:
         fix = None
         if isinstance(value, float) and 0.0 < value < 10.0:
             fix = f"for a share of the model write '+{100 * value:g}%'"
-        raise BudgetError("Cannot read this budget", given=repr(value), valid=_VALID, fix=fix)
+        raise EsperError("Cannot read this budget", given=repr(value), valid=_VALID, fix=fix)
 
 
 def listed(name: str, values: Sequence[str] | None) -> tuple[str, ...] | None:

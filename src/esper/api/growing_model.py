@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.api.fitting_controllers import ENDLESS, require_fitting, resolve
-from esper.api.grow_settings import AUTO, OWN_LOOP, Budget, BudgetError, BudgetLike, listed
+from esper.api.grow_settings import AUTO, OWN_LOOP, Budget, BudgetLike, listed
 from esper.api.host_state import (
     KIND,
     MEMORY,
@@ -135,7 +135,7 @@ class GrowingModel(SlottedModel):
         costs = self.catalogue.total_costs()
         cheapest = min(costs[costs >= 0].tolist(), default=math.inf)
         if room is not None and 0 < room < cheapest:  # would never grow, and nobody would notice
-            raise BudgetError(
+            raise EsperError(
                 "The budget has no room for any seed in these slots",
                 given=f"{room:,} parameters, the cheapest seed adds {cheapest:,}",
                 fix="allow more, choose narrower slots, or say params=0 to train without growing",

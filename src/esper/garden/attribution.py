@@ -18,10 +18,6 @@ from esper.tolaria.random_streams import keys
 MAX_EXACT_SEEDS = 4  # whose orders are all taken: they have 2^k subsets
 
 
-class AttributionError(EsperError):
-    """A question about seeds that cannot be answered as it was put."""
-
-
 def leave_one_out(population: Population, environment: int, split: str = "validation") -> Tensor:
     """[S]: points of accuracy with each seed minus without it."""
     on = _on(population, environment)
@@ -39,7 +35,7 @@ def shapley(
     the environment's own and the same every time.
     """
     if samples < 1:
-        raise AttributionError("Shapley values need at least one order", given=samples)
+        raise EsperError("Shapley values need at least one order", given=samples)
     on = _on(population, environment)
     count = int(on.sum())
     if count <= MAX_EXACT_SEEDS:
@@ -63,7 +59,7 @@ def _on(population: Population, environment: int) -> Tensor:
     """[S] bool: which slots have a seed that shows in the output."""
     if not 0 <= environment < len(population):
         valid = f"0 to {len(population) - 1}"
-        raise AttributionError("There is no such environment", given=environment, valid=valid)
+        raise EsperError("There is no such environment", given=environment, valid=valid)
     return population.lifecycle.alpha[environment] > 0
 
 

@@ -18,10 +18,6 @@ from esper.archive.files import append_lines
 from esper.leyline.errors import EsperError
 
 
-class CodeError(EsperError):
-    """A file of yours that is missing, fails, or does not hold what was named."""
-
-
 def remember(files: Iterable[str]) -> None:
     """Let these files, as they are, be run again by what a run's folder says."""
     with suppress(OSError):  # then it is asked for each time
@@ -40,7 +36,7 @@ def allow_code(files: Iterable[str], run: Path, *, quiet: bool = True) -> None:
     if unknown := _unknown(named):
         what = f"{run} names code that no run was started with from here, as it is now"
         fix = "look at it, and type yes when esper resume asks; or name it: --model, --data"
-        raise CodeError(what, given=", ".join(unknown), fix=fix)
+        raise EsperError(what, given=", ".join(unknown), fix=fix)
     if named and not quiet:
         print(f"Running the code in {', '.join(named)}", flush=True)
 
@@ -84,7 +80,7 @@ def run_file(file: Path) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, EsperError):
             raise
-        raise CodeError(f"{file} cannot be imported", given=spoken(error, str(file))) from error
+        raise EsperError(f"{file} cannot be imported", given=spoken(error, str(file))) from error
     return module
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 from esper.archive.files import as_toml, read_toml, write_whole
 from esper.garden.contexts import Context, check_label, table_of, wrong_type
 from esper.garden.greenhouse import VALIDATION, Greenhouse
-from esper.garden.own_code import CodeError, run_file
+from esper.garden.own_code import run_file
 from esper.leyline.errors import DataError, DuplicateNameError, EsperError, place_of, require_known
 
 TRAINING = "training"
@@ -102,7 +102,7 @@ class Suite:
             raise wrong_type("code in a suite", code, CODE)
         for file in code:
             if not Path(file).is_file():
-                raise CodeError("There is no Python file for the suite", given=file, valid=CODE)
+                raise EsperError("There is no Python file for the suite", given=file, valid=CODE)
             run_file(Path(file))
         heldout = given.get("heldout", {})
         if not isinstance(heldout, Mapping):

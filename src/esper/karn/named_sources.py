@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from esper.garden import FAMILIES, DataFamily, Source
-from esper.garden.own_code import CodeError, run_file, spoken
+from esper.garden.own_code import run_file, spoken
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.tolaria import Task, find_task, task_names
 from esper.tolaria.data.splits import Split, Splits, partition
@@ -53,14 +53,14 @@ def load_named(text: str, what: str) -> object:
     if file.suffix != ".py" or not file.is_file():
         found = ", ".join(sorted(each.name for each in file.parent.glob("*.py"))[:5])
         fix = f"in {file.parent.resolve().name} there are {found}" if found else None
-        raise CodeError(
+        raise EsperError(
             f"There is no Python file for the {what}",
             given=text,
             valid=f"FILE.py:NAME, such as my_{what}.py:Net",
             fix=fix if file.parent.is_dir() else f"there is no folder {file.parent}",
         )
     if not name:
-        raise CodeError(
+        raise EsperError(
             f"Say which part of {file} is the {what}",
             given=text,
             valid=", ".join(f"{file}:{each}" for each in _defined(file)) or "FILE.py:NAME",
@@ -78,7 +78,7 @@ def build_model(text: str, seed: int) -> nn.Module:
     if isinstance(thing, nn.Module):
         return thing
     if not callable(thing):
-        raise CodeError(
+        raise EsperError(
             f"{text} is not a model",
             given=type(thing).__name__,
             valid="a subclass of nn.Module, a function that returns one, or one itself",
@@ -86,7 +86,7 @@ def build_model(text: str, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = call_named(thing, text, "returns the model")
     if not isinstance(model, nn.Module):
-        raise CodeError(
+        raise EsperError(
             f"{text} does not give a model", given=type(model).__name__, valid="an nn.Module"
         )
     return model
@@ -106,7 +106,7 @@ def call_named(thing: object, text: str, purpose: str) -> object:
         needed = []
     if needed:
         file, _, name = text.rpartition(":")
-        raise CodeError(
+        raise EsperError(
             f"{name} needs arguments",
             given=", ".join(needed),
             fix=f"write a function without arguments in {file} that {purpose}, and name that",
@@ -116,7 +116,7 @@ def call_named(thing: object, text: str, purpose: str) -> object:
     except EsperError:
         raise
     except Exception as error:
-        raise CodeError(f"{text} fails", given=spoken(error, text.rpartition(":")[0])) from error
+        raise EsperError(f"{text} fails", given=spoken(error, text.rpartition(":")[0])) from error
 
 
 def _defined(file: Path) -> list[str]:
@@ -184,7 +184,7 @@ def _from_code(text: str, seed: int) -> NamedData:
         for name, family in FAMILIES.items():
             if family is found:
                 return NamedData.of(Source(family=name, seed=seed).load())
-        raise CodeError(f"{text} is not registered", fix="register_family(NAME, it) in its file")
+        raise EsperError(f"{text} is not registered", fix="register_family(NAME, it) in its file")
     if callable(found):
         found = call_named(found, text, "returns (train, val)")
     if not isinstance(found, (tuple, list)) or len(found) not in (2, 3):
