@@ -1,9 +1,8 @@
 """The garden as a Gymnasium vector environment (extra `gym`): other libraries can train in it.
 
 An action is one number for a whole decision; `info["action_mask"]`, or `action_masks()`, says which
-are legal. Gymnasium itself knows no masks, so an illegal action is by default refused the way an
-environment there refuses: nothing is decided, the row waits, and `info["illegal"]` says so. With
-`illegal="raise"` it is an error, for learners that promise to obey masks.
+are legal. Gymnasium itself knows no masks, so an illegal action is refused the way an environment
+there refuses: nothing is decided, the row waits, and `info["illegal"]` says so.
 
 Shapes: `N` rows, `F` features, `A` composite actions, `H` heads.
 """
@@ -11,7 +10,7 @@ Shapes: `N` rows, `F` features, `A` composite actions, `H` heads.
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +23,10 @@ from torch import Tensor
 from esper.garden.cases import Deal, Draw
 from esper.garden.environment import Garden
 from esper.garden.suites import find_suite
-from esper.leyline import ActionError, Actions, Legality, LifecycleOp
-from esper.leyline.errors import require_known
+from esper.leyline import ActionError, Actions, Legality
 from esper.leyline.heads import CANONICAL_ACTION, ActionSpace
 
 Array = NDArray[Any]
-Illegal = Literal["wait", "raise"]
 WAIT = 0  # as a composite action
 
 
@@ -75,13 +72,6 @@ class CompositeActions:
         every = Actions(self.space, self.table.repeat(legality.hosts, 1))
         return legality.rows(rows).permits(every).view(legality.hosts, -1)
 
-    def describe(self, number: int) -> str:
-        """An action in words, as in `GERMINATE slot=0 blueprint=3 blend=0`."""
-        op, *rest = self.table[number].tolist()
-        named = zip(self.space.names[1:], rest, self.space.relevance[op][1:], strict=True)
-        parts = [f"{name}={value}" for name, value, relevant in named if relevant]
-        return " ".join([LifecycleOp(op).name, *parts])
-
 
 def _array(values: Tensor) -> Array:
     """A copy: what was handed out never changes."""
@@ -106,20 +96,17 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
         self,
         deal: Deal | str = "garden_mlp",
         num_envs: int = 8,
-        *,
-        illegal: Illegal = "wait",
         **settings: Any,
     ) -> None:
         """`deal`: what gives rows their cases, or the name of a suite whose training contexts do.
 
         `settings` are the garden's: reward, horizon, device, config, controls.
         """
-        require_known("way with illegal actions", illegal, get_args(Illegal))
         if isinstance(deal, str):
             deal = Draw(contexts=find_suite(deal).training)
         self.garden = Garden(deal, num_envs, in_place=True, **settings)
         self.actions = CompositeActions(self.garden.space)  # what their numbers mean
-        self.illegal, self.num_envs = illegal, num_envs
+        self.num_envs = num_envs
         low, high = self.garden.table.bounds()
         self.single_observation_space = spaces.Box(low.numpy(), high.numpy(), dtype=np.float32)
         self.single_action_space = spaces.Discrete(len(self.actions))
@@ -174,14 +161,6 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
         numbers = torch.as_tensor(np.asarray(chosen), dtype=torch.int64).reshape(-1)
         asked = self.actions.decode(numbers)  # refuses what is no action at all
         refused = ~self.garden.legal().permits(asked)
-        if bool(refused.any()) and self.illegal == "raise":
-            row = int(refused.nonzero()[0, 0])
-            raise ActionError(
-                f"Row {row} was given an illegal action",
-                given=f"{int(numbers[row])}: {self.actions.describe(int(numbers[row]))}",
-                valid=f"{np.flatnonzero(self.action_masks()[row]).tolist()[:12]} …",
-                fix='sample from info["action_mask"], or make it with illegal="wait"',
-            )
         if bool(refused.any()):
             asked = self.actions.decode(numbers.masked_fill(refused, WAIT))
         return asked, refused
