@@ -9,9 +9,10 @@
 one moment, and three seeds planted later beside the first of them. What they gained is kept with
 what was seen when they were planted, in compressed parts of a few plots each. `fit` learns from
 that which seed to prefer, and whether to plant it. `train` goes on from there with PPO. `judge`
-plays controllers on the same cases of worlds that none of them learned from. What is there is not
-made again, so each command goes on where it was stopped; `--place 2 --of 8` makes the third of
-eight shares. Nothing here needs more than torch, numpy and safetensors.
+plays controllers on the same cases of worlds that none of them learned from, and `pack` makes one
+small file of gains. What is there is not made again, so each command goes on where it was stopped;
+`--place 2 --of 8` makes the third of eight shares. Nothing here needs more than torch, numpy and
+safetensors.
 
 Shapes: `D` decisions, `K` choices of one, waiting the first of them, `A` anchors, `F` features.
 """
@@ -46,7 +47,7 @@ from esper.simic.agent.types import Decision, Outcome
 from esper.tamiyo import MaskedCategorical, TokenActorCritic, logits_given
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.learned import keep_controller, kept_controller, read_kept
-from studies.greenhouse_gains import Anchors, Gains, collect, deadline
+from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack
 
 REMEMBERED = 0.99  # of the mean of weights, with every step
 CLEAR = 0.05  # difference of two gains, in units of their scale, that is no noise
@@ -357,7 +358,9 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     four.add_argument("--worlds", type=int, help="as many as are registered if not said")
     four.add_argument("--cases", type=int, default=16)
     four.add_argument("--rows", type=int, default=256, help="that train at once")
-    for part, work in ((one, collect), (two, fit), (three, train), (four, judge)):
+    five = parts.add_parser("pack", parents=[common])
+    five.add_argument("--gains", type=Path, nargs="+", required=True)
+    for part, work in ((one, collect), (two, fit), (three, train), (four, judge), (five, pack)):
         part.set_defaults(work=work)
     return top.parse_args(words)
 

@@ -9,7 +9,9 @@ cases.
 """
 
 import argparse
+import io
 import json
+import lzma
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -86,10 +88,22 @@ class Anchors(NamedTuple):
 
 
 def _parts(folders: Sequence[Path]) -> list[Mapping[str, Any]]:
-    files = [file for folder in folders for file in sorted(folder.glob("gains-*.npz"))]
-    if not files:
-        raise SystemExit(f"{folders[0]} has no parts of gains: collect them first")
-    return [np.load(file) for file in files]
+    """Those of folders, and what was packed of others into files."""
+    files = [file for each in folders for file in sorted(each.glob("gains-*.npz")) or [each]]
+    if lost := [file for file in files if not file.is_file()]:
+        raise SystemExit(f"{lost[0]} has no parts of gains: collect them first")
+    return [
+        np.load(io.BytesIO(lzma.decompress(file.read_bytes())) if file.suffix == ".xz" else file)
+        for file in files
+    ]
+
+
+def pack(options: argparse.Namespace) -> None:
+    """One small file of all parts."""
+    parts, whole = _parts(options.gains), io.BytesIO()
+    joined: Any = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    np.savez(whole, **joined)
+    write_whole(options.out, lzma.compress(whole.getvalue(), preset=9))
 
 
 def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> Tensor:

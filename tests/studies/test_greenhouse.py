@@ -72,6 +72,15 @@ def test_anchors_are_moments_in_which_the_rule_tends_or_listens(folder: Path) ->
     assert bool(anchors.mask.gather(1, anchors.op[:, None]).all())
 
 
+def test_packed_gains_are_those_that_were_collected(folder: Path, tmp_path: Path) -> None:
+    run("pack", "--gains", folder, "--out", tmp_path / "gains.npz.xz")
+    one, other = (Gains.load([each]) for each in (folder, tmp_path / "gains.npz.xz"))
+    assert torch.equal(one.observations, other.observations)
+    assert torch.equal(one.gains.nan_to_num(-1e3), other.gains.nan_to_num(-1e3))
+    with pytest.raises(SystemExit, match="collect them first"):
+        Gains.load([tmp_path])
+
+
 def test_a_folder_made_otherwise_is_refused(folder: Path) -> None:
     with pytest.raises(SystemExit, match="made with"):
         run("collect", "--out", folder, "--plots", 3, "--cases", 3, "--longest", 14, "--seed", 8)
