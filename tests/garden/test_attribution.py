@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.garden import attribution
 from esper.garden.attribution import leave_one_out, shapley
-from esper.leyline import Actions, Blend, LifecycleOp, SeedStage, UnknownNameError
+from esper.leyline import Actions, Blend, LifecycleOp, SeedStage
 from esper.leyline.errors import EsperError
 from esper.tolaria.population import Population
 from tests.tolaria.twins import make_population
@@ -149,5 +149,3 @@ def test_impossible_questions_are_refused() -> None:
         shapley(population, 6)
     with pytest.raises(EsperError, match="at least one order"):
         shapley(population, 0, samples=0)
-    with pytest.raises(UnknownNameError, match="did you mean 'validation'"):
-        leave_one_out(population, 0, "validaton")

@@ -18,17 +18,15 @@ from esper.tolaria.random_streams import keys
 MAX_EXACT_SEEDS = 4  # whose orders are all taken: they have 2^k subsets
 
 
-def leave_one_out(population: Population, environment: int, split: str = "validation") -> Tensor:
+def leave_one_out(population: Population, environment: int) -> Tensor:
     """[S]: points of accuracy with each seed minus without it."""
     on = _on(population, environment)
     none = torch.zeros(1, len(on), dtype=torch.bool)
-    scores = _scores(population, environment, torch.cat([none, torch.eye(len(on)).bool()]), split)
+    scores = _scores(population, environment, torch.cat([none, torch.eye(len(on)).bool()]))
     return (scores[0] - scores[1:]).masked_fill(~on, torch.nan)
 
 
-def shapley(
-    population: Population, environment: int, split: str = "validation", *, samples: int = 64
-) -> Tensor:
+def shapley(population: Population, environment: int, *, samples: int = 64) -> Tensor:
     """[S]: Shapley values in points, what each seed adds on joining, on average over orders.
 
     Exact, over all orders, for up to 4 seeds that are on; of more, over so many `samples` of them,
@@ -49,7 +47,7 @@ def shapley(
     absent = rank[:, None] >= torch.arange(count + 1)[:, None]
     off = torch.zeros(*absent.shape[:2], len(on), dtype=torch.bool)
     off[..., on] = absent
-    scores = _scores(population, environment, off.flatten(0, 1), split).view(absent.shape[:2])
+    scores = _scores(population, environment, off.flatten(0, 1)).view(absent.shape[:2])
     values = torch.full(on.shape, torch.nan, dtype=torch.float64)
     values[on] = scores.diff(dim=-1).gather(-1, rank).mean(0)
     return values
@@ -63,7 +61,7 @@ def _on(population: Population, environment: int) -> Tensor:
     return population.lifecycle.alpha[environment] > 0
 
 
-def _scores(population: Population, environment: int, off: Tensor, split: str) -> Tensor:
-    """[Q] percent, with the seeds of `off` [Q, S] switched off."""
+def _scores(population: Population, environment: int, off: Tensor) -> Tensor:
+    """[Q] percent on validation data, with the seeds of `off` [Q, S] switched off."""
     row = torch.full((len(off),), environment)
-    return population.counterfactual(row, off, split).accuracy.double()
+    return population.counterfactual(row, off).accuracy.double()
