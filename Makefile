@@ -34,6 +34,7 @@ fault: $(READY) ## the whole matrix of faults, broken guards, kills and damage; 
 		tests/faults tests/tolaria/test_governor.py tests/simic/training/test_kill.py tests/simic/training/test_fuzz.py
 	@mv .venv/matrix.json docs/reliability.json
 	@$(BIN)/python -m tests.faults.mutations
+	@$(BIN)/python -m tests.faults.agents
 	@$(BIN)/python docs/generate.py
 
 soak: $(READY) ## an hour of training and of growing, side by side: memory, open files, disk
