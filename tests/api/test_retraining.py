@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.api import GrownRun, grow, load_run, resume
-from esper.api.grow_settings import GrowError
 from esper.api.ticking import NotFiniteError
+from esper.leyline.errors import EsperError
 
 
 def net() -> nn.Module:
@@ -70,9 +70,9 @@ def test_the_weights_of_a_newborn_are_taken_over() -> None:
 
 def test_what_cannot_be_drawn_anew_and_another_model_are_refused() -> None:
     run = grown(WithToken())
-    with pytest.raises(GrowError, match="token"):
+    with pytest.raises(EsperError, match="token"):
         run.fresh()
-    with pytest.raises(GrowError, match="another"):
+    with pytest.raises(EsperError, match="another"):
         run.fresh(nn.Linear(6, 3))
 
 
@@ -86,9 +86,9 @@ def test_retraining_trains_every_rate_and_tells_which_was_best(tmp_path: Path) -
     assert str(found).count("afresh, lr") == 2
     sizes = {sum(p.numel() for p in each.parameters()) for each in (found.export(), run.export())}
     assert len(sizes) == 1
-    with pytest.raises(GrowError, match="rate"):
+    with pytest.raises(EsperError, match="rate"):
         run.retrain([-1.0])
-    with pytest.raises(GrowError, match="data"):
+    with pytest.raises(EsperError, match="data"):
         load_run(tmp_path / "run", net()).retrain()
     assert resume(tmp_path / "run", net()).finished
 

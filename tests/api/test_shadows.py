@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from esper.api import GrownRun, grow, resume, wrap
 from esper.api.growing_model import GrowingModel
-from esper.api.ticking import TickError
 from esper.kasmina.shadow_seeds import COUNTS, ShadowKey
 from esper.leyline.errors import DataError, EsperError
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
@@ -293,7 +292,7 @@ def test_without_a_loss_the_rule_is_refused_in_a_sentence() -> None:
         optimizer = host.optimizer(torch.optim.AdamW, lr=0.01)
         cross_entropy(host(inputs), labels).backward()
         optimizer.step()
-        with pytest.raises(TickError, match=given):
+        with pytest.raises(EsperError, match=given):
             host.tick("audition", train_loss=1.0, evaluate=lambda _: 50.0)
 
 

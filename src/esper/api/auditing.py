@@ -15,7 +15,7 @@ from torch.distributions import Categorical
 from esper.api.batches import Batches, Data, Source
 from esper.api.devices import find_device
 from esper.api.grow_loop import MakeOptimizer, grow
-from esper.api.grow_settings import AUTO, EVERY, OPTIMIZER, Budget, BudgetLike, GrowError
+from esper.api.grow_settings import AUTO, EVERY, OPTIMIZER, Budget, BudgetLike
 from esper.api.grow_settings import GrowSettings as Default
 from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun
@@ -28,7 +28,7 @@ from esper.kasmina.shadow_seeds import CHECKED, run_back
 from esper.kasmina.watching import call
 from esper.leyline import Blend
 from esper.leyline.constants import TRAINING_PASSES
-from esper.leyline.errors import first_line
+from esper.leyline.errors import EsperError, first_line
 from esper.show.audit_facts import Audit, Candidate, judged
 from esper.show.terminal import duration
 from esper.tamiyo.controllers.auditioning import Listening
@@ -59,7 +59,7 @@ def audit(
     counts = all(type(each) is int and each > 0 for each in (first, epochs))
     if not counts or (seconds is not None and not seconds > 0):
         given, valid = f"{first=}, {epochs=}, {seconds=}", "whole numbers above 0, and some seconds"
-        raise GrowError("An audit takes epochs and time", given=given, valid=valid)
+        raise EsperError("An audit takes epochs and time", given=given, valid=valid)
     require_module(model)
     limits = Budget(Budget.of(budget).params, first + epochs)
     with randomness_kept(model):
@@ -67,7 +67,7 @@ def audit(
             twin, tried = copy.deepcopy(model), copy.deepcopy(model)
         except Exception as error:  # whatever its parts say of themselves
             what = "The model cannot be copied, and an audit leaves yours alone"
-            raise GrowError(what, given=first_line(error), fix="audit a new one") from error
+            raise EsperError(what, given=first_line(error), fix="audit a new one") from error
         if device is not None:
             tried.to(find_device(device))
         where = next((each.device for each in tried.parameters()), torch.device("cpu"))
@@ -121,7 +121,7 @@ def _found(run: GrownRun, guess: float, **asked: Any) -> Audit:
         verdict = judged(found["gain"], found["error"], found["train_gain"], guess, fell)
         heard.append(Candidate(params=params, verdict=verdict, **same, **found))
     if not heard:
-        raise GrowError("No seed could be heard: all have diverged", fix="take a smaller rate, lr=")
+        raise EsperError("No seed could be heard: all diverged", fix="take a smaller rate, lr=")
     settings = {name: each for name, each in asdict(run.settings).items() if name not in UNTOLD}
     return Audit(
         model=type(host.model).__name__, host_params=catalogue.host_params, room=host.room,
@@ -142,7 +142,7 @@ def _listener(
     fits = (sizes >= 0) & (sizes <= (torch.inf if host.room is None else host.room))
     if not fits.any():
         fix = "allow more parameters, other places or other blueprints; see esper.inspect"
-        raise GrowError("There is nothing to audit: no seed fits the budget", fix=fix)
+        raise EsperError("There is nothing to audit: no seed fits the budget", fix=fix)
     shadows, count = host.shadows.open(host, host.sample), int(fits.sum())
     step = float(shadows.cost[0][fits].mean())
     alone, epoch = first + epochs, (steps or 0) * _step_seconds(host, batch, fits)
@@ -154,7 +154,7 @@ def _listener(
     if share <= 0.0:
         least = math.ceil((alone + turns * LEAST_SHARE) * epoch)
         valid = f"about {least}" if epoch else "None, since these data do not know their length"
-        raise GrowError("There is no time for an audit", given=f"{seconds=:g}", valid=valid)
+        raise EsperError("There is no time for an audit", given=f"{seconds=:g}", valid=valid)
     every = max(math.ceil(LEAST_SHARE / share), 1)
     share, turns = max(share, LEAST_SHARE), turns / every
     total, lasting = (alone + turns * share * rate for rate in (step, timed))

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from esper.api.grow_settings import AUTO, GrowError
+from esper.api.grow_settings import AUTO
 from esper.api.inspection import require_module
-from esper.leyline.errors import first_line
+from esper.leyline.errors import EsperError, first_line
 
 
 def find_device(asked: torch.device | str) -> torch.device:
@@ -15,7 +15,7 @@ def find_device(asked: torch.device | str) -> torch.device:
     try:
         return torch.empty(0, device=asked).device
     except (AssertionError, RuntimeError, TypeError) as error:
-        raise GrowError(
+        raise EsperError(
             "There is no such device",
             given=f"{asked}: {first_line(error)}",
             valid='such as "cpu", "cuda" or "cuda:1", where torch finds it, or "auto"',
@@ -34,12 +34,12 @@ def placed(model: nn.Module, device: torch.device | str | None) -> torch.device:
     if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
         fix = "pass it without torch.compile, and compile what comes of it: "
         fix += "torch.compile(run.export())"
-        raise GrowError("The model is compiled, and compiled code does not grow", fix=fix)
+        raise EsperError("The model is compiled, and compiled code does not grow", fix=fix)
     if device is not None:
         model.to(find_device(device))
     if any(parameter.is_meta for parameter in model.parameters()):
         fix = "build it on a device that computes, or load its weights first"
-        raise GrowError("The model's parameters have no values", given="device 'meta'", fix=fix)
+        raise EsperError("The model's parameters have no values", given="device 'meta'", fix=fix)
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
@@ -49,4 +49,4 @@ def require_ordinary() -> None:
     if half or torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
         given = f"a call inside of {'torch.autocast' if half else 'torch.no_grad() or the like'}"
         fix = "call it outside; for mixed precision pass precision='bf16'"
-        raise GrowError("A run cannot be trained in here", given=given, fix=fix)
+        raise EsperError("A run cannot be trained in here", given=given, fix=fix)

@@ -18,16 +18,7 @@ from esper.api import ranks
 from esper.api.batches import Batches, Data, Pair, Source, divisible, first_of
 from esper.api.devices import device_name, placed, require_ordinary
 from esper.api.fitting_controllers import made
-from esper.api.grow_settings import (
-    AUTO,
-    EVERY,
-    OPTIMIZER,
-    Budget,
-    BudgetLike,
-    GrowError,
-    GrowSettings,
-    listed,
-)
+from esper.api.grow_settings import AUTO, EVERY, OPTIMIZER, Budget, BudgetLike, GrowSettings, listed
 from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import pack, unpack
@@ -241,14 +232,14 @@ def load_run(
     folder = GrowthFolder(path)
     archive = folder.checkpoint()
     if model is None:
-        raise GrowError(
+        raise EsperError(
             f"The model of {folder.path} is needed to go on",
             fix="build it as for the run and pass it: resume(path, model=Net(), ...)",
         )
     where = placed(model, device)
     sample = folder.sample(where) if sample is None else sample
     if sample is None:
-        raise GrowError(
+        raise EsperError(
             f"{folder.path} could not keep the sample of this model's inputs",
             fix="pass sample=, one batch of inputs",
         )
@@ -303,7 +294,7 @@ class Growth:
         for what, now in self._leader().items():
             was = getattr(self.run.settings, what)
             if now != was:
-                raise GrowError(
+                raise EsperError(
                     "The run was led by another controller",
                     given=now,
                     valid=was,
@@ -485,13 +476,13 @@ class Growth:
                 if _ONE_VALUE not in str(error):
                     raise
                 fix = "make batch_size larger, or the loader with drop_last=True"
-                raise GrowError("Batches of one cannot be normalised", fix=fix) from error
+                raise EsperError("Batches of one cannot be normalised", fix=fix) from error
             value = value if weight == 1.0 else value * weight
             if value.requires_grad:
                 value.backward()
             elif any(p.requires_grad for p in host.model.parameters()):
                 # (A frozen model has no gradient while seeds learn in passes of their own.)
-                raise GrowError(
+                raise EsperError(
                     "The loss does not depend on any parameter that learns",
                     fix="make the loss of what the model returns, without argmax, detach() or "
                     "item()",
@@ -578,7 +569,7 @@ def _optimizer(kind: str | MakeOptimizer, host: GrowingModel, settings: GrowSett
         asked["weight_decay"] = settings.weight_decay
     if isinstance(kind, Optimizer):
         fix = f"pass its class: optimizer=torch.optim.{type(kind).__name__}, lr=..."
-        raise GrowError("The optimiser is made already, and knows no seeds", fix=fix)
+        raise EsperError("The optimiser is made already, and knows no seeds", fix=fix)
     return host.optimizer(kind, **asked)
 
 

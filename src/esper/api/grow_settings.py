@@ -24,10 +24,6 @@ _PERCENT = re.compile(r"\+?(\d+(?:\.\d+)?)\s*%")
 _COUNT = re.compile(r"\+?(\d[\d_,]*)")
 
 
-class GrowError(EsperError):
-    """A run that cannot be made or gone on with as asked."""
-
-
 @dataclass(frozen=True)
 class Budget:
     """At most so many parameters in seeds at any time, and so many epochs in all.
@@ -80,7 +76,7 @@ def listed(name: str, values: Sequence[str] | None) -> tuple[str, ...] | None:
     """Names as a tuple; a text is not taken for a list of its letters."""
     if isinstance(values, str):
         fix = f"write {name}=[{values!r}]"
-        raise GrowError(f"The {name} are a list of names", given=repr(values), fix=fix)
+        raise EsperError(f"The {name} are a list of names", given=repr(values), fix=fix)
     return None if values is None else tuple(values)
 
 
@@ -113,12 +109,12 @@ class GrowSettings:
     score: str | None = None  # what a score is, in words
 
     def __post_init__(self) -> None:
-        require_settings(self, "The setting", error=GrowError)
+        require_settings(self, "The setting")
         require_known("precision", self.precision, (FULL, HALF))
         try:
             json.dumps(self.origin)
         except (TypeError, ValueError) as error:
-            raise GrowError(
+            raise EsperError(
                 "Something to be kept with the run is not of the kind that JSON holds",
                 given=error,
                 valid="numbers, texts, lists and dicts",
@@ -140,12 +136,12 @@ class GrowSettings:
         was = self.leader if name == "controller" else getattr(self, name)
         now = given if isinstance(given, str) else None
         if given is None and was is None:
-            raise GrowError(
+            raise EsperError(
                 f"The run's {name} was a function or an object, which is not stored",
                 fix=f"pass it again: resume(path, ..., {name}=...)",
             )
         if given is not None and fixed and now != was:
-            raise GrowError(
+            raise EsperError(
                 f"The run has another {name}",
                 given="a function" if now is None else repr(now),
                 valid="the function that grow was given" if was is None else repr(was),
@@ -158,13 +154,13 @@ class GrowSettings:
         had = {"test": "test" in self.data, "scheduler": self.scheduled}
         missing = [name for name, each in given.items() if each is None and had.get(name, True)]
         if missing:
-            raise GrowError(
+            raise EsperError(
                 "Going on needs what the run was given",
                 given=f"no {', no '.join(missing)}",
                 fix=f"pass {', '.join(missing)} to resume, as to grow",
             )
         if given["scheduler"] is not None and not self.scheduled:
-            raise GrowError("The run has no scheduler", given="one", fix="leave scheduler away")
+            raise EsperError("The run has no scheduler", given="one", fix="leave scheduler away")
 
     @classmethod
     def of(cls, note: Mapping[str, Any]) -> "GrowSettings":

@@ -35,7 +35,6 @@ from esper.api.ticking import (
     GrowthMemory,
     StageChange,
     Tick,
-    TickError,
     hear,
     measuring,
     number,
@@ -305,14 +304,14 @@ class GrowingModel(SlottedModel):
             if chosen is not self.memory.controller:
                 require_fitting(chosen, self.catalogue, self.horizon)
         else:
-            raise TickError(
+            raise EsperError(
                 "This is no controller",
                 given=getattr(asked, "__name__", type(asked).__name__),
                 valid='a name such as "heuristic", the path of a trained one, or an object with '
                 "act()",
             )
         if not measured and needs_contributions(chosen):
-            raise TickError(
+            raise EsperError(
                 f"Controller {chosen.name!r} judges seeds by what they contribute",
                 given="no evaluate=",
                 fix="pass evaluate=, a function that scores the model it is given, or take a "
@@ -322,7 +321,7 @@ class GrowingModel(SlottedModel):
 
     def _require_trained(self) -> None:
         if self.memory.ended:
-            raise TickError(
+            raise EsperError(
                 "The budget's epochs are over",
                 given=f"tick {int(self.lifecycle.epoch) + 1} of {self.horizon}",
                 fix="give Budget(epochs=...) as many epochs as the loop has",
@@ -340,7 +339,7 @@ class GrowingModel(SlottedModel):
         training = [n for n, slot in self.seed_slots.items() if slot.stage is SeedStage.TRAINING]
         starved = [name for name in training if name not in gradients]
         if starved and self.has_isolated_seeds:
-            raise TickError(
+            raise EsperError(
                 "Isolated seeds got no gradient in the last epoch",
                 given=", ".join(starved),
                 fix="call host.seed_step(lambda: loss_fn(host(x), y)) after each backward, or wrap "
@@ -373,7 +372,7 @@ class GrowingModel(SlottedModel):
         elif self.shadows and not self.shadows.seen:
             given = "no seed_step() since the last tick"
         if given is not None:
-            raise TickError(
+            raise EsperError(
                 f"Controller {chosen.name!r} listens to shadows, which need a loss to learn from",
                 given=given,
                 fix="wrap with isolation='dual_pass', call host.seed_step(lambda: loss_fn(host(x), "
@@ -404,7 +403,7 @@ class GrowingModel(SlottedModel):
         if not isinstance(chosen, Actions):
             what, given = f"Controller {controller.name!r} must return actions", repr(chosen)
             fix = "return Actions.of(legality.space, op=LifecycleOp.WAIT) to do nothing"
-            raise TickError(what, given=given, fix=fix)
+            raise EsperError(what, given=given, fix=fix)
         chosen = Actions(chosen.space, shared(self, chosen.values))
         self.memory.actions = chosen
         if isinstance(controller, Auditioning):

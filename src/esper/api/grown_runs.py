@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
 from esper.api import ranks
-from esper.api.grow_settings import GrowError, GrowSettings
+from esper.api.grow_settings import GrowSettings
 from esper.api.growing_model import GrowingModel
 from esper.api.host_state import pack, unpack
 from esper.api.run_records import model_notes, report_of
@@ -41,6 +41,7 @@ from esper.archive import (
 from esper.archive.tensors import MANIFEST
 from esper.kasmina.isolation import randomness_kept
 from esper.kasmina.probe import Sample
+from esper.leyline.errors import EsperError
 from esper.leyline.settings import POSITIVE, require
 from esper.leyline.streams import derive_seed
 from esper.nissa.hub import tell
@@ -60,18 +61,18 @@ SAMPLE_KIND = "grow-sample"
 class GrowthFolder(KeptFolder):
     """The files of one run."""
 
-    kind, error = RunKind.GROWTH, GrowError
+    kind = RunKind.GROWTH
     beginnings = (SAMPLE, CHECKPOINT)
 
     def require_new(self) -> None:
         """Refuse what cannot become a run's folder; other files in it do not matter."""
         if self.holds_run:
-            raise GrowError(
+            raise EsperError(
                 f"{self.path} holds a run already",
                 fix=f"go on with esper.resume({str(self.path)!r}, ...), or name another directory",
             )
         if self.path.exists() and not self.path.is_dir():
-            raise GrowError(f"{self.path} is a file", fix="name a directory for the run")
+            raise EsperError(f"{self.path} is a file", fix="name a directory for the run")
 
     def require_old(self) -> None:
         self.require_run(
@@ -173,7 +174,7 @@ class GrownRun:
             if model is not None:
                 missing, unknown = plain.load_state_dict(model.state_dict(), strict=False)
                 if unknown:
-                    raise GrowError(
+                    raise EsperError(
                         "The model is another than the one that grew",
                         given=f"it has {', '.join(unknown[:3])}",
                         fix="build it as it was built for the run",
@@ -195,14 +196,14 @@ class GrownRun:
         train = self.train_plain
         if not self.finished or train is None:
             given = "a run that is not finished" if not self.finished else "a run without its data"
-            raise GrowError(
+            raise EsperError(
                 "Only a run that was finished in this process can be trained afresh",
                 given=given,
                 fix="go on with esper.resume(path, model, train, val), or train run.fresh()",
             )
         chosen = tuple([] if rates is None else rates) or (self.settings.lr,)
         for rate in chosen:
-            require("A learning rate", rate, POSITIVE, error=GrowError)
+            require("A learning rate", rate, POSITIVE)
         found: dict[float, GrownRun] = {}
         for rate in chosen:
             try:
@@ -222,7 +223,7 @@ class GrownRun:
         """Write the page of this run into a folder, by default `report` in the run's own."""
         if out is None:
             if self.folder is None:
-                raise GrowError(
+                raise EsperError(
                     "This run has no folder for its report", fix="name one: write_report(out)"
                 )
             out = self.folder.path / FOLDER
@@ -325,7 +326,7 @@ def _start(path: str, layer: nn.Module, *, seed: bool) -> None:
         return
     own = dict(layer.named_parameters(recurse=False))
     if not seed or "weight" not in own:
-        raise GrowError(
+        raise EsperError(
             "A layer cannot draw its weights anew",
             given=f"{path or 'the model itself'}: {type(layer).__name__} with {', '.join(own)}",
             fix="pass a newborn model: run.fresh(Net())",

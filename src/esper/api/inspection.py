@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from esper.api.grow_settings import AUTO, EVERY, Budget, BudgetLike, GrowError, GrowSettings
+from esper.api.grow_settings import AUTO, EVERY, Budget, BudgetLike, GrowSettings
 from esper.kasmina import SegmentedHost
 from esper.kasmina.layout_inference import opening
 from esper.kasmina.probe import Place, Sighting, Target, module_at, require_slottable, survey
@@ -165,12 +165,12 @@ def audited(audit: Audit, model: nn.Module, controller: object, slots: Slots) ->
     """Who plants what an audit of this model found, and where."""
     if not isinstance(audit, Audit) or (controller, slots) != (GrowSettings.controller, AUTO):
         fix = "pass what esper.audit returned, and neither controller nor slots"
-        raise GrowError("An audit says what is planted, and where", fix=fix)
+        raise EsperError("An audit says what is planted, and where", fix=fix)
     size, paths = sum(each.numel() for each in model.parameters()), dict(model.named_modules())
     known = size == audit.host_params and all(note["path"] in paths for note in audit.slots)
     if not known or type(model).__name__ != audit.model:
         given, valid = f"{size:,} parameters", f"{audit.model} with {audit.host_params:,}"
-        raise GrowError("The audit is of another model", given=given, valid=valid)
+        raise EsperError("The audit is of another model", given=given, valid=valid)
     if not audit.combinations:
         return "never", AUTO
     best = {each.slot: f"{each.slot}/{each.blueprint}" for each in audit.combinations[0]}

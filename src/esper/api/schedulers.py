@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from esper.api.grow_settings import GrowError
 from esper.archive import KeepingError, packed, unpacked
-from esper.leyline.errors import first_line
+from esper.leyline.errors import EsperError, first_line
 
 MakeScheduler = Callable[[Optimizer], LRScheduler]
 
@@ -24,14 +23,14 @@ class Schedule:
         try:
             made = make(optimizer)
         except (TypeError, ValueError) as error:
-            raise GrowError(
+            raise EsperError(
                 "The scheduler could not be made",
                 given=f"{getattr(make, '__name__', type(make).__name__)}: {first_line(error)}",
                 fix=f"pass a function of the optimiser, as in {_EXAMPLE}",
             ) from error
         able = all(callable(getattr(made, name, None)) for name in _NEEDED)
         if isinstance(made, type) or not able:
-            raise GrowError(
+            raise EsperError(
                 "This does not make a scheduler",
                 given=type(made).__name__,
                 fix=f"pass a function that returns one, as in {_EXAMPLE}",
@@ -58,7 +57,7 @@ class Schedule:
     def restore(self, note: Mapping[str, Any]) -> None:
         kind = type(self.scheduler).__name__
         if note["kind"] != kind:
-            raise GrowError(
+            raise EsperError(
                 "The run had another scheduler",
                 given=kind,
                 valid=note["kind"],
@@ -67,7 +66,7 @@ class Schedule:
         try:
             self.scheduler.load_state_dict(unpacked(note["state"], {}))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise GrowError(
+            raise EsperError(
                 "The scheduler is made otherwise than that of the run",
                 given=f"{kind}: {first_line(error)}",
                 fix="make it as it was made for the run",

@@ -46,11 +46,7 @@ SCORES_SEEN = 3  # until it is said that they look like fractions
 FEWEST_CLASSES = 2  # where none are known: losses are then in units of the first one
 
 
-class TickError(EsperError):
-    """A tick that was called with what it cannot use."""
-
-
-class NotFiniteError(TickError):
+class NotFiniteError(EsperError):
     """Training has diverged."""
 
 
@@ -182,7 +178,7 @@ def percent(name: str, value: object) -> float:
     """A score."""
     found = number(name, value)
     if found > 100.0 + ROUNDING:
-        raise TickError(
+        raise EsperError(
             f"{name} is in percent, and higher is better",
             given=f"{found:g}",
             valid="at most 100",
@@ -265,7 +261,7 @@ class GrowthMemory:
             told = float(averaged(host, row(percent("val_score", score))))
         if evaluate is None:
             if told is None:
-                raise TickError(
+                raise EsperError(
                     "A tick needs a score", given="neither val_score= nor evaluate=", fix="pass one"
                 )
             return TickScores(told, None, {})
@@ -282,7 +278,7 @@ class GrowthMemory:
         if told is not None and shown and not self.compared:
             # Once: contributions are differences between the two, so they must be the same score.
             if abs(without() - told) > SAME_SCORE:
-                raise TickError(
+                raise EsperError(
                     "val_score and evaluate(model) are not the same score",
                     given=f"{told:g} and {without():g}",
                     fix="leave val_score out: evaluate(model) is then called for it",

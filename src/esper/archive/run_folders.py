@@ -4,7 +4,7 @@ A training, a network that grows and a study each keep their run in a folder. `K
 they have in common, and each kind extends it:
 
     class GrowthFolder(KeptFolder):
-        kind, error = RunKind.GROWTH, GrowError
+        kind = RunKind.GROWTH
 
     folder = GrowthFolder(out)
     folder.require_fresh(fix="name another directory")  # or .require_run(fix=...) to go on
