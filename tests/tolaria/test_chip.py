@@ -110,6 +110,11 @@ def drawn_layers(draw: random.Random) -> Iterator[tuple[nn.Module, tuple[int, ..
     yield nn.Sequential(nn.ReLU(), nn.Conv1d(C, C, 1), nn.LeakyReLU(0.2), nn.Conv1d(C, 2, 1)), long
     yield nn.Sequential(nn.Conv1d(C, C, 1), nn.GELU(), nn.Conv1d(C, 2, 1), nn.Tanh()), long
     yield nn.Sequential(nn.Linear(C, T), ChannelNorm(T), nn.Tanh(), nn.GELU()), (C,)
+    plane = (C, T + 1, kernel + 1)
+    yield nn.Conv2d(C, 2 * C, 3, stride, 1, groups=groups), plane
+    yield nn.Sequential(nn.Conv2d(C, C, kernel, stride, 2), nn.ReLU(), nn.Conv2d(C, T, 1)), plane
+    yield GroupNorm(C, position_axes=2, groups=groups), plane
+    yield nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(C, T)), plane
     yield ChannelNorm(C), (C,)
     yield Transposed(ChannelNorm(C)), (C, L)
     yield GroupNorm(C, position_axes=1, groups=groups), (C, L)
@@ -143,6 +148,7 @@ MIXED = [
     ("conv1d", Isolation.STRAIGHT_THROUGH, Sgd(), 1),
     ("gelu", Isolation.DUAL_PASS, AdamW(), 0),
     ("tanh", Isolation.STRAIGHT_THROUGH, Sgd(), 1),
+    ("folded", Isolation.DUAL_PASS, AdamW(), 0),
 ]
 
 
@@ -247,7 +253,7 @@ def grown(name: str, epochs: int = 5, **settings: object) -> Population:
     return population
 
 
-@each_host
+@pytest.mark.parametrize("name", ["mlp", "conv1d", "folded"])
 def test_scores_without_some_seeds_equal_the_fused_ones(name: str) -> None:
     fused, chip = (grown(name, epochs=9, backend=backend) for backend in ("fused", "chip"))
     chip.load_state_dict(fused.state_dict())
@@ -264,7 +270,7 @@ def test_scores_without_some_seeds_equal_the_fused_ones(name: str) -> None:
     torch.testing.assert_close(*flows, rtol=2e-5, atol=1e-6, equal_nan=True)
 
 
-@each_host
+@pytest.mark.parametrize("name", ["mlp", "conv1d", "folded"])
 def test_shadows_on_chip_equal_the_fused_ones_and_leave_hosts_alone(name: str) -> None:
     fused, chip = (grown(name, epochs=4, backend=backend) for backend in ("fused", "chip"))
     chip.load_state_dict(fused.state_dict())

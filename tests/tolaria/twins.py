@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import GateRules, SlottedModel
-from esper.kasmina.hosts import Conv1dHost, Conv2dHost, GptHost, MlpHost, SegmentedHost
+from esper.kasmina.hosts import Conv1dHost, Conv2dHost, FoldedHost, GptHost, MlpHost, SegmentedHost
 from esper.leyline import Actions, Legality, LifecycleOp
 from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.extraction import extract
@@ -28,12 +28,12 @@ BENT: dict[str, Callable[[], SegmentedHost]] = {
     "tanh": lambda: Conv1dHost(
         length=12, channels=3, kernel=3, classes=4, activation="tanh", norm="layer"
     ),
+    "folded": lambda: FoldedHost(channels=3, classes=4, norm="layer"),
 }
 GPT = {"gpt": lambda: GptHost(vocabulary=4, width=4, heads=2, context=5)}
 EVERY_HOST = HOSTS | GPT
-SHAPES = {"mlp": (12,), "conv1d": (12,), "conv2d": (1, 6, 6), "gpt": (5,)} | dict.fromkeys(
-    BENT, (12,)
-)
+SHAPES = {"mlp": (12,), "conv1d": (12,), "conv2d": (1, 6, 6), "gpt": (5,)}
+SHAPES |= {"gelu": (12,), "tanh": (12,), "folded": (40,)}
 
 
 def make_splits(host: str, seed: int = 0, samples: int = 40) -> Splits:

@@ -7,7 +7,7 @@
 enum FlowSum { LOG_POWER, LOG_POWER2, POWER, FOURTH, STEPS2, VARIANCE, SILENT, FLOW_SUMS };
 const double TINY = 1e-12, SILENCE = 1e-6;
 
-// One number of one sample's values `h` [C, L]; `silence`: a square below it is none.
+// One number of one sample's values `h`, C lines of L; `silence`: a square below it is none.
 DEVICE double flow_of(int which, Cells h, int C, int L, double silence) {
   double power = 0, sum = 0;
   ROLLED
@@ -53,7 +53,8 @@ APART void flow_row(const whole *a, int row, Cells memory) {
         const double silence = again ? SILENCE * sums[k * FLOW_SUMS + POWER] / samples : 0;
         double sum = 0;
         for (int i = LANE; i < b.n; i += LANES)
-          sum += flow_of(which, value_of(b, k) + i, slot_channels(k), slot_length(k), silence);
+          sum += flow_of(which, value_of(b, k) + i, slot_channels(k) * slot_length(k) / slot_neighbours(k),
+                         slot_neighbours(k), silence);
         sum = lanes_sum(sum);
         if (LANE == 0) sums[j] += sum;
       }

@@ -256,6 +256,85 @@ APART void conv_backward(Cells w, Cells gw, Cells gbias, Cells x, Cells gy, Cell
   SYNC();
 }
 
+// --- convolution of planes [C, H, W] with squares [O, C / G, K, K] to [O, HO, WO] --------------------
+
+// The planes are small: a thread has one place of the output and T channels of it.
+template <int C, int H, int W, int O, int K, int HO, int WO, int S, int P, int G>
+APART void plane_forward(Cells w, Cells bias, Cells x, Cells y) {
+  constexpr int CG = C / G, OG = O / G, M = HO * WO;
+  constexpr int T = outputs_each(OG, CHUNK * M * G), TILES = parts_of(OG, T);
+  FOR(k, CHUNK * M * G * TILES) {
+    const int b = k % CHUNK, m = k / CHUNK % M, tile = k / (CHUNK * M);
+    const int group = tile / TILES, first = group * OG + tile % TILES * T, last = (group + 1) * OG - 1;
+    real sums[T];
+    UNROLL
+    for (int t = 0; t < T; ++t) sums[t] = bias ? bias[within<OG % T == 0>(first + t, last)] : real(0);
+    ROLLED
+    for (int each = 0; each < CG * K; ++each) { // a line of taps
+      const int c = each / K, u = each % K, p = m / WO * S - P + u;
+      if (p < 0 || p >= H) continue;
+      Cells own = x + ((group * CG + c) * H + p) * W * CHUNK + b;
+      UNROLL
+      for (int v = 0; v < K; ++v) {
+        const int q = m % WO * S - P + v;
+        const real in = q >= 0 && q < W ? own[q * CHUNK] : real(0);
+        UNROLL
+        for (int t = 0; t < T; ++t)
+          sums[t] += w[((within<OG % T == 0>(first + t, last) * CG + c) * K + u) * K + v] * in;
+      }
+    }
+    UNROLL
+    for (int t = 0; t < T; ++t)
+      if (OG % T == 0 || first + t <= last) y[((first + t) * M + m) * CHUNK + b] = sums[t];
+  }
+  SYNC();
+}
+
+template <int C, int H, int W, int O, int K, int HO, int WO, int S, int P, int G>
+APART void plane_backward(Cells w, Cells gw, Cells gbias, Cells x, Cells gy, Cells gx, bool add) {
+  constexpr int CG = C / G, OG = O / G, M = HO * WO;
+  if (gw) { // an item is a line of taps, and a one for the bias
+    share_sums<O * CG * K, K + 1>(
+        [&](int item, int start, int step, real *sums) {
+          const int u = item % K, o = item / (K * CG), c = o / OG * CG + item / K % CG;
+          ROLLED
+          for (int j = start; j < CHUNK * M; j += step) {
+            const int b = j % CHUNK, m = j / CHUNK, p = m / WO * S - P + u;
+            const real g = gy[o * M * CHUNK + j];
+            sums[K] += g;
+            if (p < 0 || p >= H) continue;
+            UNROLL
+            for (int v = 0; v < K; ++v) {
+              const int q = m % WO * S - P + v;
+              if (q >= 0 && q < W) sums[v] += g * x[((c * H + p) * W + q) * CHUNK + b];
+            }
+          }
+        },
+        [&](int item, int t, real sum) {
+          if (t < K) gw[item * K + t] += sum;
+          else if (gbias && item % (K * CG) == 0) gbias[item / (K * CG)] += sum;
+        });
+  }
+  if (gx)
+    FOR(k, CHUNK * C * H * W) {
+      const int b = k % CHUNK, p = k / (CHUNK * W) % H, q = k / CHUNK % W, c = k / (CHUNK * H * W);
+      real sum = 0;
+      ROLLED
+      for (int each = 0; each < OG * K; ++each) {
+        const int o = c / CG * OG + each / K, u = each % K, up = p + P - u;
+        if (up < 0 || up % S || up / S >= HO) continue;
+        UNROLL
+        for (int v = 0; v < K; ++v) {
+          const int left = q + P - v;
+          if (left >= 0 && left % S == 0 && left / S < WO)
+            sum += w[((o * CG + c % CG) * K + u) * K + v] * gy[(o * M + up / S * WO + left / S) * CHUNK + b];
+        }
+      }
+      put(gx + k, sum, add);
+    }
+  SYNC();
+}
+
 // --- elementwise over SIZE numbers of each sample, in place; their slope is known from y ----------
 
 template <int SIZE> APART void leaky_forward(real slope, Cells y) {

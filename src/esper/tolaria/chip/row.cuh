@@ -7,7 +7,7 @@
 //
 // The generated source before this says: SLOTS, BLUEPRINTS, HOST_WIDTH, CHUNK, SCRATCH, CLASSES,
 // INPUT_SIZE, PER_SAMPLE, WORK_AT, value_at(k) and gradient_at(k) of the host's values (k = SLOTS: logits), slot_channels(k),
-// slot_length(k), gate_at(k), segment_forward/backward(k, ...), seed_forward/backward(which, ...),
+// slot_length(k), slot_neighbours(k) of them in a line, gate_at(k), segment_forward/backward(k, ...), seed_forward/backward(which, ...),
 // seed_output(which), seed_output_gradient(which), seed_width(which), seed_room(which), gate_room(k) and
 // seed_program(k * BLUEPRINTS + blueprint), which is -1 where it does not fit.
 #pragma once

@@ -159,7 +159,9 @@ class ProgramWriter:
         start = input_size + sum(wide)
         gradients = [start + (first if k % 2 else 0) for k in range(slots + 1)]
         work = start + first + second
-        lengths = [(*shape, 1)[1] for shape in self.shapes]
+        lengths = [math.prod(shape[1:]) for shape in self.shapes]
+        # Neighbours are those along the last axis that has any.
+        near = [([1] + [each for each in shape[1:] if each > 1])[-1] for shape in self.shapes]
         gates = [self.rooms.get(k, 0) for k in range(slots)]
         room = [gates[k] + 2 * lengths[k] + sizes[k] for k in range(slots)]
         per_sample = work + max(room, default=0)
@@ -181,6 +183,7 @@ class ProgramWriter:
             "gradient_at": gradients,
             "slot_channels": [shape[0] for shape in self.shapes],
             "slot_length": lengths,
+            "slot_neighbours": near,
             "gate_at": gates,
             "gate_room": room,
             "seed_program": [self.which.get(place, ABSENT) for place in places],

@@ -4,8 +4,8 @@
 compose them become operations on values, anything else is refused. Views (flatten, transpose) move
 nothing. A tape knows when each of its values and gradients is needed, so they can share memory.
 
-Shapes are of one sample: `C` channels, `L` positions, `R` rows, `I`/`O` items in and out of a row,
-`T` tokens, `K` taps.
+Shapes are of one sample: `C` channels, `L` positions of a line or a plane, `R` rows, `I`/`O` items
+in and out of a row, `T` tokens, `K` taps.
 """
 
 import math
@@ -158,19 +158,29 @@ def _rows_to_rows(tape: Tape, x: View, returned: int, weight: Tensor, bias: Tens
     return tape.add("linear", sizes, x, like=like, params=places, reads=(x.value,))
 
 
-def _conv(tape: Tape, module: nn.Conv1d, x: View) -> View:
-    (K,), (stride,), (dilation,) = module.kernel_size, module.stride, module.dilation
+def _conv(tape: Tape, module: nn.Conv1d | nn.Conv2d, x: View) -> View:
+    """Of a line, or of a plane as of a square."""
+    ways = (module.kernel_size, module.stride, module.dilation, module.padding)
     zeros = module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    if not zeros or dilation != 1 or not x.plain:
+    if not zeros or any(len(set(way)) > 1 for way in ways) or not x.plain:
         raise _unknown(module, f"{module} on strides {x.strides}")
-    (C, L), returned, pad = x.shape, module.out_channels, int(module.padding[0])
+    K, stride, dilation, pad = (int(way[0]) for way in ways)
+    if dilation != 1:
+        raise _unknown(module, f"{module}")
+    (C, *size), returned = x.shape, module.out_channels
     if K == stride == module.groups == 1 and pad == 0:
-        return _rows_to_rows(tape, x.turned(), returned, module.weight, module.bias).turned()
-    M = (L + 2 * pad - K) // stride + 1
-    sizes = f"{C}, {L}, {returned}, {K}, {M}, {stride}, {pad}, {module.groups}"
-    places = tape.parameters(module.weight, module.bias)
-    like = View(x.value, (returned, M), _plain((returned, M)))
-    return tape.add("conv", sizes, x, like=like, params=places, reads=(x.value,))
+        row = View(x.value, (C, math.prod(size)), (math.prod(size), 1)).turned()
+        value = _rows_to_rows(tape, row, returned, module.weight, module.bias).value
+        return View(value, (returned, *size), _plain((returned, *size)))
+    made = [(each + 2 * pad - K) // stride + 1 for each in size]
+    numbers = (C, *size, returned, K, *made, stride, pad, module.groups)
+    like = View(x.value, (returned, *made), _plain((returned, *made)))
+    places, kind = (
+        tape.parameters(module.weight, module.bias),
+        "conv" if made[1:] == [] else "plane",
+    )
+    sizes = ", ".join(map(str, numbers))
+    return tape.add(kind, sizes, x, like=like, params=places, reads=(x.value,))
 
 
 def _gelu(tape: Tape, module: nn.GELU, x: View) -> View:
@@ -186,8 +196,8 @@ def _scalar_gate(tape: Tape, module: ScalarGate, x: View) -> View:
 
 def _norm(tape: Tape, module: ChannelNorm | GroupNorm, x: View) -> View:
     if isinstance(module, GroupNorm):
-        (C, L), G = x.shape, module.groups
-        (channel, position), part = x.strides, C // G
+        C, L, G = x.shape[0], math.prod(x.shape[1:]), module.groups
+        channel, position, part = x.strides[0], x.strides[-1], C // G
         R, numbers = G, f"{part}, {L}, {part}, {part * channel}, {channel}, {position}"
     else:
         R, (row, item) = math.prod(x.shape[:-1]), (0, *x.strides)[-2:]
@@ -198,12 +208,12 @@ def _norm(tape: Tape, module: ChannelNorm | GroupNorm, x: View) -> View:
     return tape.add("norm", f"{R}, {numbers}", x, like=x, constants=real, **more)
 
 
-def _pool(tape: Tape, module: nn.AdaptiveAvgPool1d | nn.AdaptiveMaxPool1d, x: View) -> View:
-    if module.output_size not in (1, (1,)) or not x.plain:
+def _pool(tape: Tape, module: nn.Module, x: View) -> View:
+    if module.output_size not in (1, (1,), (1, 1)) or not x.plain:
         raise _unknown(module, f"{module} on strides {x.strides}")
-    C, L = x.shape
+    C, L = x.shape[0], math.prod(x.shape[1:])
     like = View(x.value, (C, 1), (1, 1))
-    if isinstance(module, nn.AdaptiveAvgPool1d):
+    if not isinstance(module, nn.AdaptiveMaxPool1d):
         return tape.add("mean", f"{C}, {L}", x, like=like)
     # Its backward looks for the input that is the output, which is the value to come.
     return tape.add("max", f"{C}, {L}", x, like=like, reads=(x.value, len(tape.sizes)))
@@ -243,7 +253,7 @@ def _replace(tape: Tape, module: Replace, h: View) -> View:
 def _rescale(tape: Tape, module: Rescale, h: View) -> View:
     tape.pinned.add(h.value)
     s = tape.change("tanh", _walk(tape, module.strength, h))
-    C, L = (*h.shape, 1)[:2]
+    C, L = h.shape[0], math.prod(h.shape[1:])
     if not h.plain or tape.sizes[s.value] != C:
         raise _unknown(module, f"{list(s.shape)} scales {list(h.shape)}")
     return tape.add("channels", f"{C}, {L}", h, s, like=h, reads=(h.value, s.value))
@@ -266,11 +276,13 @@ _FORMS: dict[type[nn.Module], Callable[..., View]] = {
     nn.Linear: _linear,
     TokenLinear: _linear,
     nn.Conv1d: _conv,
+    nn.Conv2d: _conv,
     nn.ReLU: lambda tape, module, x: tape.change("leaky", x, 0.0),
     nn.LeakyReLU: lambda tape, module, x: tape.change("leaky", x, float(module.negative_slope)),
     nn.Tanh: lambda tape, module, x: tape.change("tanh", x),
     nn.GELU: _gelu,
     nn.AdaptiveAvgPool1d: _pool,
+    nn.AdaptiveAvgPool2d: _pool,
     nn.AdaptiveMaxPool1d: _pool,
     nn.Flatten: _reshaped,
     nn.Unflatten: _reshaped,
