@@ -172,7 +172,7 @@ def choose(
         masks[:, head, :size] = legality.mask(name, actions)
         scores = head_logits(logits, space, head, actions).float() + noise[:, head]
         actions[:, head] = most_likely(scores, masks[:, head])
-    if validate:
+    if validate and legality.masks:  # else all is open
         require_choice(masks, space.names)
     chances = MaskedCategorical(logits_given(logits, space, actions), masks, False)
     return Choice(actions, masks, chances.log_prob(actions))

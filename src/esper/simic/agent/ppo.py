@@ -152,7 +152,8 @@ class PPOAgent:
         """
         truncations = self._here(outcome.truncations)
         if outcome.final_observations is None:
-            bootstraps = torch.where(truncations, torch.nan, 0.0)
+            bootstraps = torch.zeros(len(truncations), device=self.device)
+            bootstraps.masked_fill_(truncations, torch.nan)
             if self.device.type == "cpu" and bool(truncations.any()):
                 raise missing_last_observation(truncations)
         else:

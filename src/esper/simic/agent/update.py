@@ -128,7 +128,8 @@ def ppo_terms(
     values, before = evaluation.values / return_scale, batch.values / return_scale
     targets = batch.returns / return_scale
     moved = before + (values - before).clamp(-config.value_clip, config.value_clip)
-    squares = torch.maximum((values - targets).square(), (moved - targets).square())
+    error, bounded = values - targets, moved - targets
+    squares = torch.where(error.abs() >= bounded.abs(), error, bounded).square()
 
     with torch.no_grad():
         low, high = ratio.flatten(0, 1).aminmax(dim=0)  # 1 where the head did not matter
