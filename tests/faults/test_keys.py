@@ -88,7 +88,7 @@ def test_whatever_stands_in_a_runs_files_is_used_or_refused_in_one_sentence(
         if number % 3:
             said = changed(draw.choice(list(documents(copy))), draw)
         else:
-            said = flipped(draw.choice([f for f in copy.rglob("*") if f.is_file()]), draw)
+            said = flipped(draw.choice(sorted(f for f in copy.rglob("*") if f.is_file())), draw)
         for words in (["show", copy], ["runs", tmp_path], ["resume", copy, "--quiet"]):
             try:
                 told = esper_here(*words)

@@ -38,7 +38,7 @@ from esper.archive import (
     unpacked,
     write_archive,
 )
-from esper.archive.tensors import MANIFEST
+from esper.archive.tensors import MANIFEST, describing
 from esper.kasmina.isolation import randomness_kept
 from esper.kasmina.probe import Sample
 from esper.leyline.errors import EsperError
@@ -119,7 +119,10 @@ class GrowthFolder(KeptFolder):
 def read_report(path: str | Path) -> Report:
     """Of the run in this folder; its model is not needed."""
     folder = GrowthFolder(path)
-    return report_of(folder.path.resolve().name, folder.checkpoint().notes)
+    with describing(f"{folder.path / CHECKPOINT} does not describe a run"):
+        report = report_of(folder.path.resolve().name, folder.checkpoint().notes)
+        str(report)  # what cannot be said is found here
+    return report
 
 
 @dataclass

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from esper.archive import Archive, ArchiveError, KeepingError, packed, unpacked
+from esper.archive import Archive, KeepingError, packed, unpacked
+from esper.archive.tensors import describing
 from esper.kasmina.shadow_seeds import COUNTS, Shadow, ShadowKey
 from esper.leyline.errors import OptimizerMismatchError
 from esper.leyline.shadows import ShadowReadings
@@ -50,7 +51,7 @@ def pack(host: "GrowingModel") -> tuple[dict[str, Tensor], dict[str, Any]]:
 def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> None:
     """Take over what was packed; the optimisers' part only to go on training."""
     notes, optimizers = archive.notes, host.optimizers if training else ()
-    try:
+    with describing("What was saved does not describe a growing host"):
         _require_fitting(host, archive, training=training)
         host.load_state_dict(archive.part("host"))
         _load_buffers(host, archive.part("buffer"))
@@ -60,11 +61,6 @@ def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> 
         for index, optimizer in enumerate(optimizers):
             state = archive.part(f"optimizer.{index}")
             _unpack_optimizer(optimizer, state, notes["optimizers"][index])
-    except (LookupError, TypeError, ValueError) as error:
-        raise ArchiveError(
-            "What was saved does not describe a growing host",
-            given=f"{type(error).__name__}: {error}",
-        ) from error
 
 
 def _require_fitting(host: "GrowingModel", archive: Archive, *, training: bool) -> None:

@@ -11,7 +11,8 @@ new one, whole.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,15 @@ _BODY = {"kind": str, "version": int, "file": str, "sha256": str, "notes": dict}
 
 class ArchiveError(EsperError):
     """An archive that is missing, damaged, foreign or of another kind or version."""
+
+
+@contextmanager
+def describing(said: str) -> Iterator[None]:
+    """Refuse, in these words, notes in which something else stands than what is read there."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ArchiveError(said, given=f"{type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -186,14 +196,12 @@ def _manifest(folder: Path) -> dict[str, Any]:
             given=f"no {MANIFEST}" if folder.is_dir() else "no such directory",
             fix="name the directory that was saved",
         )
-    try:
+    with describing(f"{file} is damaged"):
         document = json.loads(file.read_text(encoding="utf-8"))
         known = document["format"] == FORMAT
         body: dict[str, Any] = document["body"]
         unchanged = document["seal"] == sealed(body)
         complete = all(type(body[name]) is kind for name, kind in _BODY.items())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ArchiveError(f"{file} is damaged", given=f"{type(error).__name__}") from error
     if not (known and unchanged and complete):
         raise ArchiveError(f"{file} is damaged or was edited", fix="use another copy")
     return body

@@ -310,15 +310,11 @@ class RunStore(AbstractContextManager["RunStore"]):
             finally:
                 self._connection.execute("PRAGMA synchronous = NORMAL")
 
-    def rewind(self, round: int) -> int | None:
-        """Forget everything after `round`; returns the latest round that is known to be whole.
-
-        If that is an earlier one, the store had failed before the checkpoint was written.
-        """
+    def rewind(self, round: int) -> None:
+        """Forget everything after `round`."""
         with self._lock, _transaction(self._connection):
             for table in tables():
                 self._connection.execute(f"DELETE FROM {table} WHERE round > ?", (round,))  # noqa: S608
-        return self.last_commit
 
     def close(self) -> None:
         """Leave one plain file, which can be read where nothing can be written, if nobody reads."""

@@ -29,7 +29,6 @@ TOLD = ("suite", "rounds", "epochs", "controller", "controllers", "episodes", "e
 
 Numbers = Mapping[str, int]  # from the address
 
-
 _FILE = Path(__file__).with_name("questions.toml")
 QUESTIONS: dict[str, dict[str, Any]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 

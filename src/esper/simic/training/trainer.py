@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from esper.archive import Archive, ArchiveError
+from esper.archive import Archive
+from esper.archive.tensors import describing
 from esper.garden import LAYOUT, Case, Controls, Draw, Garden, Greenhouse, Plots, Transition
 from esper.garden.controller_choice import controller_of
 from esper.garden.playing import StoppedError
@@ -244,7 +245,7 @@ class Trainer:
             processes=self.processes,
         )
         require_own(self.agent, self.config, place / AGENT)
-        try:
+        with describing(f"{place} does not hold a run's state"):
             self.detector.load_state_dict(state.notes["anomalies"])
             numbers, self.judged = state.tensors["number"], state.notes["judged"]
             if numbers.shape != (self.config.envs,) or numbers.dtype != torch.int64:
@@ -256,9 +257,6 @@ class Trainer:
             self.controls.load_state_dict({n.removeprefix(CONTROL): v for n, v in curves.items()})
             if self.controls.missing(self._cases()):  # measured again they would differ a little
                 raise LookupError("controls are missing")
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            given = f"{type(error).__name__}: {error}"
-            raise ArchiveError(f"{place} does not hold a run's state", given=given) from error
         return numbers[self.first_env :][: self.garden.envs]
 
     def _cases(self) -> list[Case]:
