@@ -11,6 +11,7 @@ from esper.leyline import Actions, LifecycleOp
 from esper.leyline.errors import AgreementError
 from esper.leyline.shadows import AuditionPlan
 from esper.tamiyo.controllers.auditioning import Audition
+from esper.tamiyo.token_layout import WHOLE_TOKEN
 
 LONGEST = 12
 
@@ -43,6 +44,15 @@ def test_players_who_follow_the_advice_play_as_the_rule_does(host: str) -> None:
     torch.testing.assert_close(mine, alone.curve, rtol=0, atol=0.11)  # a sample of a thousand
     assert torch.equal(bed.episodes.population.lifecycle.interventions[bed.players],
                        alone.interventions)  # fmt: skip
+
+
+def test_players_and_controllers_see_what_seeds_cost_in_their_plot() -> None:
+    plot = replace(plot_of("mlp", contexts=1), rent=3.7)
+    place = WHOLE_TOKEN.names.index("rent")
+    whole = LAYOUT.split(Bed(plot, players=1).observations)[0]
+    assert float(whole[0, place]) == pytest.approx(0.37)
+    ground = Playground(1, horizon=plot.horizon, config=plot.population(), rent=plot.rent)
+    assert ground.episodes(plot.contexts).signals().rent == 3.7
 
 
 def test_tiny_transformers_are_seen_as_other_hosts_are() -> None:

@@ -53,6 +53,13 @@ def test_gains_are_kept_in_parts_with_what_was_seen_and_done(folder: Path) -> No
     assert not bool(planted[~first][:, 3:].any())  # a later decision has three choices
 
 
+def test_a_loss_is_worth_more_than_a_gain_to_the_cautious(folder: Path) -> None:
+    data = Gains.load([folder])
+    data.gains[:, 1], data.gains[:, 2], data.scale[:] = 2.0, -3.0, 10.0
+    assert data.worth(1.0)[0, :2].tolist() == pytest.approx([0.2, -0.3])
+    assert data.worth(2.0)[0, :2].tolist() == pytest.approx([0.2, -0.6])
+
+
 def test_seeds_that_are_chosen_later_are_compared_with_the_one_that_was_there(folder: Path) -> None:
     data = Gains.load([folder])
     later = data.rule.isnan()
