@@ -286,8 +286,7 @@ class Episodes:
         """[N]: what an epoch costs every row as it is now, with what shadows learn [N, S, P]."""
         population = self.population
         samples = population.feed.batch * population.feed.batches
-        life, isolation = population.lifecycle, population.config.isolation
-        return self.flops.training(life, samples, isolation, shadowed)
+        return self.flops.training(population.lifecycle, samples, shadowed)
 
     def _test(self, now: Tensor) -> None:
         """Score rows in the last epochs of their episodes on test data, where asked for."""
