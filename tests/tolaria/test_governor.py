@@ -9,7 +9,7 @@ import torch
 from esper.leyline import EsperError, SeedStage
 from esper.leyline.streams import derive_seed
 from esper.tolaria.extraction import extract
-from esper.tolaria.governor import Failure, Governor, GovernorRules, Remedy
+from esper.tolaria.governor import Failure, Governor, Remedy
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population
 from tests.tolaria.test_population import own_draws
@@ -165,8 +165,6 @@ def test_wrong_use_gets_a_sentence() -> None:
     population = make_population("mlp", 2)
     with pytest.raises(EsperError, match="enter_epoch"):
         Governor(population).leave_epoch(population.train_epoch())
-    with pytest.raises(EsperError, match="Impossible governor rules"):
-        GovernorRules(ladder=())
 
 
 def test_a_restarted_environment_has_no_past() -> None:

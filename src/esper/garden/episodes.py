@@ -23,7 +23,7 @@ from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT, SCORED
 from esper.leyline.errors import AgreementError, UnknownNameError
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals, SignalWindow
-from esper.tolaria import Feed, Governor, GovernorRules, Population, Remedy, Trip
+from esper.tolaria import Feed, Governor, Population, Remedy, Trip
 from esper.tolaria.flops import count_flops
 from esper.tolaria.population_config import EpochRecord, PopulationConfig, SplitScores
 from esper.tolaria.random_streams import uniform
@@ -31,9 +31,6 @@ from esper.tolaria.tasks import DEFAULT_BUDGET, GARDEN_BATCH, GARDEN_BATCHES
 
 EPOCHS_ALONE = 3  # of a host before anything is planted: what it lacks shows while it learns
 GARDEN_SEED = 0  # of every population: a case is the same host with the same data anywhere
-
-# A failed environment is put back and idles until the round's end: its episode is over.
-ROLLBACK_RULES = GovernorRules(ladder=(Remedy.FREEZE,))
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,8 @@ class Episodes:
             first.build_host, feed, identities=range(rows), seed=GARDEN_SEED, config=config
         )
         self.flops = count_flops(host, torch.zeros(1, LENGTH), self.population.catalogue)
-        self.governor = Governor(self.population, ROLLBACK_RULES)
+        # A failed environment is put back and idles until the round's end: its episode is over.
+        self.governor = Governor(self.population, [Remedy.FREEZE])
         self.cases: list[Case | None] = [None] * rows
         self.ledger = Ledger(rows, horizon, 100.0 / feed.classes)
         self.running = torch.zeros(rows, dtype=torch.bool)

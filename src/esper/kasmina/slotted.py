@@ -196,14 +196,10 @@ class SlottedModel(nn.Module):
         """Inside, passes of shadows run, with random numbers from this stream: nothing of the model
         learns, and what they leave behind in it is undone.
         """
-        outer = self._in_seed_pass
         settled = [self.model, *(slot.seed for slot in self._slots if slot.seed is not None)]
-        with only_learning(self, (), stream=stream), state_kept(*settled):
-            try:
-                self._in_seed_pass = True
-                yield
-            finally:
-                self._in_seed_pass = outer
+        unchanged = self._overridden([None] * len(self._slots), seed_pass=True)
+        with only_learning(self, (), stream=stream), state_kept(*settled), unchanged:
+            yield
 
     @contextmanager
     def trying(self, index: int, seed: Seed, stream: int | None = None) -> Iterator[None]:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .data.splits import Split, Splits, splits_from
     from .extraction import extract
     from .feed import Augmentation, Feed
-    from .governor import Governor, GovernorRules, Remedy, Trip
+    from .governor import Governor, Remedy, Trip
     from .optimisers import AdamW, Sgd
     from .population import Population
     from .population_config import EpochRecord, PopulationConfig, Snapshot, SplitScores

@@ -8,6 +8,7 @@ environment is frozen.
 Shapes: `N` environments, `H` epochs remembered.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -38,28 +39,16 @@ class Remedy(StrEnum):
     FREEZE = "freeze"  # the environment idles until it is reset
 
 
-@dataclass(frozen=True, kw_only=True)
-class GovernorRules:
-    """When an environment has failed, and what follows the first, second, ... time."""
-
-    history: int = 8  # epochs of loss that are remembered
-    spread: float = 10.0  # a loss this many robust deviations above the median has exploded ...
-    factor: float = 3.0  # ... if it is also this many times the median
-    least: float = 0.5  # ... and this much above it,
-    ceiling: float = 1e4  # or above this in any case
-    magnitude: float = 1e8  # weights and gradients beyond this are as bad as infinite
-    margin: float = 2.0  # points above chance that count as chance
-    better: float = 10.0  # points above chance an environment must once have reached, and
-    errors: float = 5.0  # standard errors of a validation score by which it was above chance
-    ladder: tuple[Remedy, ...] = (Remedy.SKIP, Remedy.PRUNE, Remedy.FREEZE)
-
-    def __post_init__(self) -> None:
-        if not self.ladder or self.history < 2 or self.margin >= self.better:
-            raise EsperError(
-                "Impossible governor rules",
-                given=self,
-                valid="a ladder of at least one remedy, history >= 2, margin < better",
-            )
+# When an environment has failed.
+HISTORY = 8  # epochs of loss that are remembered
+SPREAD = 10.0  # a loss this many robust deviations above the median has exploded ...
+FACTOR = 3.0  # ... if it is also this many times the median
+LEAST = 0.5  # ... and this much above it,
+CEILING = 1e4  # or above this in any case
+MAGNITUDE = 1e8  # weights and gradients beyond this are as bad as infinite
+MARGIN = 2.0  # points above chance that count as chance
+BETTER = 10.0  # points above chance an environment must once have reached, and
+ERRORS = 5.0  # standard errors of a validation score by which it was above chance
 
 
 @dataclass(frozen=True)
@@ -83,11 +72,11 @@ class Trip:
 class Governor:
     """Watches a population. Call `enter_epoch` before and `leave_epoch` after its training."""
 
-    def __init__(self, population: Population, rules: GovernorRules | None = None) -> None:
-        self.population = population
-        self.rules = rules or GovernorRules()
+    def __init__(self, population: Population, ladder: Sequence[Remedy] = tuple(Remedy)) -> None:
+        """`ladder`: what follows the first, second, ... and every later time."""
+        self.population, self.ladder = population, ladder
         count = len(population)
-        self.losses = torch.full((count, self.rules.history), torch.nan, dtype=torch.float64)
+        self.losses = torch.full((count, HISTORY), torch.nan, dtype=torch.float64)
         self.best = torch.zeros(count, dtype=torch.float64)  # accuracy
         self.trips = torch.zeros(count, dtype=torch.int64)
         self._seeds = population.seeds.clone()  # whose memory this is
@@ -114,7 +103,7 @@ class Governor:
                 given="leave_epoch without enter_epoch",
                 fix="call enter_epoch() before training the epoch",
             )
-        ladder, trips = self.rules.ladder, []
+        ladder, trips = self.ladder, []
         for environment, (cause, value, limit) in sorted(self._examine(record, scores).items()):
             remedy = ladder[min(int(self.trips[environment]), len(ladder) - 1)]
             epoch = int(self.population.lifecycle.epoch[environment])
@@ -163,9 +152,9 @@ class Governor:
             chance = 100.0 / self.population.feed.classes
             samples = self.population.feed.samples("validation").double()
             error = (chance * (100.0 - chance) / samples).sqrt()
-            needed = (self.rules.errors * error).clamp(min=self.rules.better)
+            needed = (ERRORS * error).clamp(min=BETTER)
             reached = self.best >= chance + needed
-            floor = torch.full_like(nothing, chance + self.rules.margin)
+            floor = torch.full_like(nothing, chance + MARGIN)
             collapsed = reached & (scores.accuracy <= floor)
             findings.append((Failure.COLLAPSE, collapsed, scores.accuracy, floor))
         # Rows that were reset since the epoch began have nothing to go back to.
@@ -181,9 +170,9 @@ class Governor:
         """[N] each: how many numbers of an environment's gradients, and of its weights and their
         optimiser state, are not finite, or as good as not."""
         moments = [f"moment{i}" for i in range(self.population.config.optimiser.moments)]
-        magnitude, pools = self.rules.magnitude, self.population.pools.values()
-        limits = dict.fromkeys(("squares", "theta", *moments), magnitude)
-        limits |= {name: magnitude**2 for name in ("squares", "moment1") if name in limits}
+        pools = self.population.pools.values()
+        limits = dict.fromkeys(("squares", "theta", *moments), MAGNITUDE)
+        limits |= {name: MAGNITUDE**2 for name in ("squares", "moment1") if name in limits}
         nothing = torch.zeros(2, len(self.population), dtype=torch.float64)
         # Where all sizes add up to less than the limit, none is beyond it: the rule, in few passes.
         tensors = [pool.tensors() for pool in pools]
@@ -205,14 +194,14 @@ class Governor:
     def _loss_limit(self, loss: Tensor) -> Tensor:
         """[N]: above this a loss has exploded, by the median and the spread of its own past; where
         it is about the least of them it has not, and the limit is the ceiling."""
-        limit = torch.full_like(loss, self.rules.ceiling)
+        limit = torch.full_like(loss, CEILING)
         lowest = self.losses.nan_to_num(torch.inf).amin(dim=1)
-        rows = (loss > lowest + self.rules.least).nonzero()[:, 0]
+        rows = (loss > lowest + LEAST).nonzero()[:, 0]
         past, ceiling = self.losses[rows], limit[rows]
         median = past.nanmedian(dim=1).values
         deviation = (past - median[:, None]).abs().nanmedian(dim=1).values
-        robust = median + self.rules.spread * 1.4826 * deviation
-        robust = robust.maximum(median * self.rules.factor).maximum(median + self.rules.least)
+        robust = median + SPREAD * 1.4826 * deviation
+        robust = robust.maximum(median * FACTOR).maximum(median + LEAST)
         enough = (~past.isnan()).sum(dim=1) >= 2
         limit[rows] = torch.where(enough, robust.minimum(ceiling), ceiling)
         return limit

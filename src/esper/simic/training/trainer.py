@@ -434,11 +434,7 @@ class Trainer:
             notes["backend"] = self._backend
             notes["processes"] = self.processes.size
             self.run.finish_checkpoint(self.round, tensors, notes)
-        self._meet()
-
-    def _meet(self) -> None:
-        """Wait for the other processes."""
-        self.processes.sum_(torch.zeros(1))
+        self.processes.sum_(torch.zeros(1))  # all wait for the first
 
     def close(self) -> None:
         self.hub.close()
