@@ -27,7 +27,7 @@ quick: $(READY) ## the part of the tests that takes a minute or two, for while y
 	@$(BIN)/ruff check -q
 	@$(TESTS) -m "not slow"
 
-fault: $(READY) ## the whole matrix of faults, broken guards, kills and damage; half an hour
+fault: $(READY) ## the whole matrix of faults, broken guards, kills and damage; a quarter of an hour
 	@rm -f .venv/matrix.json
 	@ESPER_MATRIX=.venv/matrix.json ESPER_FAULTS=1002 ESPER_KILLS=60 \
 		ESPER_FUZZ=5000 ESPER_KEYS=1000 ESPER_READS=10000 $(TESTS) \
