@@ -7,7 +7,7 @@ longer one are the same.
 Shapes: `N` rows, `T` epochs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from esper.garden import Case, Episodes, by_shape
-from esper.garden.dealing import ALONE, Ranks, in_turns
+from esper.garden.dealing import ALONE, Costs, Ranks, in_turns
+from esper.garden.playing import StoppedError
 from esper.leyline import AgreementError, Blend
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.tamiyo.controllers import Arm
@@ -62,10 +63,12 @@ def train_fixed(
     device: torch.device | str = "cpu",
     config: PopulationConfig | None = None,
     ranks: Ranks = ALONE,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[list[tuple[FixedRun, list[Mark]]]]:
     """Train all, `rows` together; yields batches as they are done, shorter trainings first.
 
-    `ranks` share the batches, and all hear of all.
+    `ranks` share the batches, and all hear of all. To be told to `stop` while there are more is an
+    error.
     """
     batches: list[list[FixedRun]] = []
     for alike in by_shape([run.case.context for run in runs]):
@@ -77,14 +80,16 @@ def train_fixed(
         found = _train(batches[number], device, config)
         return [[list(mark) for mark in marks] for marks in found]
 
-    def estimate(number: int) -> tuple[str, float]:
-        batch = batches[number]
-        return batch[0].case.context.host_shape, float(len(batch) * max(batch[-1].marks))
-
-    for turn in in_turns(len(batches), train, estimate=estimate, ranks=ranks):
+    sizes = [float(len(batch) * max(batch[-1].marks)) for batch in batches]
+    shapes = [batch[0].case.context.host_shape for batch in batches]
+    work = list(zip(shapes, sizes, strict=True))
+    for turn in in_turns(train, work, costs=Costs(), ranks=ranks):
         for number, found in turn:
             marks = [[Mark(*mark) for mark in each] for each in found]  # type: ignore[arg-type]
             yield list(zip(batches[number], marks, strict=True))
+        left = len(batches) - turn[-1][0] - 1
+        if left and any(ranks.each(stop())):
+            raise StoppedError("Training was told to stop", given=f"{left} batches left")
 
 
 def _of_like_length(runs: Sequence[FixedRun], most: int) -> Iterator[list[FixedRun]]:

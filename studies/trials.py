@@ -11,6 +11,7 @@ import torch
 
 from esper.garden import Case, Controls, Episodes, Job, Playground, Result, ResultFile
 from esper.garden.dealing import ALONE, Ranks
+from esper.garden.playing import StoppedError
 from esper.leyline.errors import AgreementError
 from esper.tamiyo.controllers import Arm, RandomLegal
 from esper.tolaria.population_config import PopulationConfig, Start
@@ -77,21 +78,28 @@ class Workshop:
         todo = [trial for trial in trials if trial.identity not in done]
         finished = len(trials) - len(todo)
         with file.watched((trial.identity[0] for trial in trials), len(todo)):
-            for batch in self._batches(todo):
-                self.controls.require([trial.case for trial, _ in batch], self.ranks)
-                file.add([self._result(trial, mark) for trial, mark in batch])
-                finished += len(batch)
-                self.tell(what, finished, len(trials))
-                over = any(self.ranks.each(self.clock.over))
-                if over and not (last and finished == len(trials)):
-                    return False
-        return True
+            try:
+                for batch in self._batches(todo):
+                    self.controls.require([trial.case for trial, _ in batch], self.ranks)
+                    file.add([self._result(trial, mark) for trial, mark in batch])
+                    finished += len(batch)
+                    self.tell(what, finished, len(trials))
+            except StoppedError:
+                return False
+        return last or not todo or not any(self.ranks.each(self._is_over()))
+
+    def _is_over(self) -> bool:
+        return self.clock.over
 
     def _batches(self, trials: Sequence[Trial]) -> Iterator[list[tuple[Trial, "Outcome"]]]:
-        by_way = {way: [each for each in trials if each.setting.way == way] for way in WAYS}
-        for way in (GROW, RANDOM):
-            yield from self._grown(way, by_way[way])
-        yield from self._fixed(by_way[FIXED])
+        """Until the time is over: ranks that share batches keep all that they have played."""
+        begun = False
+        for way in WAYS:
+            own = [trial for trial in trials if trial.setting.way == way]
+            if begun and own and any(self.ranks.each(self._is_over())):
+                raise StoppedError("The time is over", given=f"{len(own)} trials left")
+            yield from self._fixed(own) if way == FIXED else self._grown(way, own)
+            begun = begun or bool(own)
 
     def _grown(self, way: str, trials: Sequence[Trial]) -> Iterator[list[tuple[Trial, "Outcome"]]]:
         if any(trial.setting.epochs != self.horizon for trial in trials):
@@ -117,7 +125,7 @@ class Workshop:
             config=self.config,
             ranks=self.ranks,
         )
-        for places, played in ground.play(jobs, prepare=set_rates):
+        for places, played in ground.play(jobs, prepare=set_rates, stop=self._is_over):
             outcomes = [Outcome(**record) for record in played.records()]
             yield [(trials[place], each) for place, each in zip(places, outcomes, strict=True)]
 
@@ -140,6 +148,7 @@ class Workshop:
             device=self.device,
             config=self.config,
             ranks=self.ranks,
+            stop=self._is_over,
         )
         for batch in batches:
             found = []

@@ -59,7 +59,8 @@ def test_ranks_hear_of_every_part_in_order_and_do_each_once(size: int) -> None:
         return f"part {number}"
 
     def own(side: Side) -> list[tuple[int, str]]:
-        turns = in_turns(parts, do, estimate=lambda number: ("kind", number + 1.0), ranks=side)
+        work = [("kind", number + 1.0) for number in range(parts)]
+        turns = in_turns(do, work, costs=Costs(), ranks=side)
         return [each for turn in turns for each in turn]
 
     found = on_sides(size, own)

@@ -477,7 +477,7 @@ class Growth:
                     raise
                 fix = "make batch_size larger, or the loader with drop_last=True"
                 raise EsperError("Batches of one cannot be normalised", fix=fix) from error
-            value = value if weight == 1.0 else value * weight
+            value = value * weight
             if value.requires_grad:
                 value.backward()
             elif any(p.requires_grad for p in host.model.parameters()):
@@ -503,8 +503,7 @@ class Growth:
         return float(found.mean()), size
 
     def _loss(self, batch: Pair, weight: float) -> Tensor:
-        loss = self.scoring.run(self.host, batch)[1]
-        return loss if weight == 1.0 else loss * weight
+        return self.scoring.run(self.host, batch)[1] * weight
 
     def _part_loss(self, batch: Pair, weight: float) -> PartLoss | None:
         """Few samples cost as much time as many in a small model: not where time counts."""

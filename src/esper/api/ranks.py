@@ -6,7 +6,7 @@ is where NCCL wants them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -40,12 +40,7 @@ def together(work: Callable[P, T]) -> Callable[P, T]:
     def met(*args: P.args, **named: P.kwargs) -> T:
         if not run_processes.is_launched() or distributed.is_initialized():
             return work(*args, **named)
-        asked = named.get("device")
-        where = [
-            p.device for each in args if isinstance(each, nn.Module) for p in each.parameters()
-        ]
-        name = str(asked or next(iter(where), "cpu"))
-        cuda = name.startswith("cuda") or (name == "auto" and torch.cuda.is_available())
+        cuda = torch.cuda.is_available() and not str(named.get("device")).startswith("cpu")
         with run_processes.joined("cuda" if cuda else "cpu"):
             return work(*args, **named)
 
@@ -57,11 +52,7 @@ def together(work: Callable[P, T]) -> Callable[P, T]:
 
 def shared(model: nn.Module, values: Tensor) -> Tensor:
     """This tensor as rank 0 has it, on the CPU."""
-    if count() == 1:
-        return values
-    sent = values.to(_place(model), copy=True)
-    distributed.broadcast(sent, src=0)
-    return sent.cpu()
+    return _agreed(model, values, partial(distributed.broadcast, src=0))
 
 
 def averaged(model: nn.Module, values: Tensor) -> Tensor:
@@ -71,11 +62,7 @@ def averaged(model: nn.Module, values: Tensor) -> Tensor:
 
 def summed(model: nn.Module, values: Tensor) -> Tensor:
     """The sum over processes, on the CPU."""
-    if count() == 1:
-        return values
-    sent = values.to(_place(model), copy=True)
-    distributed.all_reduce(sent)
-    return sent.cpu()
+    return _agreed(model, values, distributed.all_reduce)
 
 
 def gathered(model: nn.Module, values: Tensor) -> Tensor:
@@ -90,8 +77,12 @@ def gathered(model: nn.Module, values: Tensor) -> Tensor:
     return summed(model, whole)
 
 
-def _place(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
+def _agreed(model: nn.Module, values: Tensor, agree: Callable[[Tensor], object]) -> Tensor:
+    if count() == 1:
+        return values
+    sent = values.to(next(model.parameters()).device, copy=True)
+    agree(sent)
+    return sent.cpu()
 
 
 # --- gradients -------------------------------------------------------------------------------
@@ -105,21 +96,16 @@ def average_gradients(module: nn.Module) -> None:
     """
     if count() > 1:
         for parameter in module.parameters():
-            parameter.register_post_accumulate_grad_hook(_average)
-
-
-def _average(parameter: Tensor) -> None:
-    if parameter.grad is not None:
-        distributed.all_reduce(parameter.grad)
-        parameter.grad /= count()
+            parameter.register_post_accumulate_grad_hook(lambda p: average_tensors([p.grad]))
 
 
 @torch.no_grad()
-def average_tensors(tensors: Iterable[Tensor]) -> None:
+def average_tensors(tensors: Iterable[Tensor | None]) -> None:
     """In place, over all processes, in one message for each kind of number."""
     kinds: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors if count() > 1 else ():
-        kinds.setdefault(tensor.dtype, []).append(tensor)
+        if tensor is not None:
+            kinds.setdefault(tensor.dtype, []).append(tensor)
     for held in kinds.values():
         whole = torch.cat([tensor.flatten() for tensor in held])
         distributed.all_reduce(whole)
@@ -139,7 +125,7 @@ def average_step(model: nn.Module) -> None:
         for each, known in zip(held, summed(model, counts).tolist(), strict=True):
             if known and each.grad is None:
                 each.grad = torch.zeros_like(each)
-        average_tensors(each.grad for each in held if each.grad is not None)
+        average_tensors(each.grad for each in held)
 
 
 # --- data ------------------------------------------------------------------------------------

@@ -256,9 +256,7 @@ class GrowthMemory:
         self, host: "GrowingModel", score: float | None, evaluate: Evaluate | None
     ) -> TickScores:
         """Score the host as it is, as committed and without each of its seeds."""
-        told = score
-        if score is not None:
-            told = float(averaged(host, row(percent("val_score", score))))
+        told = None if score is None else float(averaged(host, row(percent("val_score", score))))
         if evaluate is None:
             if told is None:
                 raise EsperError(
@@ -272,8 +270,7 @@ class GrowthMemory:
         @cache
         def without(*off: str) -> float:
             with measuring(host), host.without(*off):
-                found = percent("evaluate(model)", evaluate(host))
-                return float(averaged(host, row(found)))
+                return float(averaged(host, row(percent("evaluate(model)", evaluate(host)))))
 
         if told is not None and shown and not self.compared:
             # Once: contributions are differences between the two, so they must be the same score.

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 TURN = 4  # parts of every rank between two exchanges: what a lost rank may cost at most
@@ -21,8 +21,7 @@ class Ranks(Protocol):
     def each(self, what: T) -> list[T]: ...
 
 
-@dataclass(frozen=True)
-class Alone:
+class Alone(NamedTuple):
     """A process that plays everything itself."""
 
     rank: int = 0
@@ -63,32 +62,27 @@ class Costs:
 
 
 def in_turns(
-    parts: int,
     do: Callable[[int], T],
+    work: Sequence[tuple[str, float]],
     *,
-    estimate: Callable[[int], tuple[str, float]],
+    costs: Costs,
     ranks: Ranks = ALONE,
-    costs: Costs | None = None,
 ) -> Iterator[list[tuple[int, T]]]:
     """Do all parts, each in one of the ranks; what came of them, the same for all, in their order.
 
-    Yields some parts at a time, with their numbers. `estimate` is the kind of a part and its cost
-    beside others.
+    Yields some parts at a time, with their numbers. `work` is the kind of each part, and its cost
+    beside others of the kind.
     """
-    costs = Costs() if costs is None else costs
     length = 1 if ranks.size == 1 else TURN * ranks.size
-    for first in range(0, parts, length):
-        turn = range(first, min(first + length, parts))
-        own: list[int] = list(turn)
-        if ranks.size > 1:
-            expected = [costs(*estimate(number)) for number in turn]
-            own = [turn[place] for place in deal(expected, ranks.size)[ranks.rank]]
+    for first in range(0, len(work), length):
+        turn = range(first, min(first + length, len(work)))
+        expected = [costs(*work[number]) for number in turn]
+        own = [turn[place] for place in deal(expected, ranks.size)[ranks.rank]]
         done: dict[int, tuple[T, float]] = {}
         for number in own:
             began = time.perf_counter()
             done[number] = do(number), time.perf_counter() - began
         found = {number: each for some in ranks.each(done) for number, each in some.items()}
-        if ranks.size > 1:
-            for number in turn:
-                costs.learn(*estimate(number), found[number][1])
+        for number in turn:
+            costs.learn(*work[number], found[number][1])
         yield [(number, found[number][0]) for number in turn]

@@ -18,13 +18,11 @@ from esper.garden.cases import Case
 from esper.garden.contexts import Context, by_shape
 from esper.garden.dealing import ALONE, Costs, Ranks, in_turns
 from esper.garden.episodes import Episodes
-from esper.garden.families import LENGTH
 from esper.garden.rewards import net_of_rent
 from esper.leyline import Actions, AgreementError, EsperError, SeedStage
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT, SCORED_EPOCHS
 from esper.tamiyo.controllers import Controller, RowSchedule, Schedule, SideBySide
 from esper.tamiyo.controllers.protocol import Auditioning
-from esper.tolaria.flops import counted
 from esper.tolaria.population_config import PopulationConfig
 
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 1024}  # of controls
@@ -131,7 +129,7 @@ class Playground:
             rent=rent,
         )
         self._episodes: Episodes | None = None
-        self._costs, self._flops = Costs(), dict[str, float]()  # by shape of host
+        self._costs = Costs()  # by shape of host
 
     def episodes(self, contexts: Sequence[Context], rows: int | None = None) -> Episodes:
         """At least so many rows for these contexts: those there are, or else new ones."""
@@ -164,25 +162,18 @@ class Playground:
         contexts = list({job.case.context.key: job.case.context for job in jobs}.values())
         alike = {each[0].host_shape: each for each in by_shape(contexts)}
         dealt, ranks, done = batches(jobs, self.most, order), self.ranks, 0
-
-        def estimate(number: int) -> tuple[str, float]:
-            context = jobs[dealt[number][0]].case.context
-            if context.host_shape not in self._flops:
-                host = context.build_host()
-                self._flops[context.host_shape] = counted(lambda: host(torch.zeros(1, LENGTH)))
-            return context.host_shape, self._flops[context.host_shape] * len(dealt[number])
+        work = [(jobs[each[0]].case.context.host_shape, float(len(each))) for each in dealt]
 
         def play(number: int) -> tuple[list[int], dict[str, Tensor]]:
             batch = dealt[number]
-            shape = jobs[batch[0]].case.context.host_shape
-            episodes = self.episodes(alike[shape], len(batch))
+            episodes = self.episodes(alike[work[number][0]], len(batch))
             runs = _by_player(jobs, batch)
             places = [place for run in runs for place in run]
             prepare(episodes, places)
             played = _play(episodes, [[jobs[p] for p in run] for run in runs], epochs)
             return places, dict(vars(played))
 
-        for turn in in_turns(len(dealt), play, estimate=estimate, ranks=ranks, costs=self._costs):
+        for turn in in_turns(play, work, costs=self._costs, ranks=ranks):
             for _, (places, columns) in turn:
                 yield places, Played(**columns)
                 done += len(places)

@@ -159,12 +159,7 @@ class PlotJudge:
             net = net_of_rent(gain, played.exposure[self.seeds :], plot.rent)
             return net / torch.tensor([context.scale for context in plot.contexts])
 
-        turns = in_turns(
-            len(plots),
-            play,
-            estimate=lambda number: (plots[number].name, float(plots[number].horizon)),
-            ranks=self.processes,
-            costs=self._costs,
-        )
+        work = [(plot.name, float(plot.horizon)) for plot in plots]
+        turns = in_turns(play, work, costs=self._costs, ranks=self.processes)
         scores = torch.stack([score for turn in turns for _, score in turn]).double()
         return Judgement(controller.name, tuple(plot.name for plot in plots), scores)
