@@ -6,7 +6,7 @@ from torch import Tensor
 
 from esper.garden import Case, Draw, Garden, Transition
 from esper.tolaria.plan import HOST
-from tests.garden.plots import BATCHES, CONTEXTS, DRIFT, HORIZON, Listed, make_garden, walk
+from tests.garden.plots import BATCHES, CONTEXTS, DRIFT, Listed, make_garden, walk
 
 ROWS = 64
 DEAL = Draw(contexts=CONTEXTS, seed=1)  # a row whose task changes decides more than once
@@ -91,7 +91,7 @@ def test_each_kind_of_row_lives_alone_as_among_sixty_four(
             row
             for row, case in enumerate(played)
             if case.context == context
-            and (context != DRIFT or context.drift_epoch(case.seed, HORIZON) is not None)
+            and (context != DRIFT or context.drift_epoch(case.seed) is not None)
         ]
         row = max(rows, key=lambda row: int(decided[row]))
         case: Case = played[row]

@@ -203,11 +203,8 @@ class Context:
         if self.drift is None:
             return None
         pair, odd = divmod(seed, 2)
-        source = torch.Generator().manual_seed(derive_seed(pair, "drift", self.key))
-        first, last = self.drift_window
-        changes = int(torch.randint(2, (), generator=source)) != odd
-        epoch = int(torch.randint(first, last + 1, (), generator=source))
-        return epoch if changes else None
+        spared, epoch = _drift(derive_seed(pair, "drift", self.key), *self.drift_window)
+        return None if odd == spared else epoch
 
     def __str__(self) -> str:
         parts = [f"{self.name}: {self.source}"]
@@ -255,6 +252,14 @@ class Context:
 
 
 _PARTS: dict[str, type[Source | Lesion]] = {"source": Source, "lesion": Lesion, "drift": Source}
+
+
+@lru_cache(maxsize=2**12)
+def _drift(seed: int, first: int, last: int) -> tuple[int, int]:
+    """Which seed of a pair sees no change, and when the other one does."""
+    source = torch.Generator().manual_seed(seed)
+    spared = int(torch.randint(2, (), generator=source))
+    return spared, int(torch.randint(first, last + 1, (), generator=source))
 
 
 def by_shape(contexts: Sequence[Context]) -> list[list[Context]]:

@@ -161,10 +161,6 @@ class Pool:
         self.owner[rows] = environments
         return rows
 
-    def take_back(self, rows: Tensor) -> None:
-        self.owner[rows] = VACANT
-        self.state.active.index_fill_(0, sent(rows, self.state.active.device), False)
-
     def start(self, there: Tensor, values: Tensor, rates: Tensor) -> None:
         """Newborn rows [K]: these parameters, fresh optimiser state, rate and decay [2, K, 1]."""
         state = self.state
@@ -253,6 +249,18 @@ def copies_of(
     for copied, sources in alike.values():
         torch._foreach_copy_(copied, sources)
     return copies
+
+
+def take_back(given: Sequence[tuple[Pool, Tensor]]) -> None:
+    """Rows [K] of pools that nobody needs any more, in one transfer for all pools."""
+    if not given:
+        return
+    device = given[0][0].state.active.device
+    there = sent(torch.cat([rows for _, rows in given]), device)
+    parts = there.split([len(rows) for _, rows in given])
+    for (pool, rows), own in zip(given, parts, strict=True):
+        pool.owner[rows] = VACANT
+        pool.state.active.index_fill_(0, own, False)
 
 
 class Birth(NamedTuple):
