@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import GateRules, blueprint_names, build_catalogue
+from esper.kasmina import GateRules, Isolation, blueprint_names, build_catalogue
 from esper.kasmina.blueprints import Attend, Replace, Rescale, Transposed, find_blueprint
 from esper.kasmina.hosts import MlpHost, SegmentedHost, build_host
 from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention, TokenLinear
@@ -142,24 +142,25 @@ def test_every_layer_and_its_gradients_equal_torchs_in_many_sizes() -> None:
 
 
 MIXED = [
-    ("mlp", Sgd(), 0),
-    ("mlp", AdamW(), 1),
-    ("conv1d", AdamW(), 0),
-    ("conv1d", Sgd(), 1),
-    ("gelu", AdamW(), 0),
-    ("tanh", Sgd(), 1),
-    ("folded", AdamW(), 0),
+    ("mlp", Isolation.DUAL_PASS, Sgd(), 0),
+    ("mlp", Isolation.STRAIGHT_THROUGH, AdamW(), 1),
+    ("conv1d", Isolation.DUAL_PASS, AdamW(), 0),
+    ("conv1d", Isolation.STRAIGHT_THROUGH, Sgd(), 1),
+    ("gelu", Isolation.DUAL_PASS, AdamW(), 0),
+    ("tanh", Isolation.STRAIGHT_THROUGH, Sgd(), 1),
+    ("folded", Isolation.DUAL_PASS, AdamW(), 0),
 ]
 
 
-@pytest.mark.parametrize(("name", "optimiser", "draw"), MIXED)
+@pytest.mark.parametrize(("name", "isolation", "optimiser", "draw"), MIXED)
 def test_a_mixed_population_on_chip_equals_its_reference_trainers_over_many_epochs(
-    name: str, optimiser: RowOptimiser, draw: int
+    name: str, isolation: Isolation, optimiser: RowOptimiser, draw: int
 ) -> None:
     rate = 0.01 if isinstance(optimiser, AdamW) else 0.05
     population = make_population(
-        name, 7, batches=2, optimiser=optimiser, rate=rate, decay=0.02, backend="chip"
-    )
+        name, 7, batches=2, isolation=isolation, optimiser=optimiser, rate=rate, decay=0.02,
+        backend="chip",
+    )  # fmt: skip
     twins = Twins(population)
     stages: set[int] = set()
     for epoch in range(9):
@@ -184,14 +185,21 @@ def own_draws(population: Population, step: int, purpose: str) -> Tensor:
     return uniform(population.seeds, f"test {purpose}", step, 16)
 
 
-@pytest.mark.parametrize("name", FAMILY)
-@pytest.mark.parametrize("blend", list(Blend))
+GROWN = [
+    (name, list(Isolation)[(number + int(blend)) % 2], blend)
+    for number, name in enumerate(FAMILY)
+    for blend in Blend
+]
+
+
+@pytest.mark.parametrize(("name", "isolation", "blend"), GROWN)
 def test_every_blueprint_on_chip_equals_the_fused_one_in_every_stage(
-    name: str, blend: Blend
+    name: str, isolation: Isolation, blend: Blend
 ) -> None:
     count = len(blueprint_names(FAMILY[name]))
     chip, fused = (
-        make_population(name, count, batches=1, backend=backend) for backend in ("chip", "fused")
+        make_population(name, count, batches=1, isolation=isolation, backend=backend)
+        for backend in ("chip", "fused")
     )
 
     def live(script: dict[int, LifecycleOp], epochs: int) -> None:

@@ -15,8 +15,11 @@ from tests.tolaria.twins import EVERY_HOST, HOSTS, draw_actions, make_population
 
 
 @pytest.mark.parametrize("host", list(EVERY_HOST))
-def test_padding_a_plan_changes_no_gradient_and_teaches_no_spare_row(host: str) -> None:
-    population = make_population(host, 9, batches=1)
+@pytest.mark.parametrize("isolation", ["dual_pass", "straight_through"])
+def test_padding_a_plan_changes_no_gradient_and_teaches_no_spare_row(
+    host: str, isolation: str
+) -> None:
+    population = make_population(host, 9, batches=1, isolation=isolation)
     padding = Padding(population.pools, grain=4)
     for epoch in range(5):
         population.apply(draw_actions(population.legal(), own_draws(population, epoch)))
@@ -92,9 +95,11 @@ def test_the_collector_is_left_as_it_was_when_something_goes_wrong(collecting: b
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("host", list(HOSTS))
-def test_replaying_a_graph_equals_running_step_by_step(host: str) -> None:
+@pytest.mark.parametrize("isolation", ["dual_pass", "straight_through"])
+def test_replaying_a_graph_equals_running_step_by_step(host: str, isolation: str) -> None:
     graphed, eager = (
-        make_population(host, 9, device="cuda", graphs=graphs) for graphs in (True, False)
+        make_population(host, 9, isolation=isolation, device="cuda", graphs=graphs)
+        for graphs in (True, False)
     )
     for epoch in range(8):
         actions = draw_actions(graphed.legal(), own_draws(graphed, epoch))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from esper.garden import Episodes, Playground, evaluate, find_suite
+from esper.kasmina.isolation import Isolation
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.ops import Blend
 from esper.leyline.stages import SeedStage
@@ -75,6 +76,8 @@ def test_an_epoch_costs_three_passes_of_what_shows_and_isolated_seeds_a_pass_mor
     shares[0, 0, 1], shares[2, 1, 0] = 0.4, 1.0
     more = table.training(life, samples=5, shadowed=shares) - found
     torch.testing.assert_close(more, torch.tensor([500.0, 0.0, 1260.0, 0.0]).double())
+    straight = table.training(life, samples=5, isolation=Isolation.STRAIGHT_THROUGH)
+    assert straight.tolist() == [15.0 * each for each in (100, 120, 111, 150)]
 
 
 def test_an_episode_adds_up_its_epochs_and_results_carry_the_sum() -> None:

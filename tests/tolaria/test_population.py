@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper.kasmina import blueprint_names
+from esper.kasmina import Isolation, blueprint_names
 from esper.leyline import (
     Actions,
     Blend,
@@ -15,6 +15,7 @@ from esper.leyline import (
     Lifecycle,
     LifecycleOp,
     SeedStage,
+    UnknownNameError,
 )
 from esper.tolaria.cuda_graphs import Padding
 from esper.tolaria.engine import cast_weights
@@ -30,6 +31,7 @@ OPTIMISERS: dict[str, RowOptimiser] = {"adamw": AdamW(), "sgd": Sgd()}
 FAMILY = {"mlp": "dense", "conv1d": "conv1d", "conv2d": "conv2d", "gpt": "transformer"}
 each_host = pytest.mark.parametrize("host", list(HOSTS))
 every_host = pytest.mark.parametrize("host", list(EVERY_HOST))
+each_isolation = pytest.mark.parametrize("isolation", list(Isolation))
 
 
 def own_draws(population: Population, step: int):
@@ -39,12 +41,17 @@ def own_draws(population: Population, step: int):
     return lambda purpose: uniform(population.seeds, f"test {purpose}", step, 16)
 
 
-MIXED = [(host, *each) for host in EVERY_HOST for each in zip(OPTIMISERS, (0, 1), strict=True)]
+# Every host with both isolations and both optimisers, and these with each other.
+MIXED = [
+    (host, isolation, list(OPTIMISERS)[(number + other) % 2], other)
+    for number, host in enumerate(EVERY_HOST)
+    for other, isolation in enumerate(Isolation)
+]
 
 
-@pytest.mark.parametrize(("host", "optimiser", "draw"), MIXED)
+@pytest.mark.parametrize(("host", "isolation", "optimiser", "draw"), MIXED)
 def test_a_mixed_population_equals_its_reference_trainers_over_many_epochs(
-    host: str, optimiser: str, draw: int
+    host: str, isolation: Isolation, optimiser: str, draw: int
 ) -> None:
     chosen = OPTIMISERS[optimiser]
     if host == "gpt" and optimiser == "adamw":
@@ -55,6 +62,7 @@ def test_a_mixed_population_equals_its_reference_trainers_over_many_epochs(
         host,
         7,
         batches=1 if host == "gpt" else 2,
+        isolation=isolation,
         optimiser=chosen,
         rate=0.01 if optimiser == "adamw" else 0.05,
         decay=0.02,
@@ -80,12 +88,22 @@ def test_a_mixed_population_equals_its_reference_trainers_over_many_epochs(
     assert len(stages) >= 6, "the draw should visit most stages"
 
 
-@every_host
-@pytest.mark.parametrize("blend", list(Blend))
-def test_every_blueprint_equals_the_reference_in_every_stage(host: str, blend: Blend) -> None:
+# Every host with each blend and with both isolations, and these with each other; a seed that is
+# blended at once is never isolated.
+GROWN = [
+    (host, list(Isolation)[(number + int(blend)) % 2], blend)
+    for number, host in enumerate(EVERY_HOST)
+    for blend in Blend
+]
+
+
+@pytest.mark.parametrize(("host", "isolation", "blend"), GROWN)
+def test_every_blueprint_equals_the_reference_in_every_stage(
+    host: str, isolation: Isolation, blend: Blend
+) -> None:
     names = blueprint_names(FAMILY[host])
     count = len(names)
-    population = make_population(host, count, batches=1)
+    population = make_population(host, count, batches=1, isolation=isolation)
 
     def live(twins: Twins, epochs: range, script: dict[int, LifecycleOp]) -> None:
         fused = twins.population
@@ -137,6 +155,13 @@ def test_an_environment_is_the_same_in_populations_of_1_7_and_64(host: str) -> N
             torch.testing.assert_close(value, other[name], rtol=1e-9, atol=1e-11)
 
 
+def test_isolation_may_be_given_by_name_and_a_misspelt_one_is_refused() -> None:
+    population = make_population("mlp", 2, isolation="straight_through")
+    assert population.config.isolation is Isolation.STRAIGHT_THROUGH
+    with pytest.raises(UnknownNameError, match="did you mean 'dual_pass'"):
+        make_population("mlp", 2, isolation="dual_pas")
+
+
 def test_a_population_is_a_growing_thing_for_simic() -> None:
     assert isinstance(make_population("mlp", 2), GrowingProtocol)
 
@@ -150,6 +175,14 @@ def test_a_population_is_a_growing_thing_for_simic() -> None:
         (lambda p: extract(p, 5), "0 to 1"),
         (lambda p: make_population("mlp", 0), "at least one environment"),
         (lambda p: make_population("mlp", 2, rate=-1.0), "'rate' is out of range; .*number from 0"),
+        (
+            lambda p: make_population("mlp", 2, compiler="inductor", compile_mode="max-autotune"),
+            "did you mean 'max-autotune-no-cudagraphs'",
+        ),
+        (
+            lambda p: make_population("mlp", 2, compiler="aot_eager", compile_mode="default"),
+            "compiler 'aot_eager'; choose compiler=\"inductor\"",
+        ),
         (
             lambda p: make_population("mlp", 2, budget="10"),
             "'budget' is out of range; .*whole number from 0",
@@ -204,6 +237,18 @@ def test_a_compiled_population_equals_an_eager_one(host: str) -> None:
         torch.testing.assert_close(mine.loss, theirs.loss, rtol=1e-9, atol=1e-12)
         for population in (eager, compiled):
             population.pass_time()
+
+
+def test_backend_and_mode_of_the_compiler_are_as_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: set[tuple[str, str | None]] = set()
+
+    def compile_(form: Form, *, backend: str, mode: str | None, dynamic: bool) -> Form:
+        chosen.add((backend, mode))
+        return form
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    make_population("mlp", 2, compiler="inductor", compile_mode="max-autotune-no-cudagraphs")
+    assert chosen == {("inductor", "max-autotune-no-cudagraphs")}
 
 
 @each_host
@@ -304,9 +349,12 @@ def test_seeds_of_many_kinds_are_drawn_at_once_and_each_is_what_it_is_alone() ->
 
 
 @every_host
-def test_the_number_of_operations_does_not_grow_with_the_population(host: str) -> None:
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_the_number_of_operations_does_not_grow_with_the_population(
+    host: str, isolation: Isolation
+) -> None:
     def operations(count: int) -> int:
-        population = make_population(host, count, dtype=torch.float32)
+        population = make_population(host, count, isolation=isolation, dtype=torch.float32)
         kinds = len(population.catalogue.names)
         for slot in range(3):
             population.apply(
@@ -335,12 +383,13 @@ DELICATE = torch.tensor([-0.0, 0.0, float("inf"), -float("inf"), 1.5], dtype=tor
 
 
 @every_host
+@each_isolation
 @pytest.mark.parametrize("padded", [False, True], ids=["exact", "padded"])
 def test_at_alpha_0_what_leaves_a_slot_is_what_came_to_it_bit_for_bit(
-    host: str, padded: bool
+    host: str, isolation: Isolation, padded: bool
 ) -> None:
     count = len(blueprint_names(FAMILY[host]))
-    population = make_population(host, count)
+    population = make_population(host, count, isolation=isolation)
     for slot in range(3):
         blend, kind = (torch.arange(count) + 1) % 3, torch.arange(count)
         population.apply(

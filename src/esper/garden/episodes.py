@@ -284,7 +284,8 @@ class Episodes:
         """[N]: what an epoch costs every row as it is now, with what shadows learn [N, S, P]."""
         population = self.population
         samples = population.feed.batch * population.feed.batches
-        return self.flops.training(population.lifecycle, samples, shadowed)
+        life, isolation = population.lifecycle, population.config.isolation
+        return self.flops.training(life, samples, isolation, shadowed)
 
     def _test(self, now: Tensor) -> None:
         """Score rows in the last epochs of their episodes on test data, where asked for."""

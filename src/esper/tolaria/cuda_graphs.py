@@ -84,9 +84,9 @@ class Padding:
             gated[: len(slot.gated)] = place[slot.gated]
             gate_rows += self.pools["gate", index, NOTHING].capacity
             gate_rows[: len(slot.gated)] = slot.gate_rows
-        lists = {"where": spread(slot.where), "value": spread(slot.value)}
+        lists = {n: spread(getattr(slot, n)) for n in ("where", "value", "gradient", "open_")}
         gates = {"gated": gated, "gate_rows": gate_rows}
-        return slot._replace(groups=tuple(groups), padded=True, **lists, **gates)
+        return slot._replace(groups=tuple(groups), isolated=True, **lists, **gates)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ parameters.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,37 @@ if TYPE_CHECKING:
 Weights = Mapping[PoolKey, Tensor]  # rows [R, P] of every pool
 
 
+class _Deliver(torch.autograd.Function):
+    """A seed's output as it reaches the host: scaled, or unseen but still taught.
+
+    What is unseen is -0.0, the one number that changes nothing it is added to: -0.0 + 0.0 is 0.0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return torch.where(value == 0, -0.0, g * value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return torch.where(gradient == 0, 0.0, grad * gradient), None, None
+
+
+class _Shield(torch.autograd.Function):
+    """Passes activations on to seeds; gradient comes back only where the way is open."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, open_: Tensor) -> Tensor:
+        ctx.save_for_backward(open_)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (open_,) = ctx.saved_tensors
+        return torch.where(open_, grad, 0.0), None
+
+
 def _over(vector: Tensor, like: Tensor) -> Tensor:
     """A value a row, shaped to multiply rows of activations."""
     return vector.view(-1, *(1,) * (like.dim() - 1))
@@ -43,7 +74,7 @@ class Engine:
         catalogue: BlueprintCatalogue,
         config: PopulationConfig,
     ) -> None:
-        compiled = partial(_compiled, backend=config.compiler)
+        compiled = partial(_compiled, backend=config.compiler, mode=config.compile_mode)
         self.specs: tuple[SlotSpec, ...] = host.slot_specs()
         self.segments: list[Form] = [
             compiled(stack(segment, f"segments.{index}."))
@@ -91,6 +122,8 @@ class Engine:
         if not slot.groups:
             return h
         x = h.index_select(0, slot.where)
+        if slot.isolated:
+            x = _Shield.apply(x, _over(slot.open_, x))  # type: ignore[no-untyped-call]
         parts = x.split([len(group.rows) for group in slot.groups])
         outputs = []
         for group, part in zip(slot.groups, parts, strict=True):
@@ -102,9 +135,11 @@ class Engine:
         if len(slot.gated):
             g = self._gate(weights, index, slot, x, g)
         value = _over(slot.value.to(g.dtype), g)
-        g = g * value
-        if slot.padded:  # -0.0 is the one number that changes nothing it is added to
-            g = torch.where(value == 0, -0.0, g)
+        if slot.isolated:
+            taught = _over(slot.gradient.to(g.dtype), g)
+            g = _Deliver.apply(g, value, taught)  # type: ignore[no-untyped-call]
+        else:
+            g = g * value
         return h.index_add(0, slot.where, g.to(h.dtype))
 
     def _gate(self, weights: Weights, index: int, slot: SlotPlan, x: Tensor, g: Tensor) -> Tensor:
@@ -118,7 +153,7 @@ class Engine:
         return g.index_copy(0, slot.gated, g.index_select(0, slot.gated) * factor)
 
 
-def _compiled(form: Form, backend: str | None) -> Form:
+def _compiled(form: Form, backend: str | None, mode: str | None) -> Form:
     """The form as `torch.compile` makes it, one version for each size of group."""
     if backend is None:
         return form
@@ -128,7 +163,7 @@ def _compiled(form: Form, backend: str | None) -> Form:
     torch._dynamo.config.recompile_limit = max(1024, torch._dynamo.config.recompile_limit)
     limit = torch._dynamo.config.accumulated_recompile_limit
     torch._dynamo.config.accumulated_recompile_limit = max(4096, limit)
-    return torch.compile(form, backend=backend, dynamic=False)
+    return torch.compile(form, backend=backend, mode=mode, dynamic=False)
 
 
 def _is_own(build: object) -> bool:

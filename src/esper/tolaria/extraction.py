@@ -17,6 +17,7 @@ def extract(population: Population, environment: int) -> SlottedModel:
     config = population.config
     host = SlottedModel(
         population.build_host().to(population.device, config.dtype),
+        isolation=config.isolation,
         rules=config.rules,
         budget=config.budget,
         blueprints=config.blueprints,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import SegmentedHost
+from esper.kasmina import Isolation, SegmentedHost
 from esper.kasmina.blueprints import find_blueprint
 from esper.kasmina.shadow_seeds import counted
 from esper.leyline import Blend, BlueprintCatalogue, Lifecycle, SeedStage
@@ -36,17 +36,24 @@ class FlopTable:
     gates: Tensor  # [S] int64 of the learned blend gate
     after: Tensor  # [S] int64 of what comes after each slot in the host
 
-    def training(self, life: Lifecycle, samples: int, shadowed: Tensor | None = None) -> Tensor:
+    def training(
+        self,
+        life: Lifecycle,
+        samples: int,
+        isolation: Isolation = Isolation.DUAL_PASS,
+        shadowed: Tensor | None = None,
+    ) -> Tensor:
         """[N] float64: what an epoch of so many samples costs each environment as it is now.
 
-        Seeds that show take part in the host's pass. Environments with seeds in TRAINING run a
-        second time, with those on as well. `shadowed` [N, S, P]: the share of the samples that
-        each shadow learns from.
+        Seeds that show take part in the host's pass. In the dual pass environments with seeds in
+        TRAINING run a second time, with those on as well. `shadowed` [N, S, P]: the share of the
+        samples that each shadow learns from.
         """
         alone = life.at(SeedStage.TRAINING)  # [N, S]
         shown = life.alpha > 0
-        second = torch.where(alone.any(1), self._passes(life, shown | alone), 0)
-        passes = self._passes(life, shown) + second
+        passes = self._passes(life, shown | alone)
+        if isolation is not Isolation.STRAIGHT_THROUGH:
+            passes = self._passes(life, shown) + torch.where(alone.any(1), passes, 0)
         total = passes.double() * (STEP * samples)
         if shadowed is not None:
             total += (self.shadows(life) * shadowed).sum((1, 2)) * (STEP * samples * self.host)

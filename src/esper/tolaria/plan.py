@@ -35,11 +35,13 @@ class SlotPlan(NamedTuple):
 
     groups: tuple[Group, ...]
     where: Tensor  # [K] the row of the pass on which each seed acts
-    value: Tensor  # [K] factor of the seed's output: alpha, or 0 of what only fills a group
+    value: Tensor  # [K] factor of the seed's output: alpha, or 0 where it must not show
+    gradient: Tensor  # [K] factor of the gradient it receives: alpha, or 1 in isolation
+    isolated: bool  # are there seeds that must not send gradient into the host?
+    open_: Tensor  # [K] bool: may gradient flow on into the host?
     gated: Tensor  # [G] which of the K have a learned gate
     gate_rows: Tensor  # [G] rows of the slot's gate pool
     forks: Tensor  # rows of the pass that are copied and appended before the seeds act
-    padded: bool = False  # are groups filled up?
 
 
 class Plan(NamedTuple):
@@ -87,16 +89,18 @@ class PassRows:
 
     environment: Tensor  # [V]
     alpha: Tensor  # [V, S] factor of each seed's output; 0 where it is off
+    isolated: Tensor  # [V, S] bool: straight-through, so that the output does not show
     first: Tensor  # [V] the slot at which the row branches off its environment's base row; -1: base
     whole: bool = False  # are the rows every environment once, in order?
     place: Tensor = _NONE  # [Q] the row of each counterfactual that was asked for
     shadow: Tensor | None = None  # [V] blueprints of shadows, on rows that branch off for them
 
     @classmethod
-    def base(cls, life: Lifecycle) -> Self:
-        """Every environment, its seeds at their alphas."""
-        hosts = life.shape[0]
-        return cls(torch.arange(hosts), life.alpha, torch.full((hosts,), -1), whole=True)
+    def base(cls, life: Lifecycle, *, straight_through: bool = False) -> Self:
+        """Every environment, its seeds at their alphas; `straight_through`: and TRAINING ones."""
+        isolated = life.at(SeedStage.TRAINING) & straight_through
+        first = torch.full((len(isolated),), -1)
+        return cls(torch.arange(len(isolated)), life.alpha, isolated, first, whole=True)
 
     @classmethod
     def alone(cls, life: Lifecycle) -> Self:
@@ -104,7 +108,8 @@ class PassRows:
         training = life.at(SeedStage.TRAINING)
         chosen = training.any(dim=1).nonzero()[:, 0]
         alpha = torch.where(training, 1.0, life.alpha)[chosen]
-        return cls(chosen, alpha, torch.full((len(chosen),), -1))
+        nothing = torch.zeros_like(alpha, dtype=torch.bool)
+        return cls(chosen, alpha, nothing, torch.full((len(chosen),), -1))
 
     @classmethod
     def counterfactual(cls, life: Lifecycle, environment: Tensor, off: Tensor) -> Self:
@@ -120,6 +125,7 @@ class PassRows:
         return cls(
             torch.cat([torch.arange(hosts), environment[order]]),
             alpha,
+            torch.zeros_like(alpha, dtype=torch.bool),
             torch.cat([torch.full((hosts,), -1), first[order]]),
             whole=len(environment) == 0,
             place=hosts + order.argsort(),
@@ -136,7 +142,8 @@ class PassRows:
         nothing = torch.full_like(hosts, NOTHING)
         environment, first = torch.cat([hosts, owners]), torch.cat([nothing, slots])
         alpha, shadow = life.alpha[environment], torch.cat([nothing, kinds])
-        return cls(environment, alpha, first, shadow=shadow)
+        alike = torch.zeros_like(alpha, dtype=torch.bool)
+        return cls(environment, alpha, alike, first, shadow=shadow)
 
 
 def build_plan(life: Lifecycle, rows: PassRows, pool_rows: Tensor, gate_rows: Tensor) -> Plan:
@@ -150,7 +157,9 @@ def build_plan(life: Lifecycle, rows: PassRows, pool_rows: Tensor, gate_rows: Te
     base[rows.environment[:start]] = torch.arange(start)
     planned = []
     for slot in range(life.shape[1]):
-        (where,) = ((rows.alpha[:, slot] > 0) & (rows.first <= slot)).nonzero(as_tuple=True)
+        acting = (rows.alpha[:, slot] > 0) | rows.isolated[:, slot]
+        acting &= rows.first <= slot
+        where = acting.nonzero()[:, 0]
         environment = rows.environment[where]
         kinds = life.blueprint[environment, slot]
         order = kinds.argsort(stable=True)
@@ -158,7 +167,8 @@ def build_plan(life: Lifecycle, rows: PassRows, pool_rows: Tensor, gate_rows: Te
         groups = [
             Group(int(kind), pool_rows[environment[kinds == kind], slot]) for kind in kinds.unique()
         ]
-        value = rows.alpha[where, slot]
+        isolated = rows.isolated[where, slot]
+        value = torch.where(isolated, 0.0, rows.alpha[where, slot])
         gates = gate_rows[environment, slot]
         gated = (gates >= 0).nonzero()[:, 0]
         forking = (rows.first == slot).nonzero()[:, 0]
@@ -167,11 +177,15 @@ def build_plan(life: Lifecycle, rows: PassRows, pool_rows: Tensor, gate_rows: Te
             groups += [Group(int(kind), torch.arange(int(n)), "shadow") for kind, n in counted]
             on = torch.ones(len(forking), dtype=value.dtype)
             where, value = torch.cat([where, forking]), torch.cat([value, on])
+            isolated = torch.cat([isolated, ~on.bool()])
         planned.append(
             SlotPlan(
                 groups=tuple(groups),
                 where=where,
                 value=value,
+                gradient=torch.where(isolated, 1.0, value),
+                isolated=bool(isolated.any()),
+                open_=~isolated,
                 gated=gated,
                 gate_rows=gates[gated],
                 forks=base[rows.environment[forking]],

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from esper.archive import Archive
-from esper.kasmina import SegmentedHost, build_catalogue, decide, pass_time, remove_now
+from esper.kasmina import Isolation, SegmentedHost, build_catalogue, decide, pass_time, remove_now
 from esper.kasmina.gates import UNLIMITED, Situation, closed_gates, legality
 from esper.leyline import HEADS, Actions, Blend, Legality, LifecycleOp, SeedStage, require_agreement
 from esper.leyline.errors import AgreementError, GateRefusedError, require_known
@@ -390,14 +390,15 @@ class Population:
         return build_plan(self.lifecycle, rows, self.pool_rows, self.gate_rows)
 
     def _step_plan(self) -> StepPlan:
-        training = self.plan_of(PassRows.base(self.lifecycle))
+        straight = self.config.isolation is Isolation.STRAIGHT_THROUGH
+        training = self.plan_of(PassRows.base(self.lifecycle, straight_through=straight))
         learners: dict[PoolKey, Tensor] = {}
         for key, _, rows in self.places(self.lifecycle.at(SeedStage.TRAINING)):
             learners[key] = torch.zeros_like(self.pools[key].state.active, device="cpu")
             learners[key][rows] = True
         alone = PassRows.alone(self.lifecycle)
-        isolated = self.plan_of(alone) if len(alone.environment) else None
-        return StepPlan(training, learners, isolated)
+        isolated = not straight and len(alone.environment) > 0
+        return StepPlan(training, learners, self.plan_of(alone) if isolated else None)
 
     def training_step(self) -> TrainingStep:
         """The fused step for the present structure, built once and kept until it changes."""

@@ -11,14 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.kasmina import GateRules
-from esper.leyline import Blend, Lifecycle
+from esper.kasmina import GateRules, Isolation
+from esper.leyline import Blend, EsperError, Lifecycle, UnknownNameError
 from esper.leyline.constants import BACKENDS
 from esper.leyline.errors import require_known
 from esper.leyline.settings import NotNegative, Whole, require_settings
 from esper.leyline.shadows import ShadowReadings
 from esper.tolaria.optimisers import AdamW, RowOptimiser
 from esper.tolaria.plan import PoolKey
+
+# The other modes of torch.compile make CUDA graphs of their own, where the population makes one.
+COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,7 @@ class PopulationConfig:
     rate: NotNegative = 3e-3
     decay: NotNegative = 0.0
     optimiser: RowOptimiser = field(default_factory=AdamW)
+    isolation: Isolation = Isolation.DUAL_PASS
     rules: GateRules = field(default_factory=GateRules)
     budget: Whole | None = None  # parameters
     blueprints: tuple[str, ...] | None = None
@@ -38,11 +42,22 @@ class PopulationConfig:
     compute_dtype: torch.dtype | None = None  # bfloat16: weights are cast once per pass
     graphs: bool = True  # on CUDA: replay the step as one graph
     compiler: str | None = None  # a backend of torch.compile for the parts of a pass
+    compile_mode: str | None = None  # of the compiler "inductor", as torch.compile takes it
     deterministic: bool = False  # on CUDA: the same run twice is the same to the bit, but slower
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "isolation", Isolation.named(self.isolation))
         require_settings(self, "A population's")
         require_known("backend of a population", self.backend, BACKENDS)
+        if self.compile_mode is not None:
+            if self.compiler != "inductor":
+                raise EsperError(
+                    "Only one compiler has modes",
+                    given=f"compile_mode {self.compile_mode!r}, compiler {self.compiler!r}",
+                    fix='choose compiler="inductor"',
+                )
+            if self.compile_mode not in COMPILE_MODES:
+                raise UnknownNameError.of("compile mode", self.compile_mode, COMPILE_MODES)
 
 
 @dataclass(frozen=True)

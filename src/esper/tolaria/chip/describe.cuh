@@ -23,7 +23,7 @@ struct Row {
 struct Pass {
   int first, stop, share, result;
   int shadow, place; // blueprint of the shadow at its first slot, and where its parameters are; -1: none
-  real value[SOME];
+  real value[SOME], gradient[SOME];
   bool learns[SOME];
 };
 
@@ -51,19 +51,21 @@ DEVICE int add_module(Row &r, int pool, whole seat, int width, int share) {
 DEVICE void add_pass(Row &r, const Pass &p) {
   const int number = r.first_pass + r.passes++;
   int *head = at<int>(READ(r.a[PASSES])) + number * PASS_COLUMNS, room = 0;
-  real *factors = at<real>(READ(r.a[FACTORS])) + number * SLOTS;
+  real *factors = at<real>(READ(r.a[FACTORS])) + number * 2 * SLOTS;
   r.effort += HOST_EFFORT;
   for (int k = 0; k < SLOTS; ++k) {
     const bool shadow = p.shadow >= 0 && k == p.first;
     const int kind = shadow ? p.shadow : r.kind[k], gate = shadow ? -1 : r.gate[k];
-    const int which = p.value[k] > 0 ? seed_program(k * BLUEPRINTS + kind) : -1;
+    const int which = p.value[k] > 0 || p.learns[k] ? seed_program(k * BLUEPRINTS + kind) : -1;
     int *own = head + PASS_HEAD + SLOT_COLUMNS * k;
     own[0] = which;
     own[1] = shadow ? p.place : r.place[k];
     own[2] = gate;
     own[3] = room;
-    own[4] = p.learns[k];
-    factors[k] = p.value[k];
+    own[4] = p.value[k] > 0; // what does not show sends nothing back either
+    own[5] = p.learns[k];
+    factors[2 * k] = p.value[k];
+    factors[2 * k + 1] = p.gradient[k];
     if (which < 0) continue;
     room += gate >= 0 ? gate_room(k) : seed_room(which);
     r.effort += SEED_EFFORT + seed_width(which) * slot_length(k);
@@ -78,16 +80,19 @@ DEVICE void add_pass(Row &r, const Pass &p) {
 DEVICE Pass plain_pass(const Row &r, int first, int share, int result) {
   Pass p{first, SLOTS, share, result, -1, -1};
   for (int k = 0; k < SLOTS; ++k) {
-    p.value[k] = r.alpha[k];
+    p.value[k] = p.gradient[k] = r.alpha[k];
     p.learns[k] = false;
   }
   return p;
 }
 
-DEVICE void add_base(Row &r, int batches, bool learning) {
+DEVICE void add_base(Row &r, int batches, bool learning, bool straight) {
   Pass p = plain_pass(r, -1, batches, r.number);
   if (learning) p.stop = -1;
-  for (int k = 0; k < SLOTS && learning; ++k) p.learns[k] = p.value[k] > 0;
+  for (int k = 0; k < SLOTS && learning; ++k) {
+    if (straight && r.isolated[k]) p.value[k] = 0, p.gradient[k] = 1;
+    p.learns[k] = p.gradient[k] > 0;
+  }
   add_pass(r, p);
 }
 
@@ -96,7 +101,7 @@ DEVICE void add_alone(Row &r, int first, int batches, int rows) {
   Pass p = plain_pass(r, first, batches, rows + r.number);
   p.stop = first;
   for (int k = 0; k < SLOTS; ++k) {
-    if (r.isolated[k]) p.value[k] = 1;
+    if (r.isolated[k]) p.value[k] = p.gradient[k] = 1;
     p.learns[k] = r.isolated[k];
   }
   add_pass(r, p);
@@ -108,7 +113,7 @@ DEVICE void add_shadow(Row &r, int slot, int kind, int place, int share, int row
   p.stop = slot;
   p.shadow = kind;
   p.place = place;
-  p.value[slot] = 1;
+  p.value[slot] = p.gradient[slot] = 1;
   p.learns[slot] = true;
   add_pass(r, p);
 }
@@ -122,7 +127,7 @@ DEVICE void add_subsets(Row &r, int slot, int batches, int rows) {
     int first = SLOTS;
     for (int k = SLOTS - 1; k >= 0; --k) {
       if (!(off >> k & 1) || p.value[k] == 0) continue;
-      p.value[k] = 0;
+      p.value[k] = p.gradient[k] = 0;
       first = k;
     }
     if (first == slot) add_pass(r, p);
@@ -131,7 +136,7 @@ DEVICE void add_subsets(Row &r, int slot, int batches, int rows) {
 
 DEVICE void describe_row(const whole *a, int number) {
   const int rows = int(READ(a[ROWS])), batches = int(READ(a[BATCHES]));
-  const bool learning = READ(a[SETTINGS]) != 0;
+  const bool learning = READ(a[SETTINGS]) != 0, straight = READ(a[IS_STRAIGHT]) != 0;
   const whole *starts = at<whole>(READ(a[ASKED_STARTS])), *shadows = at<whole>(READ(a[SHADOWS]));
   const int share = shadows ? int(READ(at<whole>(READ(a[SHARES]))[number])) : 0;
   const whole *states = at<whole>(READ(a[STATES])) + number * SLOTS * STATE_COLUMNS;
@@ -158,9 +163,9 @@ DEVICE void describe_row(const whole *a, int number) {
     if (r.place[k] >= 0 && seat >= 0)
       r.gate[k] = add_module(r, GATE_POOLS + k, seat, slot_channels(k) + 1, batches);
   }
-  add_base(r, batches, learning);
+  add_base(r, batches, learning, straight);
   for (int k = SLOTS - 1; k >= 0; --k) { // by falling first slot
-    if (k == alone) add_alone(r, k, batches, rows);
+    if (k == alone && !straight) add_alone(r, k, batches, rows);
     for (int kind = 0; kind < BLUEPRINTS && share > 0; ++kind) {
       const int there = k * BLUEPRINTS + kind;
       const whole seat = READ(shadows[number * SLOTS * BLUEPRINTS + there]);

@@ -37,7 +37,7 @@ APART void flow_row(const whole *a, int row, Cells memory) {
   Block b = block_of(memory, int(READ(a[ARENA])));
   const int *head = at<int>(READ(a[HEADS])) + row * HEAD_COLUMNS;
   const int *pass = at<int>(READ(a[PASSES])) + READ(head[FIRST_PASS]) * PASS_COLUMNS;
-  const real *factors = at<real>(READ(a[FACTORS])) + READ(head[FIRST_PASS]) * SLOTS;
+  const real *factors = at<real>(READ(a[FACTORS])) + READ(head[FIRST_PASS]) * 2 * SLOTS;
   const int samples = int(READ(a[SAMPLES])), batches = int(READ(a[BATCHES]));
   double *sums = at<double>(READ(a[RESULTS])) + row * SLOTS * FLOW_SUMS;
   load_parameters(b, at<whole>(READ(a[MODULES])) + READ(head[FIRST_MODULE]) * MODULE_COLUMNS,

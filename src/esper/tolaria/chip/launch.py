@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from esper.kasmina import SegmentedHost
+from esper.kasmina import Isolation, SegmentedHost
 from esper.kasmina.flow_statistics import TINY
 from esper.leyline import NOTHING, BlueprintCatalogue, EsperError, Lifecycle, SeedStage
 from esper.leyline.signals import FLOW_STATISTICS
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 FEW_HOSTS = 64  # for fewer, a program is compiled for longer than it saves
 log = logging.getLogger("esper")
 # Whole numbers of a module, of a pass, and of each slot of a pass; see `row.cuh`.
-_MODULE, _PASS, _SLOT, _ROW = 14, 5, 5, 4
+_MODULE, _PASS, _SLOT, _ROW = 14, 5, 6, 4
 _FLOW_SUMS = 7
 
 
@@ -202,13 +202,14 @@ class Chip:
         results, norms = zeros(kept, columns), zeros(hosts, modules)
         efforts, queue = empty(hosts), empty(hosts)
         written = [empty(hosts * modules * _MODULE), empty(hosts * _ROW)]
-        written += [empty(passes * (_PASS + _SLOT * slots)), empty(passes * slots), efforts]
+        written += [empty(passes * (_PASS + _SLOT * slots)), empty(passes * 2 * slots), efforts]
         data, first = self.feed.stored(work.split)
         settings = self.settings if work.learns else None
         given = [data.inputs, data.labels, work.order, first, results, norms, settings]
         arena = self._arena(population, work)
+        straight = work.learns and self.config.isolation is Isolation.STRAIGHT_THROUGH
         sizes = [hosts, work.batches, work.batch, work.samples, arena, modules, turns]
-        sizes += [int(SeedStage.TRAINING), int(flow)]
+        sizes += [int(straight), int(SeedStage.TRAINING), int(flow)]
         table = self._arguments([*written, queue, *given], self._described(population, work), sizes)
         room = self.program.numbers(arena) * self.config.dtype.itemsize
         run = self.launcher()

@@ -16,7 +16,7 @@
 enum Argument { // addresses and whole numbers of a launch, in this order
   MODULES, HEADS, PASSES, FACTORS, EFFORTS, QUEUE, INPUTS, LABELS, ORDER, FIRST, RESULTS, NORMS, SETTINGS,
   STATES, POOLS, SHADOWS, SHARES, ASKED, ASKED_STARTS, ROWS, BATCHES, BATCH, SAMPLES, ARENA, MODULE_ROOM,
-  PASS_ROOM, TRAINING_STAGE, IS_FLOW
+  PASS_ROOM, IS_STRAIGHT, TRAINING_STAGE, IS_FLOW
 };
 enum HeadColumn { FIRST_MODULE, MODULE_COUNT, FIRST_PASS, PASS_COUNT, HEAD_COLUMNS }; // of a row
 // Of a module: batches that it learns from, place and size in the arena, where its norm goes, addresses
@@ -25,7 +25,7 @@ enum ModuleColumn { SHARE, PLACE, WIDTH, NORM, THETA, MOMENT0, MOMENT1, SQUARES,
                     ACTIVE, SCALE, LIVE, MODULE_COLUMNS };
 enum Setting { IS_ADAM, BETA1, BETA2, EPSILON, LOG_BETA1, LOG_BETA2 }; // of SGD: 0, momentum
 template <class T> DEVICE T *at(whole address) { return (T *)address; }
-const int PASS_HEAD = 5, SLOT_COLUMNS = 5, PASS_COLUMNS = PASS_HEAD + SLOT_COLUMNS * SLOTS;
+const int PASS_HEAD = 5, SLOT_COLUMNS = 6, PASS_COLUMNS = PASS_HEAD + SLOT_COLUMNS * SLOTS;
 const int RESULT_COLUMNS = 4;
 const int FETCHED = 4; // numbers that a thread waits for at once
 
@@ -41,8 +41,8 @@ DEVICE bool is_due(int batch, int share, int batches) {
 struct Slot {
   int which, theta, gate; // program of its seed and the places of its parameters; -1: none
   int work;               // where its values are, of those of all seeds
-  bool learns;            // does the seed?
-  real value;             // factor of its output
+  bool open, learns;      // may gradient flow on to the host; does the seed learn?
+  real value, gradient;   // factors of its output, and of the gradient that it receives
 };
 
 struct Block { // what a block has in memory
@@ -55,8 +55,8 @@ DEVICE Cells gradient_of(const Block &b, int k) { return b.values + CHUNK * grad
 
 DEVICE Slot read_slot(const int *pass, const real *factors, int k) {
   const int *own = pass + PASS_HEAD + SLOT_COLUMNS * k;
-  return Slot{READ(own[0]), READ(own[1]),      READ(own[2]),
-              READ(own[3]), READ(own[4]) != 0, READ(factors[k])};
+  return Slot{READ(own[0]),      READ(own[1]),      READ(own[2]),         READ(own[3]),
+              READ(own[4]) != 0, READ(own[5]) != 0, READ(factors[2 * k]), READ(factors[2 * k + 1])};
 }
 
 // --- a slot ---------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ DEVICE Cells gated_output(const Block &b, const Slot &s, int k) {
 
 // What the next segment reads, once the seed has been computed.
 DEVICE Cells slot_result(const Block &b, const Slot &s, int k) {
-  if (s.which < 0) return value_of(b, k);
+  if (s.which < 0 || s.value == 0) return value_of(b, k);
   return s.gate >= 0 ? gated_output(b, s, k) : work_of(b, s) + CHUNK * seed_output(s.which);
 }
 
@@ -82,8 +82,10 @@ DEVICE Cells slot_forward(const Block &b, const Slot &s, int k) {
     gate_forward(C, L, w, w + C, h, work + CHUNK * seed_output(s.which), work + CHUNK * gate_at(k),
                  gated_output(b, s, k));
   }
-  EACH(i, CHUNK * C * L) result[i] = h[i] + s.value * result[i];
-  SYNC();
+  if (result != h) {
+    EACH(i, CHUNK * C * L) result[i] = h[i] + s.value * result[i];
+    SYNC();
+  }
   return result;
 }
 
@@ -93,7 +95,7 @@ DEVICE void slot_backward(const Block &b, const Slot &s, int k, bool flows) {
   const int C = slot_channels(k), L = slot_length(k);
   Cells h = value_of(b, k), g = gradient_of(b, k), work = work_of(b, s);
   Cells own = work + CHUNK * seed_output_gradient(s.which), gx = flows ? g : NOWHERE;
-  EACH(i, CHUNK * C * L) own[i] = s.value * g[i];
+  EACH(i, CHUNK * C * L) own[i] = s.gradient * g[i];
   SYNC();
   if (s.gate >= 0) {
     Cells w = b.theta + s.gate;
@@ -127,7 +129,7 @@ DEVICE void pass_backward(const Block &b, const int *pass, const real *factors) 
     Cells x = k == SLOTS || keeps ? slot_result(b, s, k - 1) : slot_forward(b, s, k - 1);
     segment_backward(k, b.theta, grads, x, value_of(b, k), gradient_of(b, k), gradient_of(b, k - 1),
                      b.scratch);
-    slot_backward(b, s, k - 1, stop < k - 1);
+    slot_backward(b, s, k - 1, s.open && stop < k - 1);
   }
   if (grads)
     segment_backward(0, b.theta, grads, b.values, value_of(b, 0), gradient_of(b, 0), NOWHERE,
@@ -304,7 +306,7 @@ DEVICE void run_row(const whole *a, int row, Cells memory) {
       fetch(b, a, row, batch, start);
       for (int turn = from; turn < to; ++turn) {
         const int *pass = at<int>(READ(a[PASSES])) + turn * PASS_COLUMNS;
-        const real *factors = at<real>(READ(a[FACTORS])) + turn * SLOTS;
+        const real *factors = at<real>(READ(a[FACTORS])) + turn * 2 * SLOTS;
         if (!is_due(batch, READ(pass[2]), batches)) continue;
         const bool back = settings && READ(pass[1]) < SLOTS;
         pass_forward(b, pass, factors);
