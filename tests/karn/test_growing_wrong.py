@@ -161,6 +161,13 @@ def test_code_that_fails_in_the_middle_is_told_from_wrong_words(home: Path) -> N
     assert "raise RuntimeError" in (run / "failure.txt").read_text(encoding="utf-8")
 
 
+def test_several_processes_are_for_scripts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
+        monkeypatch.setenv(name, value)
+    said = refused(grow(home, "--out", str(home / "many")))
+    assert "in one process; run a script of yours under torchrun" in said
+
+
 def test_a_precision_that_does_not_exist_is_refused_with_those_that_do(home: Path) -> None:
     told = esper(*grow(home, "--precision", "fp16"))
     assert told.returncode == 2

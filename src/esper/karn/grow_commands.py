@@ -25,6 +25,7 @@ from esper.nissa import RunReader, StoreError, require_sinks
 from esper.show.report import FOLDER
 from esper.show.terminal import require_writable
 from esper.simic.training import RunError
+from esper.simic.training.run_processes import is_launched
 
 REPORT = "report.txt"
 FAILURE = "failure.txt"
@@ -244,6 +245,9 @@ def _loss(name: str, data: NamedData) -> str:
 
 def _watched(path: Path, work: Callable[[], api.GrownRun], *, quiet: bool) -> None:
     """Do the work and report on it; an interruption says how to go on."""
+    if is_launched():
+        script = "run a script of yours under torchrun that calls esper.grow"
+        raise EsperError("The command line grows networks in one process", fix=script)
     try:
         run = work()
     except KeyboardInterrupt:
