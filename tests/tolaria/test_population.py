@@ -11,7 +11,6 @@ from esper.leyline import (
     Actions,
     Blend,
     EsperError,
-    GrowingProtocol,
     Lifecycle,
     LifecycleOp,
     SeedStage,
@@ -160,10 +159,6 @@ def test_isolation_may_be_given_by_name_and_a_misspelt_one_is_refused() -> None:
     assert population.config.isolation is Isolation.STRAIGHT_THROUGH
     with pytest.raises(UnknownNameError, match="did you mean 'dual_pass'"):
         make_population("mlp", 2, isolation="dual_pas")
-
-
-def test_a_population_is_a_growing_thing_for_simic() -> None:
-    assert isinstance(make_population("mlp", 2), GrowingProtocol)
 
 
 @pytest.mark.parametrize(

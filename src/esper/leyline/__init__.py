@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .legality import Actions, Legality
     from .lifecycle import NOTHING, Lifecycle, TransitionRecord, Transitions
     from .ops import Blend, Cause, LifecycleOp
-    from .protocols import GrowingProtocol, SeedSlotProtocol, SeedStateProtocol, SlottedHostProtocol
+    from .protocols import SeedSlotProtocol, SeedStateProtocol, SlottedHostProtocol
     from .results import (
         HeadGradientNorms,
         HeadUpdateMetrics,

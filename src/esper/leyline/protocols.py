@@ -50,9 +50,11 @@ class SeedSlotProtocol(Protocol):
 
 
 @runtime_checkable
-class GrowingProtocol(Protocol):
-    """Whatever has a lifecycle: a wrapped model and a population alike."""
+class SlottedHostProtocol(Protocol):
+    """One host with its slots."""
 
+    @property
+    def seed_slots(self) -> Mapping[str, SeedSlotProtocol]: ...
     @property
     def lifecycle(self) -> Lifecycle: ...
     @property
@@ -61,11 +63,4 @@ class GrowingProtocol(Protocol):
     def apply(self, actions: Actions) -> Transitions: ...
     def pass_time(self) -> Transitions: ...
 
-
-@runtime_checkable
-class SlottedHostProtocol(GrowingProtocol, Protocol):
-    """One host with its slots."""
-
-    @property
-    def seed_slots(self) -> Mapping[str, SeedSlotProtocol]: ...
     def state_dict(self) -> Mapping[str, Tensor]: ...
