@@ -211,6 +211,8 @@ def serve(roots: Sequence[Path], *, port: int | None = None, open_: bool = False
     if open_:
         webbrowser.open(address)
     os.nice(NICENESS)
+    with suppress(AttributeError, OSError):  # Linux: who wakes does not interrupt who computes
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     server.run(sockets=[listener])
 
 
