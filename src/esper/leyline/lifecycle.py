@@ -178,8 +178,9 @@ class Transitions:
     @classmethod
     def joined(cls, parts: Sequence["Transitions"]) -> "Transitions":
         """All of them, one after the other."""
-        every = (cls.none(), *parts)
-        return cls(*(torch.cat([getattr(p, f.name) for p in every]) for f in fields(cls)))
+        if not parts:
+            return cls.none()
+        return cls(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(cls)))
 
     def __add__(self, later: "Transitions") -> "Transitions":
         return Transitions.joined([self, later])

@@ -72,13 +72,16 @@ class Signals:
 
     def to(self, device: torch.device) -> "Signals":
         """On that device, where features of many environments are computed; without shadows."""
+        if device.type == "cpu":
+            return self
 
-        def there(of: Mapping[str, Any]) -> dict[str, Any]:
-            held = {name: each for name, each in of.items() if isinstance(each, Tensor)}
-            return {name: each.to(device, non_blocking=True) for name, each in held.items()}
+        def there(of: "Signals | Lifecycle") -> dict[str, Any]:
+            arrays = {field.name: getattr(of, field.name) for field in fields(of)}
+            tensors = {name: each for name, each in arrays.items() if isinstance(each, Tensor)}
+            return {name: each.to(device, non_blocking=True) for name, each in tensors.items()}
 
-        life = replace(self.lifecycle, **there(vars(self.lifecycle)))
-        return replace(self, lifecycle=life, shadows=None, **there(vars(self)))
+        life = replace(self.lifecycle, **there(self.lifecycle))
+        return replace(self, lifecycle=life, shadows=None, **there(self))
 
     def latest(self, name: str) -> Tensor:
         """[N]: the last measurement of a series; NaN before the first epoch."""

@@ -81,13 +81,14 @@ class Governor:
         self.trips = torch.zeros(count, dtype=torch.int64)
         self._seeds = population.seeds.clone()  # whose memory this is
         self._snapshot: Snapshot | None = None
+        self._spare: Snapshot | None = None  # of an epoch before, to be written over
         self.removals = Transitions.none()  # stage changes of the last remedies
 
     def enter_epoch(self) -> None:
         """Remember every environment as it is now; one that was restarted has no past."""
         self.forget((self.population.seeds != self._seeds).nonzero()[:, 0])
         self._seeds = self.population.seeds.clone()
-        self._snapshot = self.population.snapshot()
+        self._snapshot = self.population.snapshot(self._spare)
 
     def forget(self, environments: Tensor) -> None:
         """These environments have no past: they were started anew, or their task has changed."""
@@ -120,7 +121,7 @@ class Governor:
         if trips:
             self.population.put_rows(failed, self._snapshot)
             self._treat(trips)
-        self._snapshot = None
+        self._spare, self._snapshot = self._snapshot, None
         return trips
 
     def _treat(self, trips: list[Trip]) -> None:
@@ -139,7 +140,7 @@ class Governor:
     ) -> dict[int, tuple[Failure, float, float]]:
         """The first cause for each failed environment, with the value seen and its limit."""
         nothing = torch.zeros(len(self.population), dtype=torch.float64)
-        loss, limit = record.loss, self._loss_limit()
+        loss, limit = record.loss, self._loss_limit(record.loss)
         gradients, states = self._beyond()
         findings = [  # cause, failed, value, limit
             (Failure.NON_FINITE_LOSS, ~loss.isfinite(), loss, nothing),
@@ -190,12 +191,17 @@ class Governor:
         gradients, states = nothing.index_add(1, owner[used], found)
         return gradients, states
 
-    def _loss_limit(self) -> Tensor:
-        """[N]: above this a loss has exploded, by the median and the spread of its own past."""
-        median = self.losses.nanmedian(dim=1).values
-        deviation = (self.losses - median[:, None]).abs().nanmedian(dim=1).values
+    def _loss_limit(self, loss: Tensor) -> Tensor:
+        """[N]: above this a loss has exploded, by the median and the spread of its own past; where
+        it is about the least of them it has not, and the limit is the ceiling."""
+        limit = torch.full_like(loss, CEILING)
+        lowest = self.losses.nan_to_num(torch.inf).amin(dim=1)
+        rows = (loss > lowest + LEAST).nonzero()[:, 0]
+        past, ceiling = self.losses[rows], limit[rows]
+        median = past.nanmedian(dim=1).values
+        deviation = (past - median[:, None]).abs().nanmedian(dim=1).values
         robust = median + SPREAD * 1.4826 * deviation
         robust = robust.maximum(median * FACTOR).maximum(median + LEAST)
-        enough = (~self.losses.isnan()).sum(dim=1) >= 2
-        ceiling = torch.full_like(median, CEILING)
-        return torch.where(enough, robust.minimum(ceiling), ceiling)
+        enough = (~past.isnan()).sum(dim=1) >= 2
+        limit[rows] = torch.where(enough, robust.minimum(ceiling), ceiling)
+        return limit

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import ScalarGate, learning_rate_scales
 from esper.leyline.errors import AgreementError, BlueprintError
 from esper.tolaria.optimisers import RowState
+from esper.tolaria.plan import PoolKey
 from esper.tolaria.random_streams import sent, uniform_groups
 from esper.tolaria.stacked import Form, stack
 
@@ -160,10 +161,6 @@ class Pool:
         self.owner[rows] = environments
         return rows
 
-    def take_back(self, rows: Tensor) -> None:
-        self.owner[rows] = VACANT
-        self.state.active.index_fill_(0, sent(rows, self.state.active.device), False)
-
     def start(self, there: Tensor, values: Tensor, rates: Tensor) -> None:
         """Newborn rows [K]: these parameters, fresh optimiser state, rate and decay [2, K, 1]."""
         state = self.state
@@ -232,6 +229,38 @@ class Pool:
         self.squares = tensors["squares"]
         self.leaf = self.state.theta.detach().requires_grad_()
         self.outdate()
+
+
+def copies_of(
+    pools: Mapping[PoolKey, Pool], over: Mapping[PoolKey, Mapping[str, Tensor]]
+) -> dict[PoolKey, Mapping[str, Tensor]]:
+    """Copies of all that pools keep by row, in few operations; written `over` older ones that have
+    the size."""
+    copies: dict[PoolKey, Mapping[str, Tensor]] = {}
+    alike: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for key, pool in pools.items():
+        own, old = pool.tensors(), over.get(key, {})
+        fits = bool(old) and old["theta"].shape == own["theta"].shape
+        copies[key] = old if fits else {name: torch.empty_like(each) for name, each in own.items()}
+        for name, tensor in own.items():
+            copied, sources = alike.setdefault(tensor.dtype, ([], []))
+            copied.append(copies[key][name])
+            sources.append(tensor)
+    for copied, sources in alike.values():
+        torch._foreach_copy_(copied, sources)
+    return copies
+
+
+def take_back(given: Sequence[tuple[Pool, Tensor]]) -> None:
+    """Rows [K] of pools that nobody needs any more, in one transfer for all pools."""
+    if not given:
+        return
+    device = given[0][0].state.active.device
+    there = sent(torch.cat([rows for _, rows in given]), device)
+    parts = there.split([len(rows) for _, rows in given])
+    for (pool, rows), own in zip(given, parts, strict=True):
+        pool.owner[rows] = VACANT
+        pool.state.active.index_fill_(0, own, False)
 
 
 class Birth(NamedTuple):

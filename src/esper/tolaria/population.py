@@ -29,7 +29,7 @@ from esper.tolaria.cuda_graphs import GraphRunner
 from esper.tolaria.engine import Engine, TrainingStep, as_inputs, cast_weights, losses_of
 from esper.tolaria.feed import SPLITS, Feed
 from esper.tolaria.plan import HOST, PassRows, Plan, PoolKey, StepPlan, build_plan, sent_to
-from esper.tolaria.pools import VACANT, Birth, Pool, begin
+from esper.tolaria.pools import VACANT, Birth, Pool, begin, copies_of, take_back
 from esper.tolaria.population_config import (
     EpochRecord,
     GrownPart,
@@ -198,8 +198,7 @@ class Population:
 
     def _take_back(self, gone: Tensor) -> None:
         """Give back the rows of the seeds in `gone` [N, S]."""
-        for key, _, rows in self.places(gone):
-            self.pools[key].take_back(rows)
+        take_back([(self.pools[key], rows) for key, _, rows in self.places(gone)])
         self.pool_rows[gone] = VACANT
         self.gate_rows[gone] = VACANT
 
@@ -237,13 +236,14 @@ class Population:
 
     # --- environments as values ----------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
-        """A copy of all environments that later training does not touch."""
+    def snapshot(self, over: Snapshot | None = None) -> Snapshot:
+        """A copy of all environments that later training does not touch; it may be written `over`
+        one that is no longer needed."""
         return Snapshot(
             lifecycle=self.lifecycle,  # never changed in place
             kept={name: getattr(self, name).clone() for name in _KEPT},
             live=None if self.live is None else self.live.clone(),
-            tensors={key: pool.copied() for key, pool in self.all_pools().items()},
+            tensors=copies_of(self.all_pools(), {} if over is None else over.tensors),
             shadow_rows=self.shadows.rows.clone(),
             readings=self.shadows.readings,
         )

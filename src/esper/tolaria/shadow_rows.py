@@ -18,7 +18,7 @@ from esper.leyline import AgreementError, Blend
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
 from esper.tolaria.engine import as_inputs, cast_weights, losses_of, sample_losses
 from esper.tolaria.plan import HOST, PassRows, PoolKey, sent_to
-from esper.tolaria.pools import VACANT, Birth, Pool, begin
+from esper.tolaria.pools import VACANT, Birth, Pool, begin, take_back
 from esper.tolaria.population_config import Snapshot
 from esper.tolaria.random_streams import fold
 
@@ -93,8 +93,7 @@ class ShadowRows:
     def give_up(self, where: Tensor) -> None:
         """End the shadows in `where` [N, S, P]. What they have shown stays known."""
         gone = where & self.living
-        for key, owners in _each(gone):
-            self.pools[key].take_back(self.rows[owners, key[1], key[2]])
+        take_back([(self.pools[k], self.rows[own, k[1], k[2]]) for k, own in _each(gone)])
         self.rows[gone] = VACANT
 
     def become_seeds(self, came: Tensor) -> None:
