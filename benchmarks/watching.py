@@ -16,7 +16,8 @@ disk, so that each does the same work. What drifts cancels within a block of
 four; the figure is the median of the means of any two blocks, with the 95 % interval of the
 signed-rank test. What counts is the time of processors, in all threads of the run's process. Beside
 it are how much of that is lost in the thread that writes telemetry, where alone the two meet, and
-the loss by the clock. FILE has all of it after every block.
+the loss by the clock, with the part of it that was spent waiting for a core. FILE has all of it
+after every block.
 """
 
 import argparse
@@ -54,11 +55,12 @@ CONFIG = {"suite": "garden", "envs": ENVS, "horizon": HORIZON, "rounds": 100_000
 LIVE = "live"
 SENT: list[float] = []  # when each event of the run that is written was handed over
 WRITER = f"nissa {RunStore.name}"  # the thread
-LOSSES = {
+LOSSES = {  # of what each is a part: processors, or the clock
     "loss_percent": 0,
     "loss_in_writing_percent": 0,
     "loss_by_the_clock_percent": 2,
-}  # of what
+    "loss_in_waiting_percent": 2,
+}
 VIEWS = ("summary", "environments", "training")
 
 
@@ -278,18 +280,20 @@ def measure_loss(folder: Path, blocks: int, file: Path | None) -> dict[str, floa
     return figures
 
 
-def clocks() -> tuple[float, float, float]:
-    """Seconds of processors in this process and in the thread that writes, and by the clock."""
+def clocks() -> tuple[float, float, float, float]:
+    """Seconds of processors in this process and in the thread that writes, by the clock, and in
+    which this thread waited for a core."""
     (writer,) = (each.ident for each in threading.enumerate() if each.name == WRITER)
     written = time.clock_gettime(time.pthread_getcpuclockid(writer))
-    return time.process_time(), written, time.perf_counter()
+    waited = int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1])
+    return time.process_time(), written, time.perf_counter(), 1e-9 * waited
 
 
 def losses(times: list[list[float]]) -> dict[str, float]:
     """What turns with a page take longer than those without, in percent, with its interval."""
     blocks = [times[first : first + 4] for first in range(0, len(times), 4)]
     figures = {"blocks": float(len(blocks))}
-    figures["round_ms"] = 1e3 * statistics.median(clock for _, _, clock in times)
+    figures["round_ms"] = 1e3 * statistics.median(turn[2] for turn in times)
     for place, (name, whole) in enumerate(LOSSES.items()):
         ratios = []
         for asleep, awake, awake_too, asleep_too in blocks:
