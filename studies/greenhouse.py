@@ -73,9 +73,9 @@ class Fitting:
         self.mean = copy.deepcopy(self.network)
         deaf = {id(each) for part in (self.network.recalled, self.network.lstm)
                 for each in part.parameters()}  # fmt: skip
-        learning = [each for each in self.network.parameters() if id(each) not in deaf]
+        self.learning = [each for each in self.network.parameters() if id(each) not in deaf]
         self.optimiser = torch.optim.AdamW(
-            learning, lr=options.rate, weight_decay=options.decay, betas=(0.9, 0.99)
+            self.learning, lr=options.rate, weight_decay=options.decay, betas=(0.9, 0.99)
         )
 
     def losses(self, network: TokenActorCritic, data: Gains, anchors: Anchors) -> dict[str, Tensor]:
@@ -86,9 +86,9 @@ class Fitting:
                 "tend": tended}  # fmt: skip
 
     def learn(self, data: Gains, anchors: Anchors) -> None:
-        self.optimiser.zero_grad()
+        self.network.zero_grad()
         torch.stack(list(self.losses(self.network, data, anchors).values())).sum().backward()
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.learning, 1.0)
         self.optimiser.step()
         with torch.no_grad():
             for held, now in zip(self.mean.parameters(), self.network.parameters(), strict=True):
@@ -185,8 +185,9 @@ def fit(options: argparse.Namespace) -> None:
     """Fit the network's preferences; every eighth plot is kept apart. The same command goes on."""
     data, anchors = Gains.load(options.gains), Anchors.load(options.gains)
     if options.contexts:
-        few = (data.plot < options.contexts) | (data.plot % 8 == 7)
-        data = data.rows(few.nonzero()[:, 0])
+        some, few = ((each.plot < options.contexts) | (each.plot % 8 == 7)
+                     for each in (data, anchors))  # fmt: skip
+        data, anchors = data.rows(some.nonzero()[:, 0]), anchors.rows(few.nonzero()[:, 0])
     there = lambda each: each.to(options.device)  # noqa: E731
     data, anchors = data.changed(there), Anchors(*map(there, anchors))
     train, held = (data.rows(where) for where in _apart(data.plot))

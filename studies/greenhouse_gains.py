@@ -26,6 +26,7 @@ from torch import Tensor
 from esper.archive import write_whole
 from esper.garden import Bed, Greenhouse, Plot
 from esper.garden.reward_settings import RewardConfig
+from esper.garden.rewards import RewardState
 from esper.leyline import Blend, LifecycleOp
 from esper.leyline.streams import derive_seed
 from esper.tamiyo.controllers import RowSchedule
@@ -187,7 +188,7 @@ class Measurement:
         self, cases: Tensor, tried: Tensor, values: Tensor, since: Tensor | None = None
     ) -> None:
         """Keep what is seen in these cases [C] bool, whose rows `tried` [C, K - 1] plant or not;
-        `since` [C] are those that wait, the control if None."""
+        `since` [C] are those that wait, the controls if None."""
         rows = tried[cases]
         seen = {f"mask_{head}": self.bed.legal.masks[head][rows[:, 0]] for head in HEADS}
         seen["observations"] = self.bed.observations[rows[:, 0]].half()
@@ -196,10 +197,11 @@ class Measurement:
         seen["actions"] = chosen
         for name, each in seen.items():
             self.kept.setdefault(name, []).append(each)
-        waiting = torch.full((len(rows),), -1) if since is None else since[cases]
-        everyone = torch.full((len(rows), 1 + FIRST), -2)
+        places = cases.nonzero()[:, 0]
+        waiting = len(self.bed.players) + places if since is None else since[cases]
+        everyone = torch.full((len(rows), 1 + FIRST), -1)  # nobody
         everyone[:, 0], everyone[:, 1 : 1 + rows.shape[1]] = waiting, rows
-        self.decided.append((cases.nonzero()[:, 0], everyone))
+        self.decided.append((places, everyone))
 
     def _look(self, epoch: int) -> None:
         """Keep what the rule does where nobody else knows."""
@@ -219,23 +221,28 @@ class Measurement:
             self.kept.setdefault(name, []).append(each)
 
     def _found(self) -> dict[str, Any]:
-        state, plot = self.bed.state, self.plot
-        forfeit = RewardConfig().rollback_penalty + state.objective.clamp(min=0.0)
-        net = state.objective - plot.rent * state.exposure
-        net = net - forfeit.masked_fill(~state.rolled_back, 0.0)
-        apart = torch.tensor([torch.nan, 0.0], dtype=net.dtype)  # nobody, and a control
-        net = torch.cat([net[: len(self.bed.players)], apart])
+        plot, players = self.plot, len(self.bed.players)
+        net = net_points(self.bed.state, plot.rent)
+        net = torch.cat([net, torch.full((1,), torch.nan, dtype=net.dtype)])  # of nobody
         actions = torch.cat(self.kept["actions"])
         cases, rows = (torch.cat(each) for each in zip(*self.decided, strict=True))
         gains = net[rows] - net[rows[:, :1]]
         planted = actions[:, 1:, 0] == LifecycleOp.GERMINATE
         gains[:, 1:] = gains[:, 1:].masked_fill(~planted, torch.nan)
-        rule = net[self.rows[cases, -1]].masked_fill(rows[:, 0] >= 0, torch.nan)
+        rule = net[self.rows[cases, -1]] - net[players + cases]
+        rule = rule.masked_fill(rows[:, 0] < players, torch.nan)
         scale = torch.tensor([context.scale for context in plot.contexts])[cases]
         whole = {name: torch.cat(each) for name, each in self.kept.items()}
         whole |= {"gains": gains.float(), "rule": rule.float(), "scale": scale}
         whole["plot"] = torch.full((len(cases),), self.number).short()
         return {name: each.cpu().numpy() for name, each in whole.items()}
+
+
+def net_points(state: RewardState, rent: float) -> Tensor:
+    """[N]: gains over the controls, less rent and what a rollback forfeits."""
+    forfeit = RewardConfig().rollback_penalty + state.objective.clamp(min=0.0)
+    net = state.objective - rent * state.exposure
+    return net - forfeit.masked_fill(~state.rolled_back, 0.0)
 
 
 def collect(options: argparse.Namespace) -> None:

@@ -1,18 +1,19 @@
 """Gains as data: collected in parts, learned from, gone on from by PPO, judged on other worlds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from esper.garden import LAYOUT
+from esper.garden import LAYOUT, Bed, Greenhouse
 from esper.leyline import LifecycleOp
 from esper.simic.agent.ppo import PPOAgent
 from esper.tamiyo.controllers.learned import read_kept
 from studies import greenhouse, greenhouse_gains
 from studies.greenhouse import Fitting, figures_of, parsed, preferences
-from studies.greenhouse_gains import Anchors, Gains
+from studies.greenhouse_gains import Anchors, Gains, net_points
 
 MADE = ("--cases", 2, "--longest", 14, "--seed", 8)
 
@@ -51,6 +52,17 @@ def test_gains_are_kept_in_parts_with_what_was_seen_and_done(folder: Path) -> No
     assert torch.equal(planted, ~data.gains[:, 1:].isnan())
     assert bool(planted[first].any(1).all())
     assert not bool(planted[~first][:, 3:].any())  # a later decision has three choices
+
+
+def test_a_rollback_forfeits_what_was_gained_and_more() -> None:
+    bed = Bed(Greenhouse(8, longest=14).plot(0), players=1)
+    state = replace(
+        bed.state,
+        committed_gain=torch.full_like(bed.state.committed_gain, 3.0),
+        exposure=torch.full_like(bed.state.exposure, 0.5),
+        rolled_back=torch.tensor([True, False]),
+    )
+    assert net_points(state, rent=2.0).tolist() == pytest.approx([3.0 - 1.0 - 23.0, 3.0 - 1.0])
 
 
 def test_a_loss_is_worth_more_than_a_gain_to_the_cautious(folder: Path) -> None:

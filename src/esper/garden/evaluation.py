@@ -266,7 +266,8 @@ def _settings(ground: Playground) -> dict[str, Any]:
     """What results depend on beside controller, context and seed: the rules of the world."""
     rules = repr((ground.config or PopulationConfig(), EPOCHS_ALONE, GARDEN_BATCH, GARDEN_BATCHES))
     digest = hashlib.blake2b(rules.encode(), digest_size=6).hexdigest()
-    return {"horizon": ground.horizon, "rules": digest}
+    told = {} if ground.rent == DEFAULT_RENT else {"rent": ground.rent}
+    return {"horizon": ground.horizon, "rules": digest, **told}
 
 
 def _require_possible(

@@ -119,6 +119,7 @@ class Playground:
         """`test`, `attribute`, `rent`: as for episodes. Of `ranks` that play the same jobs, each
         plays a part of the batches, which are the same for any number, and all hear of all."""
         self.most, self.horizon, self.config, self.ranks = rows, horizon, config, ranks
+        self.rent = rent
         self._make = partial(
             Episodes,
             horizon=horizon,

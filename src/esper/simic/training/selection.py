@@ -152,8 +152,9 @@ class PlotJudge:
         def play(number: int) -> Tensor:
             plot = plots[number]
             jobs = [Job(player, case) for player in ((), controller) for case in plot.cases]
-            how = {"horizon": plot.horizon, "device": self.device, "test": False}
-            ground = Playground(len(jobs), config=plot.population(**self.how), **how)
+            how: Any = {"horizon": plot.horizon, "device": self.device, "rent": plot.rent}
+            settings = plot.population(**self.how)
+            ground = Playground(len(jobs), config=settings, test=False, **how)
             played = ground.play_all(jobs)
             gain = played.validation[self.seeds :] - played.validation[: self.seeds]
             net = net_of_rent(gain, played.exposure[self.seeds :], plot.rent)

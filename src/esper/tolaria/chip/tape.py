@@ -19,12 +19,8 @@ from esper.kasmina.layers import NORM_EPSILON, ChannelNorm, GroupNorm, SelfAtten
 from esper.leyline.errors import BlueprintError
 
 INPUT = 0  # the value that a tape is given
-_LEAVES_OUTPUT = (
-    "linear",
-    "conv",
-    "copy",
-    "norm",
-)  # kinds whose backward does not need what they returned
+# Kinds whose backward does not need what they returned.
+_LEAVES_OUTPUT = ("linear", "conv", "plane", "copy", "norm")
 
 
 @dataclass(frozen=True)
@@ -212,7 +208,7 @@ def _pool(tape: Tape, module: nn.Module, x: View) -> View:
     if module.output_size not in (1, (1,), (1, 1)) or not x.plain:
         raise _unknown(module, f"{module} on strides {x.strides}")
     C, L = x.shape[0], math.prod(x.shape[1:])
-    like = View(x.value, (C, 1), (1, 1))
+    like = View(x.value, (C, *(1 for _ in x.shape[1:])), (1,) * len(x.shape))
     if not isinstance(module, nn.AdaptiveMaxPool1d):
         return tape.add("mean", f"{C}, {L}", x, like=like)
     # Its backward looks for the input that is the output, which is the value to come.
