@@ -14,27 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import scaling
 import torch
 from _report import write_json
 from safetensors.torch import load_file, save_file
 from torch import distributed
 
-from esper.simic.training import PRESETS, EvaluationConfig, RunFolder, Trainer
+from esper.simic.training import RunFolder, Trainer
 from esper.simic.training.run_processes import joined, launch
 
 
 def settings(envs: int) -> Any:
-    return replace(
-        PRESETS["demo"],
-        envs=envs,
-        processes=1,
-        rounds=10**6,
-        cases=1,
-        checkpoint_every=10**6,
-        device="cuda",
-        deterministic=True,
-        evaluation=EvaluationConfig(every=10**6, seeds=1, baselines=()),
-    )
+    return replace(scaling.settings(envs), device="cuda", deterministic=True)
 
 
 def play(folder: Path, rounds: int, *, name: str = "group") -> int:

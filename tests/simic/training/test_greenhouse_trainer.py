@@ -8,16 +8,18 @@ import pytest
 import torch
 
 from esper.garden import LAYOUT, Greenhouse
+from esper.garden.playing import Playground
 from esper.garden.suites import find_suite
 from esper.nissa import RunReader
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.processes import ALONE
-from esper.simic.training import RoundReport, RunFolder, train_run
+from esper.simic.training import RoundReport, RunFolder, selection, train_run
 from esper.simic.training.run_processes import Stopping
 from esper.simic.training.selection import PlotJudge
 from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers import TokenController
 from esper.tamiyo.controllers.auditioning import Audition
+from esper.tamiyo.controllers.rules import NeverGrow
 from tests.simic.training.tiny import TINY, kept
 
 SMALL = replace(
@@ -102,3 +104,17 @@ def test_its_best_agent_has_a_network_over_tokens(whole: RunFolder) -> None:
 def test_its_suite_lists_the_worlds_for_validation() -> None:
     worlds = tuple(plot.contexts[0] for plot in Greenhouse.listed("validation"))
     assert find_suite("greenhouse").training == worlds
+
+
+def test_an_agent_is_told_the_rent_that_it_is_judged_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge, told = PlotJudge(1, SMALL.horizon, ALONE), []
+
+    class Ground(Playground):
+        def __init__(self, *given: Any, **how: Any) -> None:
+            super().__init__(*given, **how)
+            told.append(self.rent)
+
+    monkeypatch.setattr(selection, "Playground", Ground)
+    monkeypatch.setattr(judge, "plots", [replace(judge.plots[0], rent=3.7)])
+    judge.judge(NeverGrow())
+    assert told == [3.7]
