@@ -1,5 +1,6 @@
 """The run store: whole batches or nothing, rewinding, versions."""
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from esper import nissa
 from esper.leyline import AgreementError
 from esper.nissa import Event, Noted, RunLayout, RunReader, RunStore, Stepped, StoreError
 from esper.nissa.events import KINDS
 from esper.nissa.schema import Integers, Reals, Stages, Texts
-from esper.nissa.store import _chunks
+from esper.nissa.store import _chunks, _statement
 from tests.nissa.runs import ENVS, LAYOUT, STEPS, a_round, counted, decisions, stepped, written
 
 
@@ -210,6 +212,13 @@ def test_a_missing_run_is_refused_with_what_to_do(tmp_path: Path) -> None:
 def test_chunks_cover_every_row_once(rows: int) -> None:
     covered = [row for first, size in _chunks(rows) for row in range(first, first + size)]
     assert covered == list(range(rows))
+
+
+def test_parameters_of_statements_have_no_numbers() -> None:
+    # Newer Pythons look for each number among all parameters.
+    assert _statement("steps", ("round", "step", "env"), 2).count("?") == 6
+    for path in Path(nissa.__file__).parent.glob("*.py"):
+        assert not re.search(r"\?[0-9]", path.read_text(encoding="utf-8")), path
 
 
 @pytest.mark.parametrize("envs", [1, 3, 4, 31, 33, 255, 256, 257, 700])

@@ -258,7 +258,7 @@ class RunReader(AbstractContextManager["RunReader"]):
             skipped = "name != 'peak_memory_bytes'" if table == "updates" else "1"
             for row in self._each(
                 f"SELECT {', '.join(map(quoted, sorted(columns)))} FROM {table} "  # noqa: S608
-                f"WHERE (?1 IS NULL OR round <= ?1) AND {skipped} ORDER BY {', '.join(order)}",
+                f"WHERE round <= ifnull(?, round) AND {skipped} ORDER BY {', '.join(order)}",
                 (round,),
             ):
                 found.update(repr((table, row)).encode())

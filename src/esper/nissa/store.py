@@ -7,8 +7,9 @@ rows of their own, and `packs` holds those of all others, an array for each colu
 for each process, told apart by the number of its `first` environment. All other events have rows in
 their order; their key is (round, event, n).
 
-A batch of events is one transaction. Rows go in many at a time, in statements that do not repeat
-what all rows share: each statement is one call in which other Python threads can run.
+A batch of events is one transaction. Rows go in many at a time: each statement is one call in which
+other Python threads can run. Its parameters have no numbers: from Python 3.12 on, each one with a
+name or a number is looked for among all of them, while no other thread can run.
 
 Shapes: `N` environments, `W` watched ones, `K` those that were active.
 """
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -348,8 +349,9 @@ class RunStore(AbstractContextManager["RunStore"]):
                 shared = {"round": event.round, "event": number}
             names = (*shared, *columns)
             for first, size in _chunks(count):
-                part = (column[first : first + size] for column in columns.values())
-                flat = [*shared.values(), *chain.from_iterable(zip(*part, strict=True))]
+                part = [column[first : first + size] for column in columns.values()]
+                rows = zip(*(repeat(value, size) for value in shared.values()), *part, strict=True)
+                flat = list(chain.from_iterable(rows))
                 self._connection.execute(_statement(table, names, size), flat)
 
     def _columns(self, table: str) -> set[str]:
@@ -376,11 +378,6 @@ def _chunks(rows: int) -> Iterator[tuple[int, int]]:
 
 @lru_cache(maxsize=256)
 def _statement(table: str, names: tuple[str, ...], rows: int) -> str:
-    """Insert rows whose first two columns are the same in all of them."""
-    width = len(names) - 2
-    values = ", ".join(
-        f"(?1, ?2, {', '.join(f'?{3 + row * width + place}' for place in range(width))})"
-        for row in range(rows)
-    )
+    values = ", ".join(repeat(f"({', '.join('?' * len(names))})", rows))
     columns = ", ".join(map(quoted, names))
     return f"INSERT INTO {table} ({columns}) VALUES {values}"  # noqa: S608
