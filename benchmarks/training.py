@@ -29,7 +29,7 @@ HEADER = (
     "learn",
     "telemetry",
 )
-SIZES = {"cpu": (16, 64, 256), "cuda": (1024, 4096)}
+SIZES = {"cpu": (16, 64, 256), "cuda": (1024, 4096, 8192)}
 
 
 def measure(device: str, suite: str, envs: int, rounds: int) -> dict[str, float]:

@@ -165,9 +165,10 @@ def test_cuda_agents_are_saved_and_go_on(tmp_path_factory: pytest.TempPathFactor
 def test_cuda_reports_the_peak_memory_of_the_update_alone() -> None:
     agent, world = make("cuda", replace(CONFIG, strict=False))
     roll_out(agent, world)
+    held = torch.cuda.memory_allocated()  # by whatever else lives in this process
     before = torch.empty(2**28, dtype=torch.uint8, device="cuda")
     del before
-    assert 0 < agent.update()["peak_memory_bytes"] < 2**28
+    assert 0 < agent.update()["peak_memory_bytes"] - held < 2**28
 
 
 def test_cuda_update_refuses_what_is_not_finite_and_takes_no_step_into_it() -> None:

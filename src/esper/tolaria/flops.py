@@ -51,9 +51,11 @@ class FlopTable:
         """
         alone = life.at(SeedStage.TRAINING)  # [N, S]
         shown = life.alpha > 0
-        passes = self._passes(life, shown | alone)
+        seeds = self._seeds(life)
+        passes = self.host + torch.where(shown | alone, seeds, 0).sum(1)
         if isolation is not Isolation.STRAIGHT_THROUGH:
-            passes = self._passes(life, shown) + torch.where(alone.any(1), passes, 0)
+            first = self.host + torch.where(shown, seeds, 0).sum(1)
+            passes = first + torch.where(alone.any(1), passes, 0)
         total = passes.double() * (STEP * samples)
         if shadowed is not None:
             total += (self.shadows(life) * shadowed).sum((1, 2)) * (STEP * samples * self.host)
@@ -61,16 +63,15 @@ class FlopTable:
 
     def shadows(self, life: Lifecycle) -> Tensor:
         """[N, S, P] float64: what each shadow costs, as its host is now; 1: a host alone."""
-        shown = self._passes(life, life.alpha > 0)[:, None]  # [N, 1]
-        passes = 2 * shown - self.host + self.after  # [N, S]
+        shown = torch.where(life.alpha > 0, self._seeds(life), 0).sum(1, keepdim=True)  # [N, 1]
+        passes = 2 * shown + self.host + self.after  # [N, S]
         return (passes[:, :, None] + STEP * self.seeds).double() / (STEP * self.host)
 
-    def _passes(self, life: Lifecycle, on: Tensor) -> Tensor:
-        """[N] int64: one sample's forward pass with the seeds of `on` [N, S]."""
+    def _seeds(self, life: Lifecycle) -> Tensor:
+        """[N, S] int64: one sample's forward pass through what each slot holds."""
         slots = torch.arange(len(self.gates))
-        bodies = self.seeds[slots, life.blueprint.clamp(min=0)]  # [N, S]
-        gates = torch.where(life.blend == Blend.GATE, self.gates, 0)
-        return self.host + torch.where(on, bodies + gates, 0).sum(1)
+        bodies = self.seeds[slots, life.blueprint.clamp(min=0)]
+        return bodies + torch.where(life.blend == Blend.GATE, self.gates, 0)
 
 
 def count_flops(host: SegmentedHost, sample: Tensor, catalogue: BlueprintCatalogue) -> FlopTable:
