@@ -145,7 +145,7 @@ class SlottedModel(nn.Module):
         self._planted = 0
         self._seed_passes = 0
         self._in_seed_pass = self._any_training = False
-        self._overrides: list[float | None] = [None] * len(self.specs)
+        self._overrides: dict[int, float] = {}  # alphas by slot, in place of their own
         self.optimizers: list[Optimizer] = []  # that are tracked
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -167,38 +167,26 @@ class SlottedModel(nn.Module):
         """Is there a seed that learns only in `seed_pass`?"""
         return self._any_training and self.isolation is Isolation.DUAL_PASS
 
-    @contextmanager
-    def seed_pass(self) -> Iterator[None]:
+    def seed_pass(self) -> AbstractContextManager[None]:
         """Inside, TRAINING seeds are fully on and nothing but them receives gradient.
 
         Run forward and backward inside. The host's gradients, buffers and random stream are
         left as they were.
         """
-        training = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
-        learning: list[nn.Parameter] = []
-        settled = [self.model]  # whatever must not notice: the host, and seeds that joined it
-        for slot, is_training in zip(self._slots, training, strict=True):
-            if is_training:
-                learning += slot.parameters()
-            elif slot.seed is not None:
-                settled.append(slot.seed)
         self._seed_passes += 1
         stream = derive_seed(self.seed, "seed pass", self._seed_passes)
-        with (
-            only_learning(self, learning, stream=stream),
-            state_kept(*settled),
-            self._overridden([1.0 if on else None for on in training], seed_pass=True),
-        ):
-            yield
+        return self.beside(stream, self._training_slots())
 
     @contextmanager
-    def beside(self, stream: int) -> Iterator[None]:
-        """Inside, passes of shadows run, with random numbers from this stream: nothing of the model
-        learns, and what they leave behind in it is undone.
+    def beside(self, stream: int, learning: Sequence[int] = ()) -> Iterator[None]:
+        """Inside, passes run with random numbers from this stream: seeds of the slots `learning`
+        are fully on, nothing else learns, and what is left behind in all else is undone.
         """
-        settled = [self.model, *(slot.seed for slot in self._slots if slot.seed is not None)]
-        unchanged = self._overridden([None] * len(self._slots), seed_pass=True)
-        with only_learning(self, (), stream=stream), state_kept(*settled), unchanged:
+        own = [weights for index in learning for weights in self._slots[index].parameters()]
+        others = (slot.seed for i, slot in enumerate(self._slots) if i not in learning)
+        settled = [self.model, *(seed for seed in others if seed is not None)]
+        on = self._overridden(1.0, learning, seed_pass=True)
+        with only_learning(self, own, stream=stream), state_kept(*settled), on:
             yield
 
     @contextmanager
@@ -218,28 +206,28 @@ class SlottedModel(nn.Module):
 
     def isolated_on(self) -> AbstractContextManager[None]:
         """Inside, TRAINING seeds are fully on, as in their own pass."""
-        training = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
-        return self._overridden([1.0 if on else None for on in training])
+        return self._overridden(1.0, self._training_slots())
 
     def without(self, *names: str) -> AbstractContextManager[None]:
         """Inside, the seeds of these slots are off: the counterfactual that attribution needs."""
-        off = {self.catalogue.slots.index(name) for name in names}
-        return self._overridden([0.0 if i in off else None for i in range(len(self.specs))])
+        return self._overridden(0.0, [self.catalogue.slots.index(name) for name in names])
 
     def committed(self) -> AbstractContextManager[None]:
         """Inside, only fossilized seeds are on: the network that export gives."""
-        kept = self.lifecycle.at(SeedStage.FOSSILIZED)[0].tolist()
-        return self._overridden([None if is_kept else 0.0 for is_kept in kept])
+        others = ~self.lifecycle.at(SeedStage.FOSSILIZED)[0]
+        return self._overridden(0.0, others.nonzero()[:, 0].tolist())
+
+    def _training_slots(self) -> list[int]:
+        return self.lifecycle.at(SeedStage.TRAINING)[0].nonzero()[:, 0].tolist()
 
     @contextmanager
     def _overridden(
-        self, alphas: Sequence[float | None], seed_pass: bool = False
+        self, alpha: float, slots: Sequence[int], seed_pass: bool = False
     ) -> Iterator[None]:
-        """Inside, slots run at these alphas; None leaves a slot as it is."""
+        """Inside, these slots run at this alpha."""
         outer = self._overrides, self._in_seed_pass
         try:
-            pairs = zip(alphas, self._overrides, strict=True)
-            self._overrides = [before if alpha is None else alpha for alpha, before in pairs]
+            self._overrides = self._overrides | dict.fromkeys(slots, alpha)
             self._in_seed_pass |= seed_pass
             self._set_modes()
             yield
@@ -249,14 +237,13 @@ class SlottedModel(nn.Module):
 
     def _set_modes(self) -> None:
         """Bring every slot's mode, alpha and hook in line with the arrays and the overrides."""
-        training = self.lifecycle.at(SeedStage.TRAINING)[0].tolist()
-        self._any_training = any(training)  # asked in every step
+        training = self._training_slots()
+        self._any_training = bool(training)  # asked in every step
         straight_through = self.isolation is Isolation.STRAIGHT_THROUGH
         for index, (slot, place) in enumerate(zip(self._slots, self.slot_places, strict=True)):
-            override = self._overrides[index]
-            alpha = float(self.lifecycle.alpha[0, index]) if override is None else override
-            isolated = override is None and training[index] and straight_through
-            slot.switch(alpha, straight=isolated)
+            own = index not in self._overrides
+            alpha = float(self.lifecycle.alpha[0, index]) if own else self._overrides[index]
+            slot.switch(alpha, straight=own and index in training and straight_through)
             set_tap(place.module, slot, place.part, on=slot.mode is not Mode.OFF)
 
     # --- growing -------------------------------------------------------------------------
