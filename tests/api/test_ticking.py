@@ -280,19 +280,6 @@ def test_the_last_tick_of_the_budget_takes_out_what_is_not_permanent() -> None:
         host.tick(lines, train_loss=1.0, evaluate=accuracy)
 
 
-def test_a_step_that_fails_leaves_the_optimiser_whole() -> None:
-    host, optimizer = trained()
-    groups = len(optimizer.param_groups)
-    optimizer.param_groups[0]["lr"] = "fast"
-    with pytest.raises(TypeError):
-        optimizer.step()
-    optimizer.param_groups[0]["lr"] = 0.01
-    host.tick(Script({1: ("plant", "2", "norm", "ramp")}), train_loss=1.0, val_score=50.0)
-    assert len(optimizer.param_groups) == groups
-    assert optimizer.param_groups[-1]["lr"] == pytest.approx(0.1)
-    assert len(optimizer.param_groups[-1]["params"]) == 1
-
-
 def test_losses_become_scores() -> None:
     assert score_of_loss(0.0, 2.0) == 100.0
     assert score_of_loss(2.0, 2.0) == pytest.approx(36.79, abs=0.01)

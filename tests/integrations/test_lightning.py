@@ -297,7 +297,7 @@ class Formless(Lit):
         (Lit, {"module": "backbone"}, [], "no such part; given: 'backbone'; valid: net, head"),
         (Formless, {}, [], r"no forward.*module='net'"),
         (Unvalidated, {"controller": "plateau"}, [], "every validation, and there is none; give"),
-        (Negative, {"monitor": "val_nll"}, [], r"never negative.*val_nll -[\d.]*; pass evaluate="),
+        (Negative, {"monitor": "val_nll"}, [], r"never negative.*loss -[\d.]*,.*evaluate="),
         (Whole, {"controller": "plateau"}, [], "val_acc is more than a whole; given: 100; say per"),
     ],
 )

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from esper.kasmina.isolation import randomness_kept
-from esper.leyline.errors import DataError
+from esper.leyline.errors import DataError, require_equal
 from esper.leyline.streams import derive_seed
 
 Source = DataLoader[Any] | Dataset[Any] | tuple[Any, Any]
@@ -225,15 +225,10 @@ class Data(dict[str, Batches]):
 
     def require_same(self, saved: Mapping[str, Any], seed: int) -> None:
         """Refuse data that are not those of which these fingerprints were taken."""
-        present = self.fingerprints(seed)
+        present, fix = self.fingerprints(seed), "load the same data, in the same order"
         for name, was in saved.items():
-            if present.get(name) != was:
-                raise DataError(
-                    f"The {name} data are not those of the run",
-                    given=_told(present.get(name)),
-                    valid=_told(was),
-                    fix="load the same data, in the same order",
-                )
+            what = f"The {name} data are not those of the run"
+            require_equal(what, _told(present.get(name)), _told(was), fix, DataError)
 
 
 def _tensors(item: object) -> list[Tensor]:

@@ -38,8 +38,8 @@ class GrowingAverage:
             )
         require("decay", decay, SHARE)
         self.host, self.decay = host, decay
-        # By name: the parameter itself, since another may come to have its name, and its average.
-        self._kept: dict[str, tuple[nn.Parameter, Tensor]] = {}
+        # By the parameter itself: another one may come to have its name.
+        self._kept: dict[nn.Parameter, Tensor] = {}
         self._applied = False
 
     @torch.no_grad()
@@ -51,34 +51,28 @@ class GrowingAverage:
                 given="update() inside applied()",
                 fix="train and update outside of it",
             )
-        known = self._present()
+        kept = self._present().items()  # of whole numbers there is no average
+        known = {p: mean for p, mean in kept if mean.is_floating_point() or mean.is_complex()}
         self._kept = {
-            name: (p, known[name].to(p.device) if name in known else _wide(p.detach().clone()))
-            for name, p in self.host.named_parameters()
+            p: known[p].to(p.device) if p in known else _wide(p.detach().clone())
+            for p in self.host.parameters()
         }
-        pairs = []
-        for parameter, average in (self._kept[name] for name in known):
-            if average.is_floating_point() or average.is_complex():
-                pairs.append((average, _wide(parameter.detach())))
-            else:
-                average.copy_(parameter)
-        if pairs:
-            averages, values = map(list, zip(*pairs, strict=True))
-            torch._foreach_lerp_(averages, values, 1.0 - self.decay)
+        if known:
+            averages = [self._kept[p] for p in known]
+            torch._foreach_lerp_(averages, [_wide(p.detach()) for p in known], 1.0 - self.decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Inside, the host has the averaged weights; afterwards its own again, to the bit."""
         outer, averages = self._applied, self._present()
-        own = {name: self._kept[name][0].detach().clone() for name in averages}
-        parameters = {name: self._kept[name][0] for name in averages}
+        own = {parameter: parameter.detach().clone() for parameter in averages}
         try:
             self._applied = True
-            _put(averages, parameters)
+            _put(averages)
             yield
         finally:
             self._applied = outer
-            _put(own, parameters)
+            _put(own)
 
     def export(self, sample: Sample | None = None) -> nn.Module:
         """The committed network with averaged weights, as a plain module."""
@@ -87,7 +81,8 @@ class GrowingAverage:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages, by the host's names of the parameters."""
-        return self._present()
+        present = self._present()
+        return {name: present[p] for name, p in self.host.named_parameters() if p in present}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from there; the host has taken over its own state before."""
@@ -104,18 +99,13 @@ class GrowingAverage:
                 fix="load the host's state first, as it was saved together with the average",
             )
         self._kept = {
-            name: (parameters[name], _wide(average.to(parameters[name].device, copy=True)))
+            parameters[name]: _wide(average.to(parameters[name].device, copy=True))
             for name, average in state.items()
         }
 
-    def _present(self) -> dict[str, Tensor]:
+    def _present(self) -> dict[nn.Parameter, Tensor]:
         """The averages of parameters that the host still has."""
-        kept = self._kept
-        return {
-            name: kept[name][1]
-            for name, parameter in self.host.named_parameters()
-            if name in kept and kept[name][0] is parameter
-        }
+        return {p: self._kept[p] for p in self.host.parameters() if p in self._kept}
 
 
 ema = GrowingAverage
@@ -128,6 +118,6 @@ def _wide(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _put(values: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
-    for name, value in values.items():
-        parameters[name].copy_(value)
+def _put(values: Mapping[nn.Parameter, Tensor]) -> None:
+    for parameter, value in values.items():
+        parameter.copy_(value)

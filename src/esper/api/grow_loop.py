@@ -42,7 +42,7 @@ from esper.kasmina.isolation import Isolation, randomness_kept
 from esper.kasmina.probe import Sample, Target
 from esper.kasmina.shadow_seeds import CHECKED, PartLoss
 from esper.leyline import LIVING_STAGES
-from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.errors import EsperError, UnknownNameError, require_equal
 from esper.leyline.streams import derive_seed
 from esper.nissa import Clock, Sink
 from esper.show.audit_facts import Audit
@@ -140,11 +140,7 @@ def grow(
     if isinstance(slots, str) and slots == AUTO and listens(controller):
         slots = EVERY
     host = _host(model, first[0] if sample is None else sample, slots, settings)
-    again = partial(
-        _trained_plain, settings, train=train, val=val, test=test, loss=loss, metric=metric,
-        optimizer=optimizer, scheduler=scheduler,
-    )  # fmt: skip
-    run = GrownRun(host, settings, folder=folder, train_plain=again)
+    run = GrownRun(host, settings, folder=folder)
     run.settle(slots=tuple(map(asdict, host.targets)), data=data.fingerprints(seed))
     if folder is not None:
         folder.require_new()
@@ -203,22 +199,11 @@ def resume(
         settings.require_given(train=train, val=val, test=test, scheduler=scheduler)
         data = Data(train, val, test, settings.batch_size)
         data.require_same(settings.data, settings.seed)
-        again = partial(
-            _trained_plain, settings, train=train, val=val, test=test, loss=scoring.loss,
-            metric=scoring.metric, optimizer=kind, scheduler=scheduler,
-        )  # fmt: skip
-        run = replace(run, train_plain=again, folder=folder)  # this one is locked
+        run = replace(run, folder=folder)  # this one is locked
         growth = Growth(run, data, scoring, leader, kind, scheduler, observers)
         growth.go_on(folder.checkpoint())
         growth.go()
     return run
-
-
-def _trained_plain(settings: GrowSettings, plain: nn.Module, rate: float, **given: Any) -> GrownRun:
-    """A network that does not grow, trained like a run, at another rate."""
-    kept = ("epochs", "weight_decay", "batch_size", "precision", "seed")
-    same = {name: getattr(settings, name) for name in kept}
-    return grow(plain, lr=rate, budget=None, controller="never", quiet=True, **same, **given)
 
 
 def load_run(
@@ -274,6 +259,17 @@ class Growth:
         casting = casting_of(self.host.require_controller(self.controller), self.host)
         self.tryouts = None if casting is None else Tryouts(self, casting)
         self.controller = casting or self.controller
+        self.run.train_plain = self._trained_plain
+
+    def _trained_plain(self, plain: nn.Module, rate: float) -> GrownRun:
+        """A network that does not grow, trained like this one, at another rate."""
+        kept, scoring = ("epochs", "weight_decay", "precision", "seed"), self.scoring
+        same: dict[str, Any] = {name: getattr(self.run.settings, name) for name in kept}
+        same |= {name: part.loader for name, part in self.data.items()}
+        return grow(
+            plain, lr=rate, loss=scoring.loss, metric=scoring.metric, optimizer=self.kind,
+            scheduler=self.scheduler, budget=None, controller="never", quiet=True, **same,
+        )  # fmt: skip
 
     def begin(self, batch: tuple[Any, Any]) -> None:
         """Before the first epoch: what the model is worth untrained, and a first checkpoint."""
@@ -291,15 +287,9 @@ class Growth:
     def go_on(self, archive: Archive) -> None:
         """From this checkpoint of the run, which holds its optimiser and its scheduler too."""
         self.return_to(archive)
-        for what, now in self._leader().items():
-            was = getattr(self.run.settings, what)
-            if now != was:
-                raise EsperError(
-                    "The run was led by another controller",
-                    given=now,
-                    valid=was,
-                    fix="go on with the one that it began with",
-                )
+        what, fix = "The run was led by another controller", "go on with the one that it began with"
+        for name, now in self._leader().items():
+            require_equal(what, now, getattr(self.run.settings, name), fix)
         self._settle(self.data["train"].first(self.seed, self.device))
         if self.tryouts is not None:
             self.tryouts.go_on()

@@ -1,7 +1,6 @@
 """A model in a training loop of your own: slots, an optimiser that knows them, and a tick."""
 
 import math
-import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -48,7 +47,7 @@ from esper.kasmina.shadow_seeds import Losses, PartLoss, ShadowKey, Shadows
 from esper.kasmina.slot import GrowthLostWarning as GrowthLostWarning
 from esper.kasmina.slot import Slot
 from esper.leyline import Actions, Blend, SeedStage, Transitions
-from esper.leyline.errors import EsperError, OptimizerMismatchError, first_line
+from esper.leyline.errors import EsperError, OptimizerMismatchError, first_line, require_equal
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
@@ -165,14 +164,9 @@ class GrowingModel(SlottedModel):
                 fix="pass the class and its settings, as in host.optimizer(torch.optim.AdamW, "
                 "lr=1e-3)",
             ) from error
-        if not isinstance(made, Optimizer):
-            raise OptimizerMismatchError(
-                "This does not make an optimiser",
-                given=type(made).__name__,
-                valid="a class such as torch.optim.AdamW",
-            )
-        self.optimizers.clear()
-        self._let_seeds_join(made)
+        if isinstance(made, Optimizer):
+            self.optimizers.clear()
+            self._let_seeds_join(made)
         self.track(made)
         return made
 
@@ -180,15 +174,14 @@ class GrowingModel(SlottedModel):
         """Let seeds join and leave this optimiser, which was made from the host's parameters."""
         if not isinstance(optimizer, Optimizer):
             raise OptimizerMismatchError(
-                "Only an optimiser can be tracked",
+                "This is no optimiser",
                 given=type(optimizer).__name__,
-                fix="pass the optimiser itself, before a scheduler is made",
+                fix="make it of a class such as torch.optim.AdamW, before a scheduler is made",
             )
         if optimizer not in self.optimizers:  # `optimizer` tracks what it makes
             super().track(optimizer)
             watch = self.watch  # without the host: optimisers do not keep it alive
             optimizer.register_step_pre_hook(watch.before_step)
-            optimizer.register_step_post_hook(lambda *_: watch.bring_back())
             optimizer.register_load_state_dict_pre_hook(_require_fitting_state)
             revive_shadows(self)
 
@@ -211,7 +204,6 @@ class GrowingModel(SlottedModel):
         if self.has_isolated_seeds:
             with self.seed_pass():
                 (scale * loss()).backward()
-        self.watch.bring_back()  # within the closure of a step
         self.shadows.learn(self, loss, part, scale)
 
     def train(self, mode: bool = True) -> Self:
@@ -251,7 +243,6 @@ class GrowingModel(SlottedModel):
         heard, which "audition" needs. The tick that ends the budget's epochs decides nothing and
         takes out what is not permanent.
         """
-        self.watch.bring_back()
         measured = evaluate is not None
         chosen = self.require_controller(controller, measured=measured)
         self._require_heard(chosen, losses)
@@ -280,15 +271,13 @@ class GrowingModel(SlottedModel):
             else:
                 self.shadows.adopt(self, plan, self.shadows.seen or self.watch.steps)
         self.watch.go_on(0, max(self.watch.longest, self.watch.steps))
-        after = list(self.slots.parameters())
-        same = len(before) == len(after) and all(map(operator.is_, before, after))
         return Tick(
             epoch=int(self.lifecycle.epoch),
             decision=decision,
             events=tuple(StageChange.by(record, self.catalogue) for record in transitions),
             **vars(found),
             added=self.added,
-            changed=not same,
+            changed=[*map(id, before)] != [*map(id, self.slots.parameters())],
         )
 
     def require_controller(
@@ -486,36 +475,32 @@ wrap = GrowingModel
 
 def _require_fitting_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Refuse a saved state of an optimiser before the host has grown to what it was then."""
-    saved, here = (
-        [len(group["params"]) for group in groups]
-        for groups in (state["param_groups"], optimizer.param_groups)
+    here, saved = (
+        [f"{len(group['params'])} parameters" for group in groups]
+        for groups in (optimizer.param_groups, state["param_groups"])
     )
-    if saved != here:
-        raise OptimizerMismatchError(
-            "The optimiser's state is not of what has grown here",
-            given=f"saved groups of {saved} parameters, here {here}",
-            fix="load the host's state first, host.load_state_dict(...), and then the optimiser's",
-        )
+    what = "The optimiser's state is not of what has grown here"
+    fix = "load the host's state first, host.load_state_dict(...), and then the optimiser's"
+    require_equal(what, here, saved, fix, OptimizerMismatchError)
 
 
 class StepWatch:
     """Goes with every step of the optimiser; costs next to nothing while no seed is there."""
 
-    def __init__(self, model: nn.Module, slots: Mapping[str, Slot]) -> None:
-        self._model, self._slots = model, slots
-        self._set_aside: list[tuple[Optimizer, dict[str, Any]]] = []
+    def __init__(self, model: nn.Module, slots: Mapping[str, Slot], warns: bool = True) -> None:
+        self._model, self.slots, self._warns = model, slots, warns
         self._seeds: dict[str, nn.Module] = {}  # by slot
         self.go_on(0, 0)
 
     def look_again(self) -> None:
         """Seeds came or went; asked for in every step, so they are looked up once."""
-        slots = self._slots.items()
+        slots = self.slots.items()
         self._seeds = {name: slot.seed for name, slot in slots if slot.seed is not None}
 
     def go_on(self, steps: int, longest: int) -> None:
         """From here, with so many steps since the last tick, and between any two at most."""
         self.steps, self.longest = steps, longest
-        self._said = False  # that a tick seems to be forgotten
+        self._said = not self._warns  # that a tick seems to be forgotten
         self._returns = self._steps_at_return = 0
         # Sums of squared gradient norms and their counts, by slot, and the host's.
         self._squares: dict[str, tuple[Tensor | float, int]] = {}
@@ -529,19 +514,8 @@ class StepWatch:
         self.go_on(*notes["steps"])
         self._squares = {name: (total, count) for name, (total, count) in notes["squares"].items()}
 
-    def bring_back(self) -> None:
-        """Groups that were set aside for a step return to their optimiser."""
-        while self._set_aside:
-            optimizer, group = self._set_aside.pop()
-            optimizer.param_groups.append(group)
-
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self.steps += 1
-        if self._set_aside:  # the last step failed
-            self.bring_back()
-        groups = optimizer.param_groups
-        if not groups[-1]["params"]:  # for scalar gates, and there are none: idle
-            self._set_aside.append((optimizer, groups.pop()))
         if self.steps >= (LONGER_EPOCHS * self.longest or UNTICKED_STEPS):
             self._say_forgotten()
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from esper.archive import Archive, KeepingError, packed, unpacked
 from esper.archive.tensors import describing
 from esper.kasmina.shadow_seeds import COUNTS, Shadow, ShadowKey
-from esper.leyline.errors import OptimizerMismatchError
+from esper.leyline.errors import OptimizerMismatchError, require_equal
 from esper.leyline.shadows import ShadowReadings
 
 if TYPE_CHECKING:
@@ -66,17 +66,13 @@ def unpack(host: "GrowingModel", archive: Archive, *, training: bool = True) -> 
 def _require_fitting(host: "GrowingModel", archive: Archive, *, training: bool) -> None:
     """Refuse what was saved of another host, before anything is changed."""
     notes, added = archive.notes, int(archive.notes["added"])
-    both = {"slots": (list(notes["slots"]), [spec.name for spec in host.specs])}
+    both = {"slots": ([spec.name for spec in host.specs], list(notes["slots"]))}
     if training:
         kinds = [type(each).__name__ for each in host.optimizers]
-        both["optimisers"] = ([kept["kind"] for kept in notes["optimizers"]], kinds)
-    for what, (saved, present) in both.items():
-        if saved != present:
-            raise KeepingError(
-                f"What was saved has other {what}",
-                given=f"saved {saved}, here {present}",
-                fix=f"make the model and its optimiser with the same {what} first",
-            )
+        both["optimisers"] = (kinds, [kept["kind"] for kept in notes["optimizers"]])
+    for what, pair in both.items():
+        fix = f"make the model and its optimiser with the same {what} first"
+        require_equal(f"What was saved has other {what}", *pair, fix, KeepingError)
     if host.room is not None and added > host.room:
         raise KeepingError(
             "What was saved has grown beyond the budget of this host",
@@ -104,17 +100,26 @@ def memory_state(host: "GrowingModel") -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     parts = {"ticks": host.memory.pack(), "steps": host.watch.pack(), "shadows": _shadows_of(host)}
     notes = packed(parts, found, of="The controller", where=f"{MEMORY}state")
-    text = json.dumps(notes).encode()
-    return {f"{MEMORY}notes": torch.tensor(list(text), dtype=torch.uint8), **found}
+    return {f"{MEMORY}notes": written(notes), **found}
 
 
 def recall_memory(host: "GrowingModel", state: Mapping[str, Tensor]) -> None:
     """Take over what `memory_state` gave, wherever its tensors lie now."""
     kept = {name: each.to("cpu", copy=True) for name, each in state.items()}
-    parts = unpacked(json.loads(bytes(kept.pop(f"{MEMORY}notes").tolist())), kept)
+    parts = unpacked(read(kept.pop(f"{MEMORY}notes")), kept)
     _take_shadows(host, parts["shadows"])
     host.memory.unpack(parts["ticks"])
     host.watch.unpack(parts["steps"])
+
+
+def written(notes: object) -> Tensor:
+    """What JSON can hold, as a tensor of bytes."""
+    return torch.frombuffer(bytearray(json.dumps(notes).encode()), dtype=torch.uint8).clone()
+
+
+def read(notes: Tensor) -> Any:
+    """What was `written`."""
+    return json.loads(notes.cpu().numpy().tobytes())
 
 
 # --- shadows -------------------------------------------------------------------------------
@@ -202,13 +207,9 @@ def _sizes(optimizer: Optimizer) -> list[int]:
 def _unpack_optimizer(
     optimizer: Optimizer, tensors: Mapping[str, Tensor], kept: Mapping[str, Any]
 ) -> None:
-    groups = optimizer.param_groups
-    if _sizes(optimizer) != kept["sizes"]:
-        raise OptimizerMismatchError(
-            "The saved optimiser has other parameter groups",
-            given=f"saved groups of {kept['sizes']}, here {_sizes(optimizer)}",
-            fix="make the optimiser with the same groups",
-        )
+    groups, fix = optimizer.param_groups, "make the optimiser with the same groups"
+    what = "The saved optimiser has groups of other numbers of parameters"
+    require_equal(what, _sizes(optimizer), kept["sizes"], fix, OptimizerMismatchError)
     state, saved = unpacked(kept["state"], tensors)
     for group, values in zip(groups, saved, strict=True):
         group.update(tree_map_only(Tensor, Tensor.clone, values))

@@ -162,9 +162,7 @@ class GrowthTelemetry(Observer):
             seconds = {f"seconds_{phase}": spent for phase, spent in news.seconds.items()}
             self.hub.emit(events.Sampled(round=epoch, values=seconds))
             if after := self.run.after:
-                names = ("loss", "score", "test_loss", "test_score")
-                scores: dict[str, Any] = {name: after.get(name) for name in names}
-                self.hub.emit(events.GrowthEnded(round=epoch, added=self.run.host.added, **scores))
+                self.hub.emit(events.GrowthEnded(round=epoch, added=self.run.host.added, **after))
             self._commit = self.hub.request(epoch)
 
     def keeping(self) -> None:

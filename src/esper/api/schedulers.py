@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from esper.archive import KeepingError, packed, unpacked
-from esper.leyline.errors import EsperError, first_line
+from esper.leyline.errors import EsperError, first_line, require_equal
 
 MakeScheduler = Callable[[Optimizer], LRScheduler]
 
@@ -56,13 +56,8 @@ class Schedule:
 
     def restore(self, note: Mapping[str, Any]) -> None:
         kind = type(self.scheduler).__name__
-        if note["kind"] != kind:
-            raise EsperError(
-                "The run had another scheduler",
-                given=kind,
-                valid=note["kind"],
-                fix="pass the one that it began with",
-            )
+        fix = "pass the one that it began with"
+        require_equal("The run had another scheduler", kind, note["kind"], fix)
         try:
             self.scheduler.load_state_dict(unpacked(note["state"], {}))
         except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -224,7 +224,7 @@ def score_of_loss(loss: float, first_loss: float) -> float:
         raise EsperError(
             "Only a loss that is never negative can be turned into a score",
             given=f"loss {loss:g}, at first {first_loss:g}",
-            fix="pass a metric of your own: metric=lambda outputs, targets: ... in percent",
+            fix="pass a metric of your own in percent: metric= to esper.grow, evaluate= elsewhere",
         )
     return 100.0 * math.exp(-loss / first_loss)
 

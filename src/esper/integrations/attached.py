@@ -6,7 +6,6 @@ The framework's optimiser is made before seeds are there and loaded before they 
 saved state is that of the model alone; what concerns seeds is kept in `esper` too.
 """
 
-import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from esper.api import Budget, GrowingModel, Tick, score_of_loss
 from esper.api.grow_settings import AUTO, OWN_LOOP, BudgetLike
 from esper.api.growing_model import StepWatch
-from esper.api.host_state import placed
+from esper.api.host_state import placed, read, written
 from esper.api.inspection import Slots
 from esper.api.ticking import SAME_SCORE, Evaluate, measuring, number
 from esper.archive import packed, unpacked
@@ -31,7 +30,7 @@ from esper.kasmina.isolation import randomness_kept
 from esper.kasmina.optimizer_surgery import SCALE_KEY, remove_parameters
 from esper.kasmina.probe import Sample
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, require_known
 from esper.leyline.slots import require_agreement
 from esper.tamiyo.controllers import Controller
 
@@ -70,10 +69,8 @@ class CallbackSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("min", "max", None):
-            raise IntegrationError(
-                "mode says which end is better", given=repr(self.mode), valid="'min' or 'max'"
-            )
+        if self.mode is not None:
+            require_known("mode", self.mode, ("min", "max"))
 
     @property
     def lower_is_better(self) -> bool:
@@ -88,9 +85,10 @@ class Attachment(nn.Module):
     Until the model was seen on a batch there are no slots; what is loaded then waits.
     """
 
+    host: "AttachedHost | None" = None
+
     def __init__(self) -> None:
         super().__init__()
-        self._hosts: list[AttachedHost] = []  # in a list, since it is no part of this
         self.waiting: dict[str, Tensor] = {}
         self.first_loss: float | None = None  # monitored, the first one
         self.losses: list[Tensor | float] = [0.0, 0]  # of training since the last tick: sum, number
@@ -98,12 +96,9 @@ class Attachment(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         return h  # for a container that runs all its parts
 
-    @property
-    def host(self) -> "AttachedHost | None":
-        return self._hosts[0] if self._hosts else None
-
     def hold(self, host: "AttachedHost") -> None:
-        self._hosts, self.slots = [host], host.slots
+        self.slots = host.slots
+        vars(self)["host"] = host  # not as torch would, since it is no part of this
 
     def recover(self) -> None:
         """Load what waits, now that there are slots."""
@@ -133,8 +128,7 @@ class Attachment(nn.Module):
         tensors: dict[str, Tensor] = {}
         notes["optimizer"] = packed(host.pack_seeds(), tensors, of="The optimiser", where=_KEPT)
         destination.update({f"{prefix}{name}": each for name, each in tensors.items()})
-        text = bytearray(json.dumps(notes).encode())
-        destination[prefix + _NOTES] = torch.frombuffer(text, dtype=torch.uint8).clone()
+        destination[prefix + _NOTES] = written(notes)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -148,17 +142,13 @@ class Attachment(nn.Module):
                 del state_dict[name]
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
             return
-        notes, start = notes_of(state_dict.pop(prefix + _NOTES)), f"{prefix}{_KEPT}."
+        notes, start = read(state_dict.pop(prefix + _NOTES)), f"{prefix}{_KEPT}."
         slots = [spec.name for spec in host.specs]
         require_agreement("slots", ("model", slots), ("checkpoint", notes["slots"]))
         kept = {n.removeprefix(prefix): state_dict.pop(n) for n in saved if n.startswith(start)}
         host._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         host.unpack_seeds(unpacked(notes["optimizer"], kept))
         self.losses, self.first_loss = list(notes["losses"]), notes["first_loss"]
-
-
-def notes_of(packed: Tensor) -> Any:
-    return json.loads(packed.cpu().numpy().tobytes())
 
 
 def attach(model: nn.Module) -> Attachment:
@@ -175,13 +165,6 @@ def attach(model: nn.Module) -> Attachment:
     return found
 
 
-class _SilentWatch(StepWatch):
-    """The framework says when an epoch is over; nobody can forget it."""
-
-    def _say_forgotten(self) -> None:
-        pass
-
-
 class AttachedHost(GrowingModel):
     """A host whose seeds are in the submodule `esper` of the model that a framework trains."""
 
@@ -190,7 +173,8 @@ class AttachedHost(GrowingModel):
         super().__init__(part, sample, **settings)
         # The model's own parameters; those of seeds are among its parameters from now on.
         own = nn.ParameterList(part.parameters())
-        self.watch = _SilentWatch(own, dict(zip(self.seed_slots, self._slots, strict=True)))
+        # The framework says when an epoch is over; nobody can forget it.
+        self.watch = StepWatch(own, self.watch.slots, warns=False)
         self.whole = whole
         self._bond.carry()
         self.part = next(name for name, each in whole.named_modules() if each is part)
@@ -242,15 +226,11 @@ class AttachedHost(GrowingModel):
         kept = {places[place]: each for place, each in state["state"].items() if place in places}
         return {**state, "state": kept, "param_groups": groups}
 
-    def _gate_group(self, optimizer: Optimizer) -> dict[str, Any]:
-        self.watch.bring_back()  # a step that failed has it still set aside
-        return next(each for each in optimizer.param_groups if SCALE_KEY in each)
-
     def pack_seeds(self) -> list[dict[str, Any]]:
         """What the optimiser remembers of seeds, and the rates of their gates."""
         seeds, found = dict(self.slots.named_parameters()), []
         for optimizer in self.optimizers:
-            group, known = self._gate_group(optimizer), optimizer.state
+            group, known = _gate_group(optimizer), optimizer.state
             rates = {name: float(group[name]) for name in _GROUP_RATES if name in group}
             state = {name: dict(known[each]) for name, each in seeds.items() if each in known}
             found.append({"state": state, "rates": rates})
@@ -259,10 +239,14 @@ class AttachedHost(GrowingModel):
     def unpack_seeds(self, found: Sequence[Mapping[str, Any]]) -> None:
         seeds = dict(self.slots.named_parameters())
         for optimizer, kept in zip(self.optimizers, found, strict=False):
-            group = self._gate_group(optimizer)
+            group = _gate_group(optimizer)
             group.update(kept["rates"])
             for name, values in kept["state"].items():
                 optimizer.state[seeds[name]].update(placed(values, seeds[name], group))
+
+
+def _gate_group(optimizer: Optimizer) -> dict[str, Any]:
+    return next(each for each in optimizer.param_groups if SCALE_KEY in each)
 
 
 def _add_gate_group(optimizer: Optimizer, schedulers: Iterable[Any]) -> None:
@@ -340,12 +324,6 @@ class GrowingCallback:
         asked, growth = self._settings, self._growth
         found = number(asked.monitor, value)
         if asked.lower_is_better:
-            if found < 0.0:
-                raise IntegrationError(
-                    "Only a loss that is never negative can be turned into a score",
-                    given=f"{asked.monitor} {found:g}",
-                    fix="pass evaluate=, a function that scores the model in percent",
-                )
             if growth.first_loss is None:
                 growth.first_loss = found
             return score_of_loss(found, growth.first_loss)
@@ -442,7 +420,7 @@ def grown(model: nn.Module, state: Mapping[str, Tensor], sample: Sample) -> Grow
             given=f"no {NAME}.{_NOTES}",
             fix="take the state that was saved while EsperCallback was there",
         )
-    notes, growth = notes_of(packed), attach(model)
+    notes, growth = read(packed), attach(model)
     told = model.load_state_dict(dict(state), strict=False)
     weights = model.state_dict()
     loaded = {each.data_ptr() for name, each in weights.items() if name in state}

@@ -72,9 +72,7 @@ def start_growing(command: Grow) -> None:
         path,
         lambda: api.grow(
             model,
-            data.train,
-            data.val,
-            test=data.test,
+            **data,
             loss=_loss(command.loss, data),
             budget=budget,
             slots=slots,
@@ -109,9 +107,7 @@ def resume_growing(command: Resume) -> None:
         lambda: api.resume(
             path,
             origin.build_model(),
-            found.train,
-            found.val,
-            test=found.test,
+            **found,
             device=device,
             sample=origin.sample_of(found, device),
             sinks=origin.notes.get("sinks", ()),
@@ -167,7 +163,7 @@ class GrowthOrigin:
         if self.keeps_sample:
             return None
         settings = self.report.settings
-        batches = Batches.of("train", data.train, settings["batch_size"], shuffle=True)
+        batches = Batches.of("train", data["train"], settings["batch_size"], shuffle=True)
         return batches.first(settings["seed"], device)[0]
 
 
@@ -207,7 +203,8 @@ def audit_model(command: AuditModel) -> None:
     same = {name: getattr(command, name) for name in (*SAME.split(), "epochs", "seconds")}
     same |= {"loss": _loss(command.loss, data), "budget": _limit(command.budget.params)}
     try:
-        found = api.audit(model, data.train, data.val, device=find_device(command.device), **same)
+        parts = data["train"], data["val"]
+        found = api.audit(model, *parts, device=find_device(command.device), **same)
     except EsperError:
         raise
     except Exception as error:  # code of yours, in the middle of training
@@ -226,7 +223,7 @@ def _limit(params: str) -> str | None:
 
 
 def _first_batch(data: NamedData) -> tuple[Any, Any]:
-    batches = Batches.of("train", data.train, SAMPLE_ROWS, shuffle=False)
+    batches = Batches.of("train", data["train"], SAMPLE_ROWS, shuffle=False)
     return batches.first(0, torch.device("cpu"))
 
 

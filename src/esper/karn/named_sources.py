@@ -8,7 +8,7 @@ Shapes: `M` samples.
 import ast
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from esper.api.scoring import form
 from esper.garden import FAMILIES, DataFamily, Source
 from esper.garden.own_code import run_file, spoken
 from esper.leyline.errors import DataError, EsperError, UnknownNameError
 from esper.tolaria import Task, find_task, task_names
-from esper.tolaria.data.splits import Split, Splits, partition
+from esper.tolaria.data.splits import Splits, partition
 
 HELD_OUT = 0.2  # of a file without splits of its own
 SUFFIXES = (".npz", ".safetensors")
@@ -95,28 +96,19 @@ def build_model(text: str, seed: int) -> nn.Module:
 def call_named(thing: object, text: str, purpose: str) -> object:
     """Call a function or class of yours that takes no arguments."""
     assert callable(thing)
-    try:
-        needed = [
-            each.name
-            for each in inspect.signature(thing).parameters.values()
-            if each.default is each.empty
-            and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        ]
-    except (TypeError, ValueError):  # something built in
-        needed = []
-    if needed:
-        file, _, name = text.rpartition(":")
-        raise EsperError(
-            f"{name} needs arguments",
-            given=", ".join(needed),
-            fix=f"write a function without arguments in {file} that {purpose}, and name that",
-        )
+    file, _, name = text.rpartition(":")
+    with suppress(ValueError):  # of something built in
+        try:
+            inspect.signature(thing).bind()
+        except TypeError as error:
+            fix = f"write a function without arguments in {file} that {purpose}, and name that"
+            raise EsperError(f"{name} needs arguments", given=error, fix=fix) from error
     try:
         return thing()
     except EsperError:
         raise
     except Exception as error:
-        raise EsperError(f"{text} fails", given=spoken(error, text.rpartition(":")[0])) from error
+        raise EsperError(f"{text} fails", given=spoken(error, file)) from error
 
 
 def _defined(file: Path) -> list[str]:
@@ -132,17 +124,17 @@ def _defined(file: Path) -> list[str]:
 # --- data -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NamedData:
-    """What to train on, to decide by and, if there is any, to report on; as `esper.grow` takes."""
+# What to train on, to decide by and, if there is any, to report on: as `esper.grow` takes them.
+PARTS = ("train", "val", "test")
+NamedData = dict[str, Any]
 
-    train: Any
-    val: Any
-    test: Any | None = None
 
-    @classmethod
-    def of(cls, splits: Splits) -> "NamedData":
-        return cls(tuple(splits.train), tuple(splits.validation), tuple(splits.test))
+def _named(parts: Iterable[Any]) -> NamedData:
+    return dict(zip(PARTS, parts, strict=False))
+
+
+def _split(splits: Splits) -> NamedData:
+    return _named(map(tuple, splits.named().values()))
 
 
 def load_data(
@@ -158,32 +150,29 @@ def load_data(
         known = [each for each in task_names() if not each.endswith("_mlp")]  # the same data again
         if name not in task_names():
             raise UnknownNameError.of("data", text, known, fix=OTHERWISE)
-        data = NamedData.of(find_task(name).load(seed))
+        data = _split(find_task(name).load(seed))
     if samples is not None and samples < 1:
         raise DataError("There must be something to train on", given=f"{samples} samples")
     if not (flat or samples):
         return data
-    if not isinstance(data.train, tuple):
-        raise DataError(
-            "--flat and --samples are for tensors",
-            given=f"{text} gives a {type(data.train).__name__}",
-            fix="do the same in your function",
-        )
-    inputs, targets = data.train
-    splits = [(inputs[:samples], targets[:samples]), data.val, data.test]
+    if not isinstance(data["train"], tuple):
+        given = f"{text} gives a {type(data['train']).__name__}"
+        fix = "do the same in your function"
+        raise DataError("--flat and --samples are for tensors", given=given, fix=fix)
+    data["train"] = tuple(each[:samples] for each in data["train"])
     if flat:
-        splits = [split and (split[0].flatten(1), split[1]) for split in splits]
-    return NamedData(*splits)
+        data |= {name: (inputs.flatten(1), targets) for name, (inputs, targets) in data.items()}
+    return data
 
 
 def _from_code(text: str, seed: int) -> NamedData:
     found = load_named(text, "data")
     if isinstance(found, Task):
-        return NamedData.of(found.load(seed))
+        return _split(found.load(seed))
     if isinstance(found, DataFamily):
         for name, family in FAMILIES.items():
             if family is found:
-                return NamedData.of(Source(family=name, seed=seed).load())
+                return _split(Source(family=name, seed=seed).load())
         raise EsperError(f"{text} is not registered", fix="register_family(NAME, it) in its file")
     if callable(found):
         found = call_named(found, text, "returns (train, val)")
@@ -195,7 +184,7 @@ def _from_code(text: str, seed: int) -> NamedData:
             valid="(train, val) or (train, val, test); each a DataLoader, a Dataset or a pair of "
             "tensors",
         )
-    return NamedData(*found)
+    return _named(found)
 
 
 def _from_file(file: Path, seed: int) -> NamedData:
@@ -203,9 +192,8 @@ def _from_file(file: Path, seed: int) -> NamedData:
     if {"inputs", "targets"} <= arrays.keys():
         inputs, targets = _pair(file, arrays, "")
         parts = partition(len(inputs), {"validation": HELD_OUT}, seed)
-        whole = Split(inputs, targets)
-        return NamedData(tuple(whole.take(parts["train"])), tuple(whole.take(parts["validation"])))
-    splits = ["train", "val"] + ["test"] * ("test_inputs" in arrays)
+        return _named((inputs[rows], targets[rows]) for rows in parts.values())
+    splits = PARTS if "test_inputs" in arrays else PARTS[:2]
     wanted = [f"{split}_{part}" for split in splits for part in ("inputs", "targets")]
     if not set(wanted) <= arrays.keys():
         raise DataError(
@@ -213,7 +201,7 @@ def _from_file(file: Path, seed: int) -> NamedData:
             given=", ".join(sorted(arrays)) or "nothing",
             valid=f"inputs and targets, or {', '.join(wanted)} (and test_...)",
         )
-    return NamedData(*(_pair(file, arrays, f"{split}_") for split in splits))
+    return _named(_pair(file, arrays, f"{split}_") for split in splits)
 
 
 def _arrays(file: Path) -> dict[str, Tensor]:
@@ -233,19 +221,12 @@ def _arrays(file: Path) -> dict[str, Tensor]:
 
 def _pair(file: Path, arrays: Mapping[str, Tensor], prefix: str) -> tuple[Tensor, Tensor]:
     inputs, targets = arrays[f"{prefix}inputs"], arrays[f"{prefix}targets"]
-    shapes = inputs.shape, targets.shape
-    if inputs.dim() < 2 or shapes[0][:1] != shapes[1][:1] or not len(inputs):
+    together = inputs.dim() >= 2 and inputs.shape[:1] == targets.shape[:1] and len(inputs)
+    if not together or inputs.is_complex() or targets.is_complex():
         raise DataError(
             f"The inputs and targets in {file} do not belong together",
-            given=f"inputs {list(shapes[0])}, targets {list(shapes[1])}",
-            valid="[M, ...] and [M] or [M, ...], with the same number of samples M",
-        )
-    if inputs.is_complex() or targets.is_complex():
-        raise DataError(
-            f"{file} holds complex numbers",
-            given=f"inputs {inputs.dtype}, targets {targets.dtype}",
-            valid="real numbers",
-            fix="store the real and the imaginary part as two features",
+            given=f"inputs {form(inputs)}, targets {form(targets)}",
+            valid="real numbers, [M, ...] and [M] or [M, ...] with the same number of samples M",
         )
     return _ready(inputs, picture=True), _ready(targets, picture=False)
 

@@ -54,6 +54,14 @@ def require_known(kind: str, name: object, known: Iterable[str], fix: str | None
         raise UnknownNameError.of(kind, name, names, fix)
 
 
+def require_equal(
+    what: str, given: object, valid: object, fix: str, error: type[EsperError] = EsperError
+) -> None:
+    """Refuse what is not the same as it was before."""
+    if given != valid:
+        raise error(what, given=given, valid=valid, fix=fix)
+
+
 def place_of(kind: str, name: str, names: Sequence[str]) -> int:
     """Where a name stands among those that are known; another one is refused."""
     require_known(kind, name, names)

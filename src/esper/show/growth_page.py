@@ -1,6 +1,7 @@
 """The page of a run of `grow`: what it says in sentences, its figures, tables and pictures."""
 
 import math
+from collections.abc import Iterable
 from itertools import cycle
 from typing import Any
 
@@ -27,11 +28,6 @@ from esper.show.timelines import ROW, draw_slots, shown_slots
 
 SCORE, SMALL = 2.4, 1.7  # inches
 _DASHED, _DOTTED = (0, (4, 1.6)), (0, (1, 1.6))
-SCORE, SMALL = 2.4, 1.7  # inches
-_DASHED, _DOTTED = (0, (4, 1.6)), (0, (1, 1.6))
-EMPTY = {"drawing": "The parts of this model were not recorded.", "seeds": "Nothing was planted."}
-EMPTY["decisions"] = "Nothing was decided but to wait."
-EMPTY["costs"] = "What this run cost was not recorded."
 # In the drawing's own units, which are those of the page where there is room.
 BOX, PITCH = 44, 60  # height of a box, and from one to the next
 LEFT, WIDE, INDENT = 8, 310, 16  # of a module's box
@@ -158,60 +154,45 @@ def growth(facts: Report, theme: Theme) -> Figure:
     figure = new_figure(sum(heights) + 0.45 * len(heights) + 0.4)
     panels = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
     colours = dict(zip((life.name for life in lives), cycle(MANY), strict=False))
-    _score(panels[0], facts, measured, colours, theme)
-    _losses(panels[1], facts)
+    epochs, score = facts.curve("number"), facts.curve("score")
+    for life in measured:
+        known, look = life.contributions, {"color": colours[life.name]}
+        without = [score[number - 1] - worth for number, worth in known.items()]
+        _line(panels[0], f"without {life.name}", known, without, lw=1.2, **look)
+        _line(panels[2], life.name, known, known.values(), **look)
     if measured:
-        _contributions(panels[2], measured, colours, theme)
-    draw_slots(panels[-1], story, slots, theme)
+        panels[2].axhline(0.0, color=theme.ink, lw=1.0, alpha=0.7)
+        panels[2].set_title("contribution of each seed, points")
+    _scores(panels[0], facts, theme)
+    panels[0].set_title(f"{facts.score_name}, validation data, %")
+    _line(panels[1], "training", epochs, facts.curve("train_loss"), color=GREY)
+    _line(panels[1], "validation", epochs, facts.curve("val_loss"), color=BLUE)
+    panels[1].set_title("loss")
     for axes in panels[:-1]:
+        legend_beside(axes)
         axes.tick_params(labelbottom=False)
+    draw_slots(panels[-1], story, slots, theme)
     return figure
 
 
-def _score(
-    axes: Axes, facts: Report, lives: list[SeedLife], colours: dict[str, str], theme: Theme
-) -> None:
-    """As it is, with only what is permanent, and without each seed."""
+def _line(axes: Axes, label: str, at: Iterable[float], values: Iterable[float], **look: Any) -> None:
+    """Numbers over epochs, as dots where they are too few for a line."""
+    epochs, numbers = [*at], [*values]
+    axes.plot(epochs, numbers, label=label, marker="." if len(numbers) < 3 else "", **look)
+
+
+def _scores(axes: Axes, facts: Report, theme: Theme) -> None:
+    """Of the network as it is, with only what is permanent, before and after training."""
     epochs, score, committed = facts.curve("number"), facts.curve("score"), facts.curve("committed")
-    dot: Look = {"marker": "." if len(epochs) < 3 else ""}
-    for life in lives:
-        known = life.contributions
-        without = [score[number - 1] - worth for number, worth in known.items()]
-        look: Look = {"color": colours[life.name], "lw": 1.2}
-        axes.plot(list(known), without, label=f"without {life.name}", **look, **dot)
-    axes.plot(epochs, score, color=BLUE, label="network as it is", zorder=3, **dot)
+    _line(axes, "network as it is", epochs, score, color=BLUE, zorder=3)
     if np.isfinite(committed).any() and not np.array_equal(committed, score, equal_nan=True):
-        look = {"color": GREEN, "ls": _DASHED, "label": "what is permanent"}
-        axes.plot(epochs, committed, zorder=4, **look, **dot)
+        _line(axes, "what is permanent", epochs, committed, color=GREEN, ls=_DASHED, zorder=4)
     if "score" in facts.before:
-        look = {"color": theme.faint, "ls": _DOTTED, "lw": 1.2, "label": "before training"}
+        look: Look = {"color": theme.faint, "ls": _DOTTED, "lw": 1.2, "label": "before training"}
         axes.axhline(facts.before["score"], **look)
     if facts.after:
         star: Look = {"marker": "*", "ms": 11, "ls": "none", "color": theme.ink, "clip_on": False}
         axes.plot(epochs[-1] + 0.5, facts.after["score"], label="exported network", **star)
-    axes.set_title(f"{facts.score_name}, validation data, %")
-    legend_beside(axes)
-
-
-def _losses(axes: Axes, facts: Report) -> None:
-    dot: Look = {"marker": "." if len(facts.epochs) < 3 else ""}
-    axes.plot(facts.curve("number"), facts.curve("train_loss"), color=GREY, label="training", **dot)
-    axes.plot(facts.curve("number"), facts.curve("val_loss"), color=BLUE, label="validation", **dot)
-    axes.set_title("loss")
-    legend_beside(axes)
-
-
-def _contributions(
-    axes: Axes, lives: list[SeedLife], colours: dict[str, str], theme: Theme
-) -> None:
-    """What the score loses without each seed."""
-    for life in lives:
-        known = life.contributions
-        look: Look = {"color": colours[life.name], "marker": "." if len(known) < 3 else ""}
-        axes.plot(list(known), list(known.values()), label=life.name, **look)
-    axes.axhline(0.0, color=theme.ink, lw=1.0, alpha=0.7)
-    axes.set_title("contribution of each seed, points")
-    legend_beside(axes)
 
 
 def spoken_flops(value: float | None) -> str:
