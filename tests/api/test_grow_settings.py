@@ -115,8 +115,3 @@ def test_the_same_epochs_are_trained_by_default_from_a_program_and_from_the_comm
     net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
     run = esper.grow(net, (x, y), (x, y), loss="cross_entropy", budget=0, controller="never")
     assert len(run.history) == run.settings.epochs == BudgetOptions().epochs
-
-
-def test_what_json_cannot_hold_is_no_origin() -> None:
-    with pytest.raises(EsperError, match="not of the kind that JSON holds"):
-        GrowSettings(budget=None, loss="mse", origin={"model": object()})

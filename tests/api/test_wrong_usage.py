@@ -232,8 +232,8 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda _: grow(loss=Script), r"without arguments; .*loss=Script\(...\)"),
     "a loss that was called already": (
         lambda _: grow(loss=cross_entropy(X, LABEL[:4])),
-        r"given: Tensor; .*loss\(outputs, target"),
-    "no loss": (lambda _: grow(loss=None), "valid: cross_entropy, mse, l1, or loss"),
+        r"given: 'float32 .*loss\(outputs, target"),
+    "no loss": (lambda _: grow(loss=None), "valid: cross_entropy, mse, l1; or any function loss"),
     "a loss that returns nothing": (
         lambda _: grow(loss=lambda outputs, targets: None), "given: NoneType; return it"),
     "a loss as a plain number": (
@@ -332,7 +332,7 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a number for a slot": (lambda _: grow(slots=[2]), r"write slots=\['layer1'\]; esper.inspect"),
     "a layer for a slot": (lambda _: grow(slots=[mlp()[2]]), "given: .ReLU.*esper.inspect shows"),
     "one number for slots": (lambda _: grow(slots=3), r"given: 3; valid: .*write slots="),
-    "slots that are none": (lambda _: grow(slots=None), 'let Esper choose, slots="auto"'),
+    "slots that are none": (lambda _: grow(slots=None), 'or slots="auto"'),
     "a blueprint and no list": (lambda _: grow(blueprints="mlp"), r"write blueprints=\['mlp'\]"),
     "a blueprint and no list in wrap": (
         lambda _: esper.wrap(mlp(), X, blueprints="mlp"), r"write blueprints=\['mlp'\]"),
@@ -365,7 +365,7 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: esper.resume(saved(folder), mlp(), VAL, TRAIN), "in the same order"),
     "another optimiser to go on with": (
         lambda folder: esper.resume(saved(folder), mlp(), TRAIN, VAL, optimizer="SGD"),
-        r"saved \['AdamW'\], here \['SGD'\]; make"),
+        r"given: \['SGD'\]; valid: \['AdamW'\]; make"),
     "another controller to go on with": (
         lambda folder: esper.resume(saved(folder), mlp(), TRAIN, VAL, controller="plateau"),
         "go on with the one that it began with"),
@@ -456,7 +456,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda _: grow(controller="heuristic", epochs=2),
         "given: epoch 2 of 2; train for at least 6 epochs"),
     "a path without a controller": (
-        lambda folder: grow(controller=folder / "nobody"), "no trained controller at this path"),
+        lambda folder: grow(controller=folder / "nobody"), "or the directory of a"),
     "a folder without a controller": (lambda folder: grow(controller=folder), "not an archive"),
     "an object that is no controller": (lambda _: ticked(controller=42), "an object with act"),
     # ticks

@@ -295,12 +295,12 @@ def test_runs_are_numbered_where_no_directory_is_named(
 
 def test_known_data_sets_are_found_by_name() -> None:
     data = load_data("digits")
-    assert data.train[0].shape[1:] == (1, 8, 8)
-    assert data.test is not None
+    assert data["train"][0].shape[1:] == (1, 8, 8)
+    assert "test" in data
     flat = load_data("digits", flat=True, samples=100)
-    assert flat.train[0].shape == (100, 64)
-    assert flat.val[0].shape[1:] == (64,)
-    assert torch.equal(flat.train[1], data.train[1][:100])
+    assert flat["train"][0].shape == (100, 64)
+    assert flat["val"][0].shape[1:] == (64,)
+    assert torch.equal(flat["train"][1], data["train"][1][:100])
 
 
 def test_a_file_without_splits_is_split_at_random_and_the_same_way_every_time(
@@ -309,11 +309,11 @@ def test_a_file_without_splits_is_split_at_random_and_the_same_way_every_time(
     arrays = table()
     np.savez(tmp_path / "table.npz", **arrays)
     first, again, other = (load_data(f"{tmp_path}/table.npz", seed=s) for s in (0, 0, 1))
-    assert torch.equal(first.val[0], again.val[0])
-    assert not torch.equal(first.val[0], other.val[0])
-    rows = {tuple(row) for split in (first.train, first.val) for row in split[0].tolist()}
+    assert torch.equal(first["val"][0], again["val"][0])
+    assert not torch.equal(first["val"][0], other["val"][0])
+    rows = {tuple(row) for split in (first["train"], first["val"]) for row in split[0].tolist()}
     assert rows == {tuple(row) for row in arrays["inputs"].tolist()}
-    assert len(first.val[0]) == len(arrays["inputs"]) // 5
+    assert len(first["val"][0]) == len(arrays["inputs"]) // 5
 
 
 def test_files_keep_their_own_splits_and_numbers_get_the_types_that_models_take(
@@ -329,12 +329,12 @@ def test_files_keep_their_own_splits_and_numbers_get_the_types_that_models_take(
     }
     save_file(tensors, tmp_path / "images.safetensors")
     data = load_data(f"{tmp_path}/images.safetensors")
-    assert torch.equal(data.test[0], tensors["test_inputs"].float() / 255)
-    assert data.train[1].dtype == torch.float32
+    assert torch.equal(data["test"][0], tensors["test_inputs"].float() / 255)
+    assert data["train"][1].dtype == torch.float32
     save_file({"inputs": torch.ones(5, 2, dtype=torch.int32), "targets": torch.ones(5).int()},
               tmp_path / "words.safetensors")  # fmt: skip
     words = load_data(f"{tmp_path}/words.safetensors")
-    assert words.train[0].dtype == words.train[1].dtype == torch.int64
+    assert words["train"][0].dtype == words["train"][1].dtype == torch.int64
 
 
 def test_a_run_knows_where_it_came_from(run: Path, folder: Path) -> None:

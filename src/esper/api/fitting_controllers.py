@@ -30,14 +30,7 @@ def made(asked: str | Path) -> Controller:
     if Path(word).is_dir():
         folder = Path(word).resolve()  # the same one from wherever it is asked for
         return load_controller(folder, name=str(folder))
-    if "/" in word or "\\" in word:
-        raise EsperError(
-            "There is no trained controller at this path",
-            given=word,
-            valid="the directory of a training run or of a saved agent",
-            fix="look for it in the directory that esper train wrote",
-        )
-    fix = "or the path of a trained one"
+    fix = "or the directory of a training run or of a saved agent"
     raise UnknownNameError.of("controller", word, controller_names(), fix)
 
 

@@ -2,7 +2,6 @@
 and checkpoints. Without torch, so that the command line can show it at once.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -104,21 +103,13 @@ class GrowSettings:
     leader: str | None = None  # the controller as it was asked for; None: an object
     fingerprint: str | None = None  # of what a trained controller has learned
     data: Mapping[str, Any] = field(default_factory=dict)  # fingerprints, by part
-    origin: Mapping[str, Any] | None = None  # where model and data come from
+    origin: Mapping[str, Any] | None = None  # where model and data come from: the command line's
     device: str | None = None  # where it was trained last, by name
     score: str | None = None  # what a score is, in words
 
     def __post_init__(self) -> None:
         require_settings(self, "The setting")
         require_known("precision", self.precision, (FULL, HALF))
-        try:
-            json.dumps(self.origin)
-        except (TypeError, ValueError) as error:
-            raise EsperError(
-                "Something to be kept with the run is not of the kind that JSON holds",
-                given=error,
-                valid="numbers, texts, lists and dicts",
-            ) from error
 
     @property
     def limits(self) -> Budget:

@@ -176,7 +176,7 @@ class GrowingModel(SlottedModel):
             raise OptimizerMismatchError(
                 "This is no optimiser",
                 given=type(optimizer).__name__,
-                fix="make it of a class such as torch.optim.AdamW, before a scheduler is made",
+                fix="pass the optimiser itself, made of a class such as torch.optim.AdamW",
             )
         if optimizer not in self.optimizers:  # `optimizer` tracks what it makes
             super().track(optimizer)

@@ -143,19 +143,13 @@ def chosen_places(
         places = [each.place for each in chosen if isinstance(each.place, Place)]
         return [each.target for each in chosen], places
     several = isinstance(slots, Iterable) and not isinstance(slots, str)
-    if slots is not None and not (several and all(isinstance(e, (str, Target)) for e in slots)):
+    if not several or not slots or not all(isinstance(each, (str, Target)) for each in slots):
         path = slots if isinstance(slots, str) else "layer1"
         raise SlotError(
-            "Slots are a list of paths",
+            "Slots are a list of at least one path",
             given=repr(slots).partition("\n")[0],
             valid='"auto", "every" or a list',
-            fix=f"write slots=[{path!r}]; esper.inspect shows all paths",
-        )
-    if not slots:
-        raise SlotError(
-            "A model needs at least one slot to grow",
-            given="an empty list",
-            fix='name submodules, slots=["layer1"], or let Esper choose, slots="auto"',
+            fix=f'write slots=[{path!r}] or slots="auto"; esper.inspect shows all paths',
         )
     named = [Target.parse(place) for place in slots]
     return named, named

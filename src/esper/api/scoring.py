@@ -66,20 +66,16 @@ def class_axes(outputs: object, targets: object) -> tuple[int, ...]:
 def class_axis(outputs: object, targets: object, what: str, fix: str) -> int:
     """The axis of the classes, if it is certain; `what` needs it, and `fix` does without."""
     axes = class_axes(outputs, targets)
-    if not axes:
-        raise DataError(
-            f"{what} needs logits and class numbers",
-            given=f"outputs {form(outputs)}, targets {form(targets)}",
-            valid="[B, C] and [B], [B, T, C] and [B, T], or [B, C, T] and [B, T]",
-            fix=fix,
-        )
-    if len(axes) > 1:
-        raise DataError(
-            f"{what} cannot tell whether classes lie along the second axis or the last",
-            given=f"outputs {form(outputs)}, targets {form(targets)}",
-            fix=f"take data of another length, or {fix}",
-        )
-    return axes[0]
+    if len(axes) == 1:
+        return axes[0]
+    lacking = f"{what} needs logits and class numbers"
+    doubtful = f"{what} cannot tell whether classes lie along the second axis or the last"
+    raise DataError(
+        doubtful if axes else lacking,
+        given=f"outputs {form(outputs)}, targets {form(targets)}",
+        valid="[B, C] and [B], [B, T, C] and [B, T], or [B, C, T] and [B, T]",
+        fix=f"take data of another length, or {fix}" if axes else fix,
+    )
 
 
 @dataclass(frozen=True)
@@ -253,8 +249,12 @@ class Scoring:
         cls, loss: str | Loss, metric: str | Metric, device: Any = "cpu", half: str | None = None
     ) -> "Scoring":
         made, judge = _instance("loss", loss), _instance("metric", metric)
-        _require_known("loss", made, LOSSES)
-        _require_known("metric", getattr(judge, "compute", judge), METRICS, " in percent")
+        score = getattr(judge, "compute", judge)
+        for what, each, names in (("loss", made, LOSSES), ("metric", score, METRICS)):
+            if not callable(each):
+                given = each if isinstance(each, str) else form(each)
+                other = f"or any function {what}(outputs, targets), a metric in percent"
+                require_known(what, given, names, other)
         for each in (made, judge):
             if callable(move := getattr(each, "to", None)):
                 move(device)
@@ -442,15 +442,3 @@ def _one_number(value: object) -> Tensor:
         return torch.tensor(float(value), dtype=torch.float64)
     fix = "take the mean over classes and samples, in percent"
     raise DataError("The metric must return one number", given=form(value), fix=fix)
-
-
-def _require_known(what: str, value: object, names: Iterable[str], unit: str = "") -> None:
-    """Refuse what is neither one of these names nor a function."""
-    if isinstance(value, str):
-        require_known(what, value, names, f"or any function of outputs and targets{unit}")
-    elif not callable(value):
-        raise EsperError(
-            f"The {what} must be a name or a function",
-            given=type(value).__name__,
-            valid=f"{', '.join(names)}, or {what}(outputs, targets){unit}",
-        )

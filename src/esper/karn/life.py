@@ -14,6 +14,13 @@ from esper.tolaria.extraction import extract
 MIN_EPOCHS, MIN_SAMPLES = 16, 50
 GROWN, TRIED = "early", "late"  # the slot that keeps its seed, and the one that loses it again
 GROWS, PLAIN = 0, 1  # rows
+FIRST, SECOND = (GROWN, "conv", Blend.RAMP), (TRIED, "attention", Blend.IMMEDIATE)
+SCRIPT = {  # what is decided before an epoch, and of which seed
+    4: (LifecycleOp.GERMINATE, FIRST),
+    6: (LifecycleOp.ADVANCE, FIRST),
+    7: (LifecycleOp.GERMINATE, SECOND),
+    10: (LifecycleOp.PRUNE, SECOND),
+}
 
 
 def tell_life(command: Life) -> None:
@@ -55,19 +62,10 @@ def tell_life(command: Life) -> None:
 
 def _decided(two: Episodes, epoch: int) -> Actions:
     """The script: what is decided before an epoch, each legal when it is."""
-    op, slot, blueprint, blend = LifecycleOp.WAIT, GROWN, "conv", Blend.RAMP
     catalogue, space = two.population.catalogue, two.population.space
     ripe = two.legal().masks["slot"][GROWS, LifecycleOp.FOSSILIZE, catalogue.slots.index(GROWN)]
-    if epoch == 4:
-        op = LifecycleOp.GERMINATE
-    elif epoch == 6:
-        op = LifecycleOp.ADVANCE
-    elif epoch == 7:
-        op, slot, blueprint, blend = LifecycleOp.GERMINATE, TRIED, "attention", Blend.IMMEDIATE
-    elif epoch == 10:
-        op, slot = LifecycleOp.PRUNE, TRIED
-    elif epoch > 8 and bool(ripe):
-        op = LifecycleOp.FOSSILIZE
+    late = LifecycleOp.FOSSILIZE if epoch > 8 and bool(ripe) else LifecycleOp.WAIT
+    op, (slot, blueprint, blend) = SCRIPT.get(epoch, (late, FIRST))
     chosen = {"slot": catalogue.slots.index(slot), "blueprint": catalogue.names.index(blueprint)}
     both = Actions.of(space, 2, op=torch.tensor([op, LifecycleOp.WAIT]), blend=blend, **chosen)
     return both.canonical()

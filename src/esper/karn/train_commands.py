@@ -17,7 +17,7 @@ from esper.karn.watch_commands import start_watching
 from esper.leyline.stages import SeedStage
 from esper.nissa import RunReader, StoreError, require_sinks
 from esper.show.run_facts import Score, read_facts, scores
-from esper.show.terminal import flat_estimate, progress, require_writable, write_flat
+from esper.show.terminal import duration, flat_estimate, progress, require_writable, write_flat
 from esper.simic.agent.processes import Processes
 from esper.simic.training import RoundReport, RunFolder, Stopping, TrainConfig, train_run
 from esper.simic.training.run_processes import (
@@ -110,28 +110,27 @@ def train_launched(path: Path, quiet: bool, json: Path | None) -> int:
 
 def _trained(run: RunFolder, quiet: bool, json: Path | None, processes: Processes) -> int:
     config, quiet = run.config, quiet or processes.rank > 0
-    stop = Stopping(say=not quiet)
+    stop, done, began = Stopping(say=not quiet), (run.rounds() or [0])[-1], time.monotonic()
     if not quiet:
-        first = (run.rounds() or [0])[-1]
         print(
-            f"{run.path}: rounds {first + 1} to {config.rounds} of {config.envs} episodes each, "
+            f"{run.path}: rounds {done + 1} to {config.rounds} of {config.envs} episodes each, "
             f"suite {config.suite}, {processes.size} process(es) on {config.device}. "
             "Ctrl-C stops after the round; nothing is lost.",
             flush=True,
         )
-    rounds = _Rounds(config)
     with ExitStack() as bars:
         tell = bars.enter_context(progress(quiet=quiet))
 
         def listen(report: RoundReport) -> None:
             bars.close()  # which would be drawn over the lines
             if not quiet:
-                print(rounds.line(report), flush=True)
+                each = (time.monotonic() - began) / (report.round - done)
+                print(round_line(report, config, (config.rounds - report.round) * each), flush=True)
 
         finished = train_run(run, listener=listen, tell=tell, stop=stop, processes=processes)
     if not finished:
-        done = run.rounds()
-        when = f"after round {done[-1]}" if done else "before the first round"
+        rounds = run.rounds()
+        when = f"after round {rounds[-1]}" if rounds else "before the first round"
         if processes.rank == 0:
             print(f"Stopped {when}. Go on with: esper resume {run.path}", flush=True)
         return 128 + (stop.signal or 0)
@@ -179,27 +178,19 @@ def figures_of(path: Path) -> dict[str, float]:
 # --- progress -----------------------------------------------------------------------------------
 
 
-class _Rounds:
-    """A plain line for every round."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        self.config, self.began, self.first = config, time.monotonic(), 0
-
-    def line(self, report: RoundReport) -> str:
-        self.first = self.first or report.round
-        spent, config = report.seconds, self.config
-        steps = config.envs * config.horizon / max(1e-9, spent["play"] + spent["learn"])
-        rounds = report.round - self.first + 1
-        left = (config.rounds - report.round) * (time.monotonic() - self.began) / rounds
-        error = float(report.returns.std()) / max(1, len(report.returns)) ** 0.5
-        kept = (f"{n} {counts[SeedStage.FOSSILIZED]}" for n, counts in report.stages.items())
-        facts = [
-            f"round {report.round}/{config.rounds}",
-            f"return {float(report.returns.mean()):+.2f} ± {1.96 * error:.2f}",
-            f"{steps:,.0f} steps/s (play {spent['play']:.1f} s, learn {spent['learn']:.1f} s)",
-            f"seeds kept: {', '.join(kept)}",
-            f"{left / 60:.0f} min left" if left > 90 else f"{left:.0f} s left",
-        ]
-        if report.judgement is not None:
-            facts.insert(2, f"evaluation {report.judgement.mean:+.2f}")
-        return " · ".join([*facts, *(f"ANOMALY {anomaly}" for anomaly in report.anomalies)])
+def round_line(report: RoundReport, config: TrainConfig, left: float) -> str:
+    """A plain line for a round, with the seconds that are left."""
+    spent = report.seconds
+    steps = config.envs * config.horizon / max(1e-9, spent["play"] + spent["learn"])
+    error = float(report.returns.std()) / max(1, len(report.returns)) ** 0.5
+    kept = (f"{n} {counts[SeedStage.FOSSILIZED]}" for n, counts in report.stages.items())
+    facts = [
+        f"round {report.round}/{config.rounds}",
+        f"return {float(report.returns.mean()):+.2f} ± {1.96 * error:.2f}",
+        f"{steps:,.0f} steps/s (play {spent['play']:.1f} s, learn {spent['learn']:.1f} s)",
+        f"seeds kept: {', '.join(kept)}",
+        f"{duration(left)} left",
+    ]
+    if report.judgement is not None:
+        facts.insert(2, f"evaluation {report.judgement.mean:+.2f}")
+    return " · ".join([*facts, *(f"ANOMALY {anomaly}" for anomaly in report.anomalies)])

@@ -26,6 +26,7 @@ from esper.show.terminal import duration, listed
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure
 from esper.show.timelines import ROW, draw_slots, shown_slots
 
+Numbers = Iterable[float]
 SCORE, SMALL = 2.4, 1.7  # inches
 _DASHED, _DOTTED = (0, (4, 1.6)), (0, (1, 1.6))
 # In the drawing's own units, which are those of the page where there is room.
@@ -175,7 +176,7 @@ def growth(facts: Report, theme: Theme) -> Figure:
     return figure
 
 
-def _line(axes: Axes, label: str, at: Iterable[float], values: Iterable[float], **look: Any) -> None:
+def _line(axes: Axes, label: str, at: Numbers, values: Numbers, **look: Any) -> None:
     """Numbers over epochs, as dots where they are too few for a line."""
     epochs, numbers = [*at], [*values]
     axes.plot(epochs, numbers, label=label, marker="." if len(numbers) < 3 else "", **look)
