@@ -274,7 +274,7 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda _: grow(metric=lambda o, t: 250.0), "valid: at most 100; .*leave metric away"),
     "a metric that is no number": (
         lambda _: grow(metric=lambda o, t: float("nan")), "The metric is not a finite number"),
-    "a number for a metric": (lambda _: grow(metric=0.5), r"metric\(outputs, targets\) in percent"),
+    "a number for a metric": (lambda _: grow(metric=0.5), r"metric\(outputs, targets\), a m"),
     "a metric's class that needs classes": (
         lambda _: grow(metric=MulticlassAccuracy), r"metric=MulticlassAccuracy\(...\)"),
     "a metric of each class": (
@@ -329,7 +329,7 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
         "pass a function that returns one, as in"),
     "a number to call": (lambda _: grow(on_epoch=3), "pass a function of the record"),
     # slots and blueprints
-    "a number for a slot": (lambda _: grow(slots=[2]), r"write slots=\['layer1'\]; esper.inspect"),
+    "a number for a slot": (lambda _: grow(slots=[2]), r"write slots=\['layer1'\] or .*inspect"),
     "a layer for a slot": (lambda _: grow(slots=[mlp()[2]]), "given: .ReLU.*esper.inspect shows"),
     "one number for slots": (lambda _: grow(slots=3), r"given: 3; valid: .*write slots="),
     "slots that are none": (lambda _: grow(slots=None), 'or slots="auto"'),

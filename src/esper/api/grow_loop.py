@@ -140,7 +140,7 @@ def grow(
     if isinstance(slots, str) and slots == AUTO and listens(controller):
         slots = EVERY
     host = _host(model, first[0] if sample is None else sample, slots, settings)
-    run = GrownRun(host, settings, folder=folder)
+    run = GrownRun(host, settings, folder=folder, train_plain=lambda *of: growth.trained_plain(*of))
     run.settle(slots=tuple(map(asdict, host.targets)), data=data.fingerprints(seed))
     if folder is not None:
         folder.require_new()
@@ -200,6 +200,7 @@ def resume(
         data = Data(train, val, test, settings.batch_size)
         data.require_same(settings.data, settings.seed)
         run = replace(run, folder=folder)  # this one is locked
+        run = replace(run, train_plain=lambda *of: growth.trained_plain(*of))
         growth = Growth(run, data, scoring, leader, kind, scheduler, observers)
         growth.go_on(folder.checkpoint())
         growth.go()
@@ -259,9 +260,8 @@ class Growth:
         casting = casting_of(self.host.require_controller(self.controller), self.host)
         self.tryouts = None if casting is None else Tryouts(self, casting)
         self.controller = casting or self.controller
-        self.run.train_plain = self._trained_plain
 
-    def _trained_plain(self, plain: nn.Module, rate: float) -> GrownRun:
+    def trained_plain(self, plain: nn.Module, rate: float) -> GrownRun:
         """A network that does not grow, trained like this one, at another rate."""
         kept, scoring = ("epochs", "weight_decay", "precision", "seed"), self.scoring
         same: dict[str, Any] = {name: getattr(self.run.settings, name) for name in kept}
