@@ -152,7 +152,7 @@ class Measurement:
         """Slots and blueprints that what is left of the budget has room for."""
         population = self.bed.episodes.population
         catalogue, room = population.catalogue, int(population.budget[0]) - spent
-        costs = catalogue.total_costs()[:, :, Blend.RAMP]
+        costs = catalogue.total_costs[:, :, Blend.RAMP]
         fits = ((costs >= 0) & (costs <= room)).nonzero().tolist()
         return [(catalogue.slots.names[slot], catalogue.names[kind]) for slot, kind in fits]
 
@@ -163,7 +163,7 @@ class Measurement:
 
     def _cost(self, arm: Arm) -> int:
         catalogue = self.bed.episodes.population.catalogue
-        return int(catalogue.total_costs()[(*arm.place(catalogue), Blend.RAMP)])
+        return int(catalogue.total_costs[(*arm.place(catalogue), Blend.RAMP)])
 
     def run(self) -> dict[str, Any]:
         bed, rows = self.bed, self.rows

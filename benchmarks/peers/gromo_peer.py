@@ -64,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     growth = growth_of(SUITE, CONTEXT)
     catalogue = growth.context.catalogue()
-    costs = catalogue.total_costs()
+    costs = catalogue.total_costs
     added = sum(int(costs[(*arm.place(catalogue), Blend.named(arm.blend))]) for arm in growth.arms)
     with tempfile.TemporaryDirectory() as spare:
         data = Path(spare) / "splits.npz"

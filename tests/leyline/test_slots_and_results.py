@@ -11,7 +11,6 @@ from esper.leyline import (
     HEAD_NAMES,
     MASK_VALUE,
     AgreementError,
-    BlueprintCatalogue,
     EsperError,
     HeadGradientNorms,
     Layout,
@@ -64,8 +63,6 @@ def test_disagreement_names_both_sides_and_both_values() -> None:
     require_agreement("slots", ("network", 3), ("buffer", 3))
     with pytest.raises(AgreementError, match=r"network and buffer .* network has 3, buffer has 4"):
         require_agreement("slots", ("network", 3), ("buffer", 4))
-    with pytest.raises(AgreementError, match="slot configuration has 3, cost table has 1"):
-        BlueprintCatalogue(SlotConfig(), ("a",), ((1,),), ((0, 0, 0),), 10)
 
 
 @pytest.mark.parametrize("layout", list(Layout))

@@ -43,7 +43,7 @@ def wasteful() -> Controller:
 
     def wishes(signals: Signals, legality: Legality) -> list[Proposal]:
         catalogue, always = signals.catalogue, signals.lifecycle.epoch >= 0
-        costs = catalogue.total_costs()[..., Blend.IMMEDIATE]  # [S, B]
+        costs = catalogue.total_costs[..., Blend.IMMEDIATE]  # [S, B]
         by_cost = costs.flatten().argsort(descending=True, stable=True)
         places = torch.stack([by_cost // costs.shape[1], by_cost % costs.shape[1]], 1)
         wanted = open_plants(legality, Blend.IMMEDIATE)[:, places[:, 0], places[:, 1]]

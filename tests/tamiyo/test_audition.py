@@ -108,7 +108,7 @@ def test_finalists_fit_together_in_slots_of_their_own_and_are_of_many_kinds(
     assert len(found) <= tries
     assert len({slot for slot, _ in places}) == len(found)
     assert set(found) <= heard
-    costs = catalogue.total_costs()[:, :, Blend.IMMEDIATE]
+    costs = catalogue.total_costs[:, :, Blend.IMMEDIATE]
     assert sum(int(costs[place]) for place in places) <= int(garden.tape.budget[0])
     kinds = [kind for _, kind in places]
     fresh = [kind not in kinds[:turn] for turn, kind in enumerate(kinds)]

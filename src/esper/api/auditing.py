@@ -138,7 +138,7 @@ def _listener(
     steps: int | None,
 ) -> tuple[Listening, str]:  # fmt: skip
     """Who hears as much as may be, and what that costs; an epoch has so many steps."""
-    sizes = host.catalogue.total_costs()[:, :, Blend.RAMP]  # [S, P]
+    sizes = host.catalogue.total_costs[:, :, Blend.RAMP]  # [S, P]
     fits = (sizes >= 0) & (sizes <= (torch.inf if host.room is None else host.room))
     if not fits.any():
         fix = "allow more parameters, other places or other blueprints; see esper.inspect"

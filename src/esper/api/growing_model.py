@@ -130,7 +130,7 @@ class GrowingModel(SlottedModel):
         self.watch = StepWatch(model, dict(zip(self.seed_slots, self._slots, strict=True)))
         self._given_rules = self.rules
         self._made: dict[str, Controller] = {}  # by the word that asked for it
-        costs = self.catalogue.total_costs()
+        costs = self.catalogue.total_costs
         cheapest = min(costs[costs >= 0].tolist(), default=math.inf)
         if room is not None and 0 < room < cheapest:  # would never grow, and nobody would notice
             raise EsperError(

@@ -141,7 +141,8 @@ def require_whole(folder: Path) -> tuple[dict[str, Any], Path]:
     file = folder / str(body["file"])
     if file.parent != folder or not file.is_file():
         raise ArchiveError(f"{folder} lacks its tensors", given=f"no file {file.name}")
-    found = _digest(file)
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != body["sha256"]:
         raise ArchiveError(
             f"{file} is damaged",
@@ -211,8 +212,3 @@ def sealed(body: Mapping[str, Any]) -> str:
     """The hash of what JSON holds, whatever the order of its keys."""
     text = json.dumps(body, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

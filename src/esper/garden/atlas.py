@@ -47,7 +47,7 @@ def arms_of(
     budget: int | None = None,
 ) -> list[Arm]:
     """Every seed that fits, within the budget of parameters, with every blend, at every epoch."""
-    costs = catalogue.total_costs()  # [S, B, blends]
+    costs = catalogue.total_costs  # [S, B, blends]
     return [
         Arm(slot=slot, blueprint=name, blend=blend.name.lower(), epoch=epoch)
         for place, slot in enumerate(catalogue.slots.names)

@@ -76,7 +76,7 @@ class Situation:
 
         With `by` below 3, does any of them: by slot and blueprint [N, S, P], or by slot [N, S].
         """
-        costs = self.catalogue.total_costs()  # [S, P, K]
+        costs = self.catalogue.total_costs  # [S, P, K]
         costs = torch.where(costs < 0, UNLIMITED, costs)
         costs = costs if by == 3 else costs.flatten(by).amin(dim=-1)
         room = self.room().clamp(max=UNLIMITED - 1)  # what does not fit is never affordable
@@ -93,7 +93,7 @@ class Situation:
         shape, arrays = self.life.shape, {**self.life.state_dict(), "room": self.room()}
         by_slot = {n: each if each.dim() > 1 else each[:, None] for n, each in arrays.items()}
         found = {name: array.expand(shape).tolist() for name, array in by_slot.items()}
-        costs = self.catalogue.total_costs().flatten(1)
+        costs = self.catalogue.total_costs.flatten(1)
         cheapest = [min(each[each >= 0].tolist(), default=None) for each in costs]
         return found | {"cheapest": [cheapest] * shape[0]}
 
@@ -163,7 +163,7 @@ def _measured(name: str, rule: str, finding: str) -> tuple[Condition, Condition]
 
 
 def _something_fits(now: Situation) -> Tensor:
-    return (now.catalogue.total_costs() >= 0).flatten(1).any(dim=1)
+    return (now.catalogue.total_costs >= 0).flatten(1).any(dim=1)
 
 
 def _stable(now: Situation) -> Tensor:
@@ -279,7 +279,7 @@ def explain(
     if reasons or op is not LifecycleOp.GERMINATE or blueprint is None:
         return reasons
     name = situation.catalogue.names[blueprint]
-    costs = situation.catalogue.total_costs()[slot, blueprint]  # [K]
+    costs = situation.catalogue.total_costs[slot, blueprint]  # [K]
     cost = int(costs.min() if blend is None else costs[blend])
     if cost < 0:
         return [situation.catalogue.misfit(slot, blueprint)]

@@ -105,7 +105,7 @@ def _germinate(change: _Change, where: Tensor, actions: Actions) -> None:
     life = change.life
     blueprints, blends = actions["blueprint"][:, None], actions["blend"][:, None]  # [N, 1]
     slot_index = torch.arange(life.shape[1])[None, :]
-    costs = change.situation.catalogue.total_costs()[slot_index, blueprints, blends]  # [N, S]
+    costs = change.situation.catalogue.total_costs[slot_index, blueprints, blends]  # [N, S]
     change.set(
         blueprint=torch.where(where, blueprints, life.blueprint),
         blend=torch.where(where, blends, life.blend),

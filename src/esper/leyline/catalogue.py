@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.leyline.errors import place_of
 from esper.leyline.ops import Blend
-from esper.leyline.slots import SlotConfig, SlotSpec, require_agreement
+from esper.leyline.slots import SlotConfig, SlotSpec
 
 # S slots, P blueprints, K blends
 
@@ -46,20 +46,6 @@ class BlueprintCatalogue:
     host_params: int
     traits: tuple[tuple[int, ...], ...] = ()  # [S][P] a `Trait` each; nothing said: none known
 
-    def __post_init__(self) -> None:
-        require_agreement(
-            "the number of slots",
-            ("slot configuration", len(self.slots)),
-            ("cost table", len(self.costs)),
-        )
-        for row, blend_row in zip(self.costs, self.blend_costs, strict=True):
-            require_agreement(
-                "the number of blueprints", ("names", len(self.names)), ("cost row", len(row))
-            )
-            require_agreement(
-                "the number of blends", ("Blend", len(Blend)), ("blend cost row", len(blend_row))
-            )
-
     def index(self, name: str) -> int:
         return place_of("blueprint", name, self.names)
 
@@ -85,12 +71,9 @@ class BlueprintCatalogue:
         traits = self.traits or ((0,) * len(self.names),) * len(self.slots)
         return (torch.tensor(traits, dtype=torch.int64) & int(trait)) != 0
 
+    @cached_property
     def total_costs(self) -> Tensor:
         """Parameters of each seed, [S, P, K]; NOT_APPLICABLE where it does not fit."""
-        return self._total_costs
-
-    @cached_property
-    def _total_costs(self) -> Tensor:
         bodies = torch.tensor(self.costs, dtype=torch.int64)[:, :, None]  # [S, P, 1]
         blends = torch.tensor(self.blend_costs, dtype=torch.int64)[:, None, :]  # [S, 1, K]
         return torch.where(bodies < 0, NOT_APPLICABLE, bodies + blends)

@@ -14,6 +14,7 @@ from typing import Any
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import AgreementError, place_of
 from esper.leyline.ops import Blend, LifecycleOp
+from esper.leyline.settings import of_json
 
 CANONICAL_ACTION = 0
 
@@ -106,13 +107,8 @@ class ActionSpace:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "ActionSpace":
-        """The space that was written as JSON, which has lists for tuples."""
-        return cls(
-            names=tuple(stored["names"]),
-            sizes=tuple(stored["sizes"]),
-            relevance=tuple(tuple(row) for row in stored["relevance"]),
-            given=tuple(tuple(names) for names in stored["given"]),
-        )
+        """The space that was written as JSON."""
+        return of_json(cls, stored)
 
 
 _O = LifecycleOp

@@ -100,6 +100,12 @@ def filled(base: T, given: Mapping[str, Any], what: str) -> T:
     return replace(base, **changed)  # type: ignore[type-var]
 
 
+def of_json(kind: type[T], stored: Mapping[str, Any]) -> T:
+    """A dataclass that was written as JSON, which has lists for tuples; each value of its type."""
+    hints = get_type_hints(kind)
+    return kind(**{name: typed(name, stored[name], hint) for name, hint in hints.items()})
+
+
 def typed(name: str, value: object, hint: Any) -> object:
     """The value as the setting's type; refused if it is another one's."""
     if isinstance(hint, UnionType) and type(value) in get_args(hint) and value != NONE:

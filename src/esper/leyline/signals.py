@@ -15,7 +15,6 @@ from torch import Tensor
 
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.constants import DEFAULT_RENT
-from esper.leyline.errors import AgreementError
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.shadows import ShadowReadings
 
@@ -41,16 +40,6 @@ class Signals:
     flow: Tensor | None = None  # [N, S, K] FLOW_STATISTICS of each slot; None: never measured
     shadows: ShadowReadings | None = None  # None: none can train here
     rent: float = DEFAULT_RENT  # points that 100 % of the host's parameters cost
-
-    def __post_init__(self) -> None:
-        hosts = self.lifecycle.shape[0]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Tensor) and value.shape[0] != hosts:
-                raise AgreementError(
-                    f"Signals disagree on the number of environments in {field.name!r}",
-                    given=f"{value.shape[0]}, the lifecycle has {hosts}",
-                )
 
     def __len__(self) -> int:
         return self.lifecycle.shape[0]

@@ -16,7 +16,7 @@ from numbers import Real
 from typing import Annotated, Any, ClassVar, dataclass_transform
 
 from esper.nissa import schema
-from esper.nissa.schema import Array, Field, Measures, PerEnvironment, RunLayout
+from esper.nissa.schema import Array, Field, Measures, Numeric, RunLayout
 
 KINDS: "dict[str, type[Event]]" = {}
 """Every kind of event, by its name."""
@@ -59,7 +59,7 @@ class Event:
             if value is not None:
                 value = kind.kept(name, value, rows)
                 object.__setattr__(self, name, value)
-                if rows is None and isinstance(kind, schema.Numeric):
+                if rows is None and isinstance(kind, Numeric):
                     rows = len(value)
 
 
@@ -68,7 +68,7 @@ class StepEvent(Event):
 
     key = ("round", "step", "env")
     step: int
-    active: Annotated[Array, schema.Numeric("?")] | None = None  # [N] the others idled
+    active: Annotated[Array, Numeric("?", column=None)] | None = None  # [N] the others idled
     first_env: Annotated[int, Field()] = 0  # the number of the first row
 
 
@@ -92,10 +92,10 @@ class RunEnded(Event, kind="end", table="ends", repeatable=False):
 class Decisions(StepEvent, kind="decision", table="decisions"):
     """What was decided for every environment, and of the watched ones why."""
 
-    actions: Annotated[Array, PerEnvironment("<i4", 2)]  # [N, H] in the layout's order of heads
-    values: Annotated[Array, PerEnvironment("<f4", column="value")]  # [N]
+    actions: Annotated[Array, Numeric("<i4", 2)]  # [N, H] in the layout's order of heads
+    values: Annotated[Array, Numeric("<f4", column="value")]  # [N]
     log_probs: Annotated[  # [N, H] of the actions taken
-        Array, PerEnvironment("<f4", 2, column="log_prob", blob=schema.LOG_PROBS)
+        Array, Numeric("<f4", 2, column="log_prob", blob=schema.LOG_PROBS)
     ]
     observations: schema.Observations | None = None  # [N or W, F]
     masks: schema.Masks | None = None  # [N or W, H, A] bool: what was legal
@@ -115,7 +115,7 @@ class Refused(Event, kind="refusal", table="refusals"):
 class Stepped(StepEvent, kind="step", table="steps"):
     """What came of a decision in every environment: its reward, term by term, and measurements."""
 
-    rewards: Annotated[Array, PerEnvironment("<f8", column="reward")]  # [N]
+    rewards: Annotated[Array, Numeric("<f8", column="reward")]  # [N]
     terms: Annotated[Mapping[str, Array], Measures("reward_")] = field(  # [N] each, sum: the reward
         default_factory=dict
     )

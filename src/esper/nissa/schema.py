@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from esper.leyline import AgreementError, SeedStage
 from esper.leyline.ops import Blend, LifecycleOp, cause_name
+from esper.leyline.settings import of_json
 
 if TYPE_CHECKING:
     from esper.leyline.catalogue import BlueprintCatalogue
@@ -89,13 +90,7 @@ class RunLayout:
 
     @classmethod
     def from_json(cls, text: str) -> "RunLayout":
-        found = json.loads(text)
-        return cls(**{field.name: _frozen(found[field.name]) for field in fields(cls)})
-
-
-def _frozen(value: Any) -> Any:
-    """Lists as tuples, also inside."""
-    return tuple(_frozen(inner) for inner in value) if isinstance(value, list) else value
+        return of_json(cls, json.loads(text))
 
 
 def _require_as_many(what: str, given: int, valid: int) -> None:
@@ -156,55 +151,36 @@ class Text(Field):
 
 @dataclass(frozen=True)
 class Numeric(Field):
-    """An array, one row for each of the event's; this kind is kept, and is no column."""
+    """An array, one row for each of the event's: a column, or for [N, H] a column for each head.
+
+    [N, H] with a name for its column is that of the sum over heads.
+    """
 
     dtype: str
     axes: int = 1
+    column: str | None = ""  # its name; "": as the field's, or as the heads'; None: it has none
+    named: Callable[[RunLayout, int], str | None] | None = None  # in place of numbers, their names
     blob: "Blob | None" = None  # what is stored of the watched environments
-
-    @property
-    def number(self) -> str:
-        """Its type in SQL, where it is a column."""
-        return "INTEGER" if "i" in self.dtype else "REAL"
+    watched: bool = False  # [N or W, ...]: of those only
 
     def kept(self, name: str, value: Array, rows: int | None) -> NDArray[Any]:
-        return owned(name, value, self.dtype, self.axes, rows)
-
-
-@dataclass(frozen=True)
-class Number(Numeric):
-    """[M] numbers, stored as they are or, with `named`, by the name of each."""
-
-    named: Callable[[RunLayout, int], str | None] | None = None
+        return owned(name, value, self.dtype, self.axes, None if self.watched else rows)
 
     def columns(self, name: str, layout: RunLayout) -> dict[str, str]:
-        return {name: "TEXT" if self.named else self.number}
+        number = "INTEGER" if "i" in self.dtype else "REAL"
+        names = layout.heads if self.axes == 2 and not self.column else (self.column or name,)
+        return {} if self.column is None else dict.fromkeys(names, "TEXT" if self.named else number)
 
     def stored(self, name: str, value: NDArray[Any], layout: RunLayout) -> dict[str, Any]:
-        found = value.tolist()
+        columns = list(self.columns(name, layout))
         if self.named:
+            found = value.tolist()
             names = {number: self.named(layout, number) for number in set(found)}
-            found = [names[number] for number in found]
-        return {name: found}
-
-
-@dataclass(frozen=True)
-class PerEnvironment(Numeric):
-    """[N], or [N, H] for all heads: columns of a table with a row for each environment.
-
-    `column` is its name; [N, H] without one is a column for each head, and with one their sum.
-    """
-
-    column: str = ""
-
-    def columns(self, name: str, layout: RunLayout) -> dict[str, str]:
-        return dict.fromkeys((self.column,) if self.column else layout.heads, self.number)
-
-    def stored(self, name: str, value: NDArray[Any], layout: RunLayout) -> dict[str, Any]:
-        if self.column:
-            return {self.column: value if self.axes == 1 else value.astype("<f8").sum(1)}
-        _require_as_many("heads", value.shape[1], len(layout.heads))
-        return dict(zip(layout.heads, value.T, strict=True))
+            return {name: [names[number] for number in found]}
+        if self.axes == 2 and self.column == "":
+            _require_as_many("heads", value.shape[1], len(columns))
+            return dict(zip(columns, value.T, strict=True))
+        return dict.fromkeys(columns, value if self.axes == 1 else value.astype("<f8").sum(1))
 
 
 @dataclass(frozen=True)
@@ -228,13 +204,6 @@ class Measures(Field):
 
     def stored(self, name: str, value: Mapping[str, Array], layout: RunLayout) -> dict[str, Any]:
         return {f"{self.prefix}{key}": array for key, array in value.items()}
-
-
-class Watched(Numeric):
-    """[N or W, ...]: of the watched environments only."""
-
-    def kept(self, name: str, value: Array, rows: int | None) -> NDArray[Any]:
-        return super().kept(name, value, None)
 
 
 @dataclass(frozen=True)
@@ -328,18 +297,22 @@ JsonMapping = Annotated[
 ]  # whatever JSON can hold
 NamedNumbers = Annotated[Mapping[str, float], Numbers()]
 Texts = Annotated[Sequence[str], Text(sql="TEXT")]  # [M], as all below
-Integers = Annotated[Array, Number("<i8")]
-Reals = Annotated[Array, Number("<f8")]
-Slots = Annotated[Array, Number("<i4", named=lambda layout, slot: _name(layout.slots, slot))]
+Integers = Annotated[Array, Numeric("<i8")]
+Reals = Annotated[Array, Numeric("<f8")]
+Slots = Annotated[Array, Numeric("<i4", named=lambda layout, slot: _name(layout.slots, slot))]
 Blueprints = Annotated[  # below 0: nothing
-    Array, Number("<i4", named=lambda layout, blueprint: _name(layout.blueprints, blueprint))
+    Array, Numeric("<i4", named=lambda layout, blueprint: _name(layout.blueprints, blueprint))
 ]
-Stages = Annotated[Array, Number("<i4", named=lambda _, stage: SeedStage(stage).name)]
-Causes = Annotated[Array, Number("<i4", named=lambda _, cause: cause_name(cause))]
+Stages = Annotated[Array, Numeric("<i4", named=lambda _, stage: SeedStage(stage).name)]
+Causes = Annotated[Array, Numeric("<i4", named=lambda _, cause: cause_name(cause))]
 
-Observations = Annotated[
-    Array, Watched("<f4", 2, Blob("observation", "<f2", lambda layout: layout.features))
-]  # [N or W, F]
-Masks = Annotated[Array, Watched("?", 3, Blob("masks", "?", read_as="legal"))]  # [N or W, H, A]
-Probabilities = Annotated[Array, Watched("<f4", 3, Blob("probabilities", "<f2"))]  # [N or W, H, A]
+
+def _watched(dtype: str, axes: int, blob: Blob) -> Numeric:
+    return Numeric(dtype, axes, None, blob=blob, watched=True)
+
+
+_OBSERVATION = Blob("observation", "<f2", lambda layout: layout.features)
+Observations = Annotated[Array, _watched("<f4", 2, _OBSERVATION)]  # [N or W, F]
+Masks = Annotated[Array, _watched("?", 3, Blob("masks", "?", read_as="legal"))]  # [N or W, H, A]
+Probabilities = Annotated[Array, _watched("<f4", 3, Blob("probabilities", "<f2"))]  # [N or W, H, A]
 LOG_PROBS = Blob("log_probs", "<f4", lambda layout: layout.heads)

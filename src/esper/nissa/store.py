@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from esper.leyline.errors import AgreementError, EsperError, first_line
 from esper.nissa.events import KINDS, Decisions, Event, StepEvent
 from esper.nissa.hub import tell
-from esper.nissa.schema import Numeric, RunLayout, Watched
+from esper.nissa.schema import Numeric, RunLayout
 
 FILE = "events.sqlite"
 SCHEMA_VERSION = 3  # of tables and columns; files of others are refused
@@ -161,6 +161,7 @@ def rows_of(event: Event, layout: RunLayout, rows: int = DEFAULT_ROWS) -> dict[s
     if isinstance(event, StepEvent):
         del columns["step"]
         return _by_environment(event, columns, layout, rows)
+    columns = {n: c.tolist() if isinstance(c, np.ndarray) else c for n, c in columns.items()}
     lists = [column for column in columns.values() if isinstance(column, list | tuple)]
     count = len(lists[0]) if lists else 1
     return {
@@ -203,7 +204,7 @@ def _watched(event: StepEvent, active: NDArray[np.intp], layout: RunLayout) -> d
         value = getattr(event, name)
         if isinstance(field, Numeric) and field.blob is not None and value is not None:
             parts[field.blob.column] = field.blob.encode(value, layout)
-            watched += [len(value)] if isinstance(field, Watched) else []
+            watched += [len(value)] if field.watched else []
     if not any(watched):
         return {}
     active = active[active < min(watched)]

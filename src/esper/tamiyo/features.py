@@ -231,7 +231,7 @@ class FeatureTable:
     def slot_constants(self) -> dict[str, Tensor]:
         """What a slot's features say of the host: [S] each."""
         slots = len(self.catalogue.slots)
-        costs = self.catalogue.total_costs().flatten(1).double()  # [S, blueprints x blends]
+        costs = self.catalogue.total_costs.flatten(1).double()  # [S, blueprints x blends]
         fitting = costs >= 0
         dear = costs.clamp(min=0).amax(1)
         cheap = costs.masked_fill(~fitting, math.inf).amin(1)

@@ -281,7 +281,7 @@ def candidate_columns(signals: Signals) -> dict[str, Tensor]:
 @lru_cache(maxsize=64)
 def _constants(catalogue: BlueprintCatalogue) -> dict[str, Tensor]:
     """What candidates' features say of a host: [S, P] each, traits [S, P, traits]."""
-    costs = catalogue.total_costs()[:, :, Blend.RAMP]
+    costs = catalogue.total_costs[:, :, Blend.RAMP]
     fits = costs >= 0
     return {
         "costs": costs,

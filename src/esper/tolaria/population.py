@@ -220,7 +220,7 @@ class Population:
                 given="environments that have trained or hold seeds",
                 fix="reset_rows() them first",
             )
-        costs = self.catalogue.total_costs()
+        costs = self.catalogue.total_costs
         for slot, kind, blend in parts:
             streams = fold(self.seeds[environments], "scratch", slot)
             self._newborn((("seed", slot, kind), environments, streams), start=start)

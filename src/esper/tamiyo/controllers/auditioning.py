@@ -155,7 +155,7 @@ class Audition:
         """Of one host: the best of every kind, each in a slot of its own, as far as they fit
         together; then more of the same kinds. What is silent alone need not be beside others.
         """
-        memory, sizes = self.remembered, signals.catalogue.total_costs()
+        memory, sizes = self.remembered, signals.catalogue.total_costs
         heard = memory.going[0] & (self._readings(signals).gradient[0] != 0.0)  # by the loss
         gains = memory.gain[0].masked_fill(~heard, -math.inf)  # [S, P]
         order = gains.flatten().argsort(descending=True, stable=True)[: int(heard.sum())].tolist()
@@ -372,7 +372,7 @@ class Listening:
 def _fitting(signals: Signals) -> Tensor:
     """[N, S, P] bool: seeds that fit a free slot and what is left of the budget."""
     life = signals.lifecycle
-    costs = signals.catalogue.total_costs()[:, :, Blend.RAMP]  # [S, P]
+    costs = signals.catalogue.total_costs[:, :, Blend.RAMP]  # [S, P]
     room = (signals.budget - life.params.sum(1))[:, None, None]
     return (costs >= 0) & (costs <= room) & ~life.occupied[:, :, None]
 
