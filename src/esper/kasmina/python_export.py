@@ -246,7 +246,9 @@ def _structure(value: Any, classes: dict[str, Sequence[str]]) -> str:
         inside = ", ".join(_structure(each, classes) for each in value)
         return f"[{inside}]" if type(value) is list else f"({inside}{',' * (len(value) == 1)})"
     if type(value) in (dict, OrderedDict):
-        pairs = (f"{_key_text(k)}: {_structure(v, classes)}" for k, v in value.items())
+        if odd := [type(key).__name__ for key in value if type(key) not in (str, int, bool)]:
+            raise _refuse(f"a dict has {odd[0]} keys", fix="use text or numbers")
+        pairs = (f"{key!r}: {_structure(each, classes)}" for key, each in value.items())
         text = "{" + ", ".join(pairs) + "}"
         return text if type(value) is dict else f"OrderedDict({text})"
     name, fields = type(value).__name__, list(getattr(value, "_fields", ()))
@@ -265,9 +267,3 @@ def _heading(node: fx.Node) -> str:
     if path.startswith("_empty_nn_module_stack"):
         return ""
     return f"{ascii(path)[1:-1] or 'the model'}: {kind if kind.isidentifier() else 'a module'}"
-
-
-def _key_text(key: object) -> str:
-    if type(key) not in (str, int, bool):
-        raise _refuse(f"a dict has {type(key).__name__} keys", fix="use text or numbers")
-    return repr(key)

@@ -42,14 +42,17 @@ class _Entry(Generic[T]):
     def __init__(self, array: str, kind: Callable[[Any], T]) -> None:
         self.array, self.kind = array, kind
 
-    def __get__(self, view: "SeedView | SlotView", owner: object = None) -> T:
+    def __get__(self, view: "SlotView", owner: object = None) -> T:
         array: Tensor = getattr(view.host.lifecycle, self.array)
         return self.kind(array[0, view.slot].item())
 
 
 @dataclass(frozen=True)
-class SeedView:
-    """One seed as it is now, for people and for the protocols; holds nothing itself."""
+class SlotView:
+    """One slot as it is now and, when it is occupied, its seed: for people and for the protocols.
+
+    Holds nothing itself; what is about a seed has no meaning without one.
+    """
 
     host: "SlottedModel"
     slot: int
@@ -71,16 +74,6 @@ class SeedView:
         known = bool(life.contribution_known[0, self.slot])
         return float(life.contribution[0, self.slot]) if known else None
 
-
-@dataclass(frozen=True)
-class SlotView:
-    """One slot and, when it is occupied, its seed."""
-
-    host: "SlottedModel"
-    slot: int
-
-    stage = _Entry("stage", SeedStage)
-
     @property
     def spec(self) -> SlotSpec:
         return self.host.specs[self.slot]
@@ -90,9 +83,8 @@ class SlotView:
         return self.spec.name
 
     @property
-    def seed(self) -> SeedView | None:
-        occupied = bool(self.host.lifecycle.occupied[0, self.slot])
-        return SeedView(self.host, self.slot) if occupied else None
+    def seed(self) -> "SlotView | None":
+        return self if bool(self.host.lifecycle.occupied[0, self.slot]) else None
 
 
 class SlottedModel(nn.Module):

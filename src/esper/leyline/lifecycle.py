@@ -132,30 +132,22 @@ class TransitionRecord(NamedTuple):
     reason: str
 
 
-class _Why(NamedTuple):
-    """What opens the gate into a stage: what it looks at, and how that is said."""
-
-    measure: str | None  # an array of the lifecycle
-    said: str
-    unknown: str = ""  # if it was not measured
-
-
+# What opens the gate into a stage: the array it looks at, if any, and how that is said.
 _WHY = {
-    SeedStage.GERMINATED: _Why("params", "its {:.0f} parameters fit the budget"),
-    SeedStage.TRAINING: _Why(None, "what is planted trains at once"),
-    SeedStage.BLENDING: _Why(
-        "gradient", "the seed's gradient norm is {:.3g}", "no gradient was asked for"
-    ),
-    SeedStage.HOLDING: _Why("alpha", "alpha has reached {:g}"),
-    SeedStage.FOSSILIZED: _Why(
-        "contribution", "the seed contributes {:.4g}", "no contribution was asked for"
-    ),
-    SeedStage.PRUNED: _Why(
-        "contribution", "the seed contributed {:.4g}", "its contribution was not measured"
-    ),
-    SeedStage.EMBARGOED: _Why("alpha", "alpha has reached {:g}"),
-    SeedStage.RESETTING: _Why(None, "the slot has rested"),
-    SeedStage.DORMANT: _Why(None, "the slot is free again"),
+    SeedStage.GERMINATED: ("params", "its {:.0f} parameters fit the budget"),
+    SeedStage.TRAINING: (None, "what is planted trains at once"),
+    SeedStage.BLENDING: ("gradient", "the seed's gradient norm is {:.3g}"),
+    SeedStage.HOLDING: ("alpha", "alpha has reached {:g}"),
+    SeedStage.FOSSILIZED: ("contribution", "the seed contributes {:.4g}"),
+    SeedStage.PRUNED: ("contribution", "the seed contributed {:.4g}"),
+    SeedStage.EMBARGOED: ("alpha", "alpha has reached {:g}"),
+    SeedStage.RESETTING: (None, "the slot has rested"),
+    SeedStage.DORMANT: (None, "the slot is free again"),
+}
+_UNMEASURED = {
+    SeedStage.BLENDING: "no gradient was asked for",
+    SeedStage.FOSSILIZED: "no contribution was asked for",
+    SeedStage.PRUNED: "its contribution was not measured",
 }
 
 
@@ -196,10 +188,7 @@ class Transitions:
     def reasons(self) -> list[str]:
         """[M]: why each gate was open."""
         pairs = zip(self.after.tolist(), self.measure.tolist(), strict=True)
-        return [
-            _WHY[stage].said.format(seen) if seen == seen else _WHY[stage].unknown
-            for stage, seen in pairs
-        ]
+        return [_WHY[s][1].format(seen) if seen == seen else _UNMEASURED[s] for s, seen in pairs]
 
     def __iter__(self) -> Iterator[TransitionRecord]:
         arrays = (self.host, self.slot, self.before, self.after, self.cause)
@@ -221,7 +210,7 @@ def move(
         host, slot = (int(index[~allowed][0]) for index in places)
         check_transition(SeedStage(int(life.stage[host, slot])), after, f"host {host} slot {slot}")
     seen = torch.zeros(len(hosts), dtype=torch.float64)
-    if name := _WHY[after].measure:
+    if name := _WHY[after][0]:
         seen = getattr(life, name)[places].double()
         known: Tensor | None = getattr(life, f"{name}_known", None)
         seen = seen if known is None else seen.masked_fill(~known[places], torch.nan)
