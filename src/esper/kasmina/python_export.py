@@ -42,15 +42,6 @@ RESERVED = frozenset(
     | {"Model", "HELD", "BUFFERS", "FROZEN", "DTYPES", "SHA256"}
     | set(keyword.kwlist)
 )
-# Imports that the file has only if it uses them, by what that looks like.
-_IMPORTS = {
-    r"\bmath\.": "import math",
-    r"\boperator\.": "import operator",
-    r"\bOrderedDict\(": "from collections import OrderedDict",
-    r"\bnamedtuple\(": "from collections import namedtuple",
-    r"(?<!\.)\binf\b": "from math import inf",
-    r"(?<!\.)\bnan\b": "from math import nan",
-}
 # Recorded while the graph was made; the inputs are checked where they come in.
 _DROPPED = {"_assert_tensor_metadata", "sym_constrain_range", "sym_constrain_range_for_size"}
 _BLOCKS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")  # `with` of the model's own code
@@ -161,9 +152,7 @@ def _source(
         "RETURNED": returned,
         "FUNCTIONS": "\n\n".join(_methods("run", program.graph_module)),
     }
-    written = "\n".join(fillings.values())
-    imports = [f"{line}\n" for used, line in _IMPORTS.items() if re.search(used, written)]
-    text = _TEMPLATE.read_text(encoding="utf-8").replace("@IMPORTS@\n", "".join(imports))
+    text = _TEMPLATE.read_text(encoding="utf-8")
     for mark, filling in fillings.items():
         text = text.replace(f"@{mark}@", filling)
     return text, {name: values[name] for name in held}
