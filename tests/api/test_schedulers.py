@@ -134,8 +134,8 @@ def test_a_plateau_is_one_of_the_validation_loss_or_of_the_score(mode: Any) -> N
             torch_schedulers.StepLR,
             "could not be made; given: StepLR: .*step_size.*as in scheduler=",
         ),
-        (lambda optimizer: None, "does not make a scheduler; given: NoneType"),
-        (lambda optimizer: MultiStepLR, "does not make a scheduler; given: type"),
+        (lambda optimizer: None, "could not be made; given: .*: NoneType is no scheduler"),
+        (lambda optimizer: MultiStepLR, "could not be made; given: .*: type is no scheduler"),
     ],
 )
 def test_what_makes_no_scheduler_is_told(make: Any, advice: str) -> None:

@@ -121,9 +121,9 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
     "layers without a forward": (
         lambda _: grow(nn.ModuleList(mlp()), TRAIN, VAL), 'missing the required "forward"'),
     "a model that is compiled": (
-        lambda _: grow(torch.compile(mlp()), TRAIN, VAL), r"torch.compile\(run.export\(\)\)"),
+        lambda _: grow(torch.compile(mlp()), TRAIN, VAL), "attach slots first, then torch.comp"),
     "a model that compiled itself": (
-        lambda _: grow(in_place(), TRAIN, VAL), "without torch.compile, and compile what comes"),
+        lambda _: grow(in_place(), TRAIN, VAL), "attach slots first, then torch.compile"),
     "a model without values": (
         lambda _: grow(mlp().to("meta"), TRAIN, VAL), "build it on a device that computes"),
     "a model that was never run": (
@@ -294,7 +294,7 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
     # settings
     "an optimiser with old parameters": (
         lambda _: grow(optimizer=torch.optim.SGD(mlp().parameters(), lr=0.1)),
-        "pass its class: optimizer=torch.optim.SGD, lr="),
+        "not callable; pass the class and its settings"),
     "an optimiser that asks again": (lambda _: grow(optimizer="LBFGS"), "such as SGD or AdamW"),
     "an optimiser of sparse gradients": (
         lambda _: grow(optimizer=torch.optim.SparseAdam), "such as SGD or AdamW"),
@@ -326,7 +326,7 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a scheduler by name": (lambda _: grow(scheduler="cosine"), "as in scheduler=lambda optimizer"),
     "a scheduler of nothing": (
         lambda _: grow(scheduler=lambda optimizer: None),
-        "pass a function that returns one, as in"),
+        "NoneType is no scheduler; pass a function"),
     "a number to call": (lambda _: grow(on_epoch=3), "pass a function of the record"),
     # slots and blueprints
     "a number for a slot": (lambda _: grow(slots=[2]), r"write slots=\['layer1'\] or .*inspect"),
@@ -344,8 +344,7 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda _: grow(controller=Silent({})), r"return Actions.of\(legality.space, op="),
     "a controller for other hosts": (
         lambda _: grow(controller="tamiyo"),
-        "given: 2 slots with the blueprints norm, gate, lowrank.*valid: 3 slots with the "
-        "blueprints norm, squeeze.*name 3 places in .*activations are conv1d, or use 'heuristic'"),
+        "given: the trained controller has 3, the host has 2; name as many.* or use 'heuristic'"),
     # folders
     "a folder inside a file": (
         lambda folder: grow(out=_file(folder / "file") / "run"),

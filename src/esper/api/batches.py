@@ -70,10 +70,8 @@ class Batches:
 
     def __call__(self, stream: int, device: torch.device) -> Iterator[Pair]:
         """One pass in the order of `stream`; call it where random states may change."""
-        if self.loader.generator is not None:
-            self.loader.generator.manual_seed(stream)
         found: list[Sampler[Any]] = []  # all that have a say in the order
-        waiting = [self.loader.sampler, self.loader.batch_sampler]
+        waiting = [self.loader.generator, self.loader.sampler, self.loader.batch_sampler]
         while waiting:
             each = waiting.pop()
             if isinstance(each, torch.Generator):

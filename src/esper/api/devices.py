@@ -31,10 +31,6 @@ def device_name(device: torch.device) -> str:
 def placed(model: nn.Module, device: torch.device | str | None) -> torch.device:
     """Where it is, after it was moved to this device, if one is asked for."""
     require_module(model)
-    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
-        fix = "pass it without torch.compile, and compile what comes of it: "
-        fix += "torch.compile(run.export())"
-        raise EsperError("The model is compiled, and compiled code does not grow", fix=fix)
     if device is not None:
         model.to(find_device(device))
     if any(parameter.is_meta for parameter in model.parameters()):

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from esper.kasmina.blueprints import blueprint_names
-from esper.leyline import AgreementError, BlueprintCatalogue, EsperError, Family, UnknownNameError
+from esper.leyline import AgreementError, BlueprintCatalogue, EsperError, UnknownNameError
 from esper.simic.training.training_runs import CONFIG, RunFolder, load_controller
-from esper.tamiyo import TokenController
 from esper.tamiyo.controllers import LearnedController, controller_names, make_controller
 from esper.tamiyo.controllers.protocol import Checkable, Controller, Privileged
 
@@ -14,11 +12,12 @@ ENDLESS = 2**31  # epochs, where no budget says how many
 
 def resolve(asked: str | Path, catalogue: BlueprintCatalogue, horizon: int | None) -> Controller:
     """The controller of that name, description or path, if it can decide for this host."""
-    controller, known = made(asked), tuple[str, ...]()
+    controller = made(asked)
     folder = Path(controller.name)  # if it is kept in one
     if type(controller) is LearnedController and (folder / CONFIG).is_file():
         known = RunFolder.open(folder).suite.training[0].catalogue().names
-    require_fitting(controller, catalogue, horizon, known)
+        controller = LearnedController(controller.network, name=controller.name, blueprints=known)
+    require_fitting(controller, catalogue, horizon)
     return controller
 
 
@@ -35,55 +34,27 @@ def made(asked: str | Path) -> Controller:
 
 
 def require_fitting(
-    controller: Controller,
-    catalogue: BlueprintCatalogue,
-    horizon: int | None,
-    blueprints: tuple[str, ...] = (),
+    controller: Controller, catalogue: BlueprintCatalogue, horizon: int | None
 ) -> None:
-    """Refuse a controller that cannot decide for this host.
-
-    `blueprints`: those of the hosts that a trained one knows, if its run says so.
-    """
+    """Refuse a controller that cannot decide for this host."""
     if isinstance(controller, Privileged):
         raise EsperError(
             f"Controller {controller.name!r} has to be told the context of its host",
             fix="it only works in the garden; use 'heuristic' here",
         )
-    if not isinstance(controller, LearnedController):
-        if isinstance(controller, Checkable):
-            controller.require_possible(catalogue, horizon or ENDLESS)
-        return
-    if horizon is None:
+    if isinstance(controller, LearnedController) and horizon is None:
         raise EsperError(
             "A trained controller has to know how many epochs there are",
             fix="give them with the budget: Budget(params='+15%', epochs=20)",
         )
-    if isinstance(controller, TokenController):
-        controller.require_possible(catalogue, horizon)
+    if not isinstance(controller, Checkable):
         return
-    slots = controller.network.space.size("slot")
-    known = blueprints or controller.blueprints
-    if not known:  # those of the only family that has as many as it can choose from
-        number = controller.network.space.size("blueprint")
-        lists = [blueprint_names(kind, wrapped=both) for kind in Family for both in (False, True)]
-        alike = [names for names in lists if len(names) == number]
-        known = alike[0] if len(alike) == 1 else ()
     try:
-        controller.require_possible(catalogue, horizon)
-        fits = not known or known == catalogue.names
-    except AgreementError:
-        fits = False
-    if not fits:
-        kinds = [kind.value for kind in Family if blueprint_names(kind) == known]
-        where = f" whose activations are {kinds[0]}" if kinds else ""
+        controller.require_possible(catalogue, horizon or ENDLESS)
+    except AgreementError as error:
         raise EsperError(
             f"Controller {controller.name!r} was trained for other hosts",
-            given=_told(len(catalogue.slots), catalogue.names),
-            valid=_told(slots, known),
-            fix=f"give blueprints={list(known)} and name {slots} places in slots=[...]{where}, "
-            "or use 'heuristic', which fits any model",
-        )
-
-
-def _told(slots: int, blueprints: tuple[str, ...]) -> str:
-    return f"{slots} slots with the blueprints {', '.join(blueprints)}"
+            given=error.given,
+            fix="name as many places in slots=[...] and the same blueprints=[...], or use "
+            "'heuristic', which fits any model",
+        ) from error

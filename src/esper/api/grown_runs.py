@@ -71,8 +71,6 @@ class GrowthFolder(KeptFolder):
                 f"{self.path} holds a run already",
                 fix=f"go on with esper.resume({str(self.path)!r}, ...), or name another directory",
             )
-        if self.path.exists() and not self.path.is_dir():
-            raise EsperError(f"{self.path} is a file", fix="name a directory for the run")
 
     def require_old(self) -> None:
         self.require_run(

@@ -14,7 +14,7 @@ activations, all but one. Esper's own hosts announce their slots; those are take
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -41,22 +41,14 @@ _PARAMETRIZATIONS = "parametrizations"  # torch's name for the child that comput
 
 
 @dataclass(frozen=True)
-class Possible:
-    """A place that can carry a slot."""
+class Spot:
+    """A submodule that can carry a slot, or cannot."""
 
     path: str
     kind: str  # of module
-    layout: str  # and shape, as text
-    options: Mapping[str, int]  # what can be planted, and the parameters that each would add
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A submodule that cannot carry a slot, and why."""
-
-    path: str
-    kind: str
-    reason: str
+    layout: str = ""  # and shape, as text
+    options: Mapping[str, int] = field(default_factory=dict)  # parameters that each seed would add
+    reason: str = ""  # why there can be no slot
 
 
 @dataclass(frozen=True)
@@ -66,8 +58,8 @@ class Inspection:
     model: str
     host_params: int
     room: int | None  # parameters that the budget allows; None: no limit
-    places: tuple[Possible, ...]  # in the order in which the model runs them
-    refusals: tuple[Refusal, ...]
+    places: tuple[Spot, ...]  # in the order in which the model runs them
+    refusals: tuple[Spot, ...]
     chosen: tuple[str, ...]  # what slots="auto" takes
 
     def __str__(self) -> str:
@@ -105,23 +97,22 @@ def inspect(
     require_module(model)
     found = Survey(model, sample, blueprints)
     room = Budget.of(budget).allowed(found.host_params)
-    places: list[Possible] = []
-    refusals: list[Refusal] = []
+    spots: list[Spot] = []
     for sighting in found.sightings:
         target, place = sighting.target, sighting.place
         kind = type(model.get_submodule(target.path)).__name__
         if isinstance(place, EsperError):
-            refusals.append(Refusal(target.path, kind, str(place)))
+            spots.append(Spot(target.path, kind, reason=str(place)))
         elif options := found.options(target, room):
-            places.append(Possible(target.slot_name, kind, _shape(place.spec), options))
+            spots.append(Spot(target.slot_name, kind, _shape(place.spec), options))
         else:
-            refusals.append(Refusal(target.path, kind, found.why_no_option(target, room)))
+            spots.append(Spot(target.path, kind, reason=found.why_no_option(target, room)))
     return Inspection(
         model=type(model).__name__,
         host_params=found.host_params,
         room=room,
-        places=tuple(places),
-        refusals=tuple(refusals),
+        places=tuple(spot for spot in spots if spot.options),
+        refusals=tuple(spot for spot in spots if spot.reason),
         chosen=tuple(each.target.slot_name for each in found.choose(room)),
     )
 

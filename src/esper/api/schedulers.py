@@ -22,19 +22,14 @@ class Schedule:
     def __init__(self, make: MakeScheduler, optimizer: Optimizer) -> None:
         try:
             made = make(optimizer)
+            if isinstance(made, type) or not all(hasattr(made, name) for name in _NEEDED):
+                raise TypeError(f"{type(made).__name__} is no scheduler")
         except (TypeError, ValueError) as error:
             raise EsperError(
                 "The scheduler could not be made",
                 given=f"{getattr(make, '__name__', type(make).__name__)}: {first_line(error)}",
                 fix=f"pass a function of the optimiser, as in {_EXAMPLE}",
             ) from error
-        able = all(callable(getattr(made, name, None)) for name in _NEEDED)
-        if isinstance(made, type) or not able:
-            raise EsperError(
-                "This does not make a scheduler",
-                given=type(made).__name__,
-                fix=f"pass a function that returns one, as in {_EXAMPLE}",
-            )
         self.scheduler = made
 
     def step(self, loss: float, score: float) -> None:

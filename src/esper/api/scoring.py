@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy, l1_loss, mse_loss
 from torch.utils._pytree import tree_map_only
 
 from esper.api.batches import IGNORED, Pair
-from esper.api.ticking import NotFiniteError, percent
+from esper.api.ticking import number, percent
 from esper.kasmina.watching import call
 from esper.leyline.errors import DataError, EsperError, first_line, require_known
 from esper.tolaria.tasks import mean_loss
@@ -210,12 +210,7 @@ def form(value: object) -> str:
 
 def score_of_loss(loss: float, first_loss: float) -> float:
     """100 · exp(−loss / first_loss): a score in percent for whoever has only a loss."""
-    if not math.isfinite(loss):
-        raise NotFiniteError(
-            "The loss on validation data is not finite",
-            given=loss,
-            fix="start again with a smaller learning rate, or look for bad data",
-        )
+    number("The loss on validation data", loss)
     if not first_loss > 0.0 or not loss >= 0.0:
         raise EsperError(
             "Only a loss that is never negative can be turned into a score",

@@ -80,8 +80,7 @@ def network(seed: int) -> nn.Module:
 
 def grow_one(seed: int, folder: Path | None = None) -> tuple[Audit, dict[str, float]]:
     """Audit a network and grow it; what was found, and its accuracy beside one never grown."""
-    parts = {name: (each.inputs, each.labels) for name, each in mnist1d(seed).named().items()}
-    train, val, test = (parts[name] for name in ("train", "validation", "test"))
+    train, val, test = mnist1d(seed).named().values()
     print(
         "A small network is to tell glyphs apart that may be anywhere on a line. What does it lack?"
     )

@@ -55,21 +55,18 @@ def start_growing(command: Grow) -> None:
     origin["sinks"] = list(command.sinks)
     origin |= {name: absolute(getattr(command, name)) for name in ("model", "data")}
     remember(code_of((origin["model"], origin["data"])))
-    if not command.quiet:
-        weights = sum(parameter.numel() for parameter in model.parameters())
-        idle = " (--device auto takes the GPU)" if find_device(AUTO).type != device.type else ""
-        print(
-            f"{path}: {type(model).__name__} with {weights:,} parameters, {epochs} epochs, "
-            f"budget {budget.params or UNLIMITED}, controller {command.controller}, on "
-            f"{device_name(device)}{idle}. "
-            "Ctrl-C stops; nothing but the present epoch is lost.",
-            flush=True,
-        )
-    if command.watch:
-        start_watching(path)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    idle = " (--device auto takes the GPU)" if find_device(AUTO).type != device.type else ""
+    said = (
+        f"{type(model).__name__} with {weights:,} parameters, {epochs} epochs, "
+        f"budget {budget.params or UNLIMITED}, controller {command.controller}, on "
+        f"{device_name(device)}{idle}. Ctrl-C stops; nothing but the present epoch is lost."
+    )
     slots: Any = AUTO if command.slots == (AUTO,) else list(command.slots)
     _watched(
+        command,
         path,
+        said,
         lambda: api.grow(
             model,
             **data,
@@ -83,27 +80,24 @@ def start_growing(command: Grow) -> None:
             sinks=command.sinks,
             **{name: getattr(command, name) for name in SAME.split()},
         ),
-        quiet=command.quiet,
     )
 
 
 def resume_growing(command: Resume) -> None:
     """Go on from the last checkpoint; model and data are built anew from where they came."""
-    path, quiet = command.path, command.quiet
+    path = command.path
     origin = GrowthOrigin(path, command.model, command.data)
     epochs = len(origin.report.epochs)
     if origin.report.after:
         print(f"{path} is finished: {epochs} epochs. Write its network: esper export {path}")
         return
-    origin.allow_code(quiet=quiet)
+    origin.allow_code(quiet=command.quiet)
     found = origin.load_data()
     device = find_device(origin.notes["device"])
-    if not quiet:
-        print(f"{path}: going on after epoch {epochs}", flush=True)
-    if command.watch:
-        start_watching(path)
     _watched(
+        command,
         path,
+        f"going on after epoch {epochs}",
         lambda: api.resume(
             path,
             origin.build_model(),
@@ -111,9 +105,8 @@ def resume_growing(command: Resume) -> None:
             device=device,
             sample=origin.sample_of(found, device),
             sinks=origin.notes.get("sinks", ()),
-            quiet=quiet,
+            quiet=command.quiet,
         ),
-        quiet=quiet,
     )
 
 
@@ -231,17 +224,18 @@ def _loss(name: str, data: NamedData) -> str:
     if name != "auto":
         return name
     _, targets = _first_batch(data)
-    if not isinstance(targets, torch.Tensor):
-        raise RunError(
-            "It is not certain which loss fits these targets",
-            given=type(targets).__name__,
-            fix="say it with --loss; for a loss of your own, call esper.grow in a program",
-        )
-    return "mse" if targets.is_floating_point() else "cross_entropy"
+    real = isinstance(targets, torch.Tensor) and targets.is_floating_point()
+    return "mse" if real else "cross_entropy"
 
 
-def _watched(path: Path, work: Callable[[], api.GrownRun], *, quiet: bool) -> None:
+def _watched(
+    command: Grow | Resume, path: Path, said: str, work: Callable[[], api.GrownRun]
+) -> None:
     """Do the work and report on it; an interruption says how to go on."""
+    if not command.quiet:
+        print(f"{path}: {said}", flush=True)
+    if command.watch:
+        start_watching(path)
     if is_launched():
         script = "run a script of yours under torchrun that calls esper.grow"
         raise EsperError("The command line grows networks in one process", fix=script)
@@ -268,14 +262,14 @@ def _watched(path: Path, work: Callable[[], api.GrownRun], *, quiet: bool) -> No
         raise RunError("Training fails", given=spoken(error, ""), fix=fix) from error
     text = str(run.report())
     (path / REPORT).write_text(text + "\n", encoding="utf-8")
-    if not quiet:
+    if not command.quiet:
         print(f"\n{text}\n")
     print(f"{path} is finished. Write its network: esper export {path}")
     try:
         said = f"The report: {run.write_report()}"
     except (EsperError, OSError) as error:  # the network is there all the same
         said = f"No report was written. {error}"
-    if not quiet:
+    if not command.quiet:
         print(said)
 
 

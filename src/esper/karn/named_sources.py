@@ -75,20 +75,15 @@ def load_named(text: str, what: str) -> object:
 def build_model(text: str, seed: int) -> nn.Module:
     """The model that `file.py:name` names: a class or a function without arguments, or the model
     itself. Its first weights follow from the seed."""
-    thing = load_named(text, "model")
-    if isinstance(thing, nn.Module):
-        return thing
-    if not callable(thing):
-        raise EsperError(
-            f"{text} is not a model",
-            given=type(thing).__name__,
-            valid="a subclass of nn.Module, a function that returns one, or one itself",
-        )
-    torch.manual_seed(seed)
-    model = call_named(thing, text, "returns the model")
+    model = load_named(text, "model")
+    if callable(model) and not isinstance(model, nn.Module):
+        torch.manual_seed(seed)
+        model = call_named(model, text, "returns the model")
     if not isinstance(model, nn.Module):
         raise EsperError(
-            f"{text} does not give a model", given=type(model).__name__, valid="an nn.Module"
+            f"{text} does not give a model",
+            given=type(model).__name__,
+            valid="a subclass of nn.Module, a function that returns one, or one itself",
         )
     return model
 
