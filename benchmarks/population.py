@@ -28,9 +28,8 @@ from esper.kasmina.hosts import Conv1dHost, Conv2dHost, MlpHost, SegmentedHost
 from esper.leyline import DEFAULT_EPISODE_LENGTH, Actions, Blend, EsperError, LifecycleOp
 from esper.leyline.shadows import AuditionPlan
 from esper.tolaria.data.splits import Split, Splits
-from esper.tolaria.extraction import extract
 from esper.tolaria.feed import Feed
-from esper.tolaria.population import Population
+from esper.tolaria.population import Population, extract
 from esper.tolaria.population_config import PopulationConfig
 from esper.tolaria.tasks import mnist1d
 

@@ -8,10 +8,9 @@ import torch
 
 from esper.leyline import EsperError, SeedStage
 from esper.leyline.streams import derive_seed
-from esper.tolaria.extraction import extract
 from esper.tolaria.governor import Failure, Governor, Remedy
 from esper.tolaria.plan import HOST
-from esper.tolaria.population import Population
+from esper.tolaria.population import Population, extract
 from tests.tolaria.test_population import own_draws
 from tests.tolaria.twins import HOSTS, draw_actions, make_population
 
@@ -84,7 +83,10 @@ def test_faults_are_undone_and_no_other_environment_notices(host: str) -> None:
             governor.enter_epoch()
         step = struck.training_step()
         step.gradients = fault.strike(step.gradients)  # type: ignore[method-assign]
-        trips = governors[0].leave_epoch(struck.train_epoch(), struck.evaluate())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(struck, "training_step", lambda step=step: step)
+            record = struck.train_epoch()
+        trips = governors[0].leave_epoch(record, struck.evaluate())
         assert not governors[1].leave_epoch(calm.train_epoch(), calm.evaluate())
         for pool in struck.pools.values():
             rows = pool.rows_in_use

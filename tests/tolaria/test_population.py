@@ -18,10 +18,9 @@ from esper.leyline import (
 )
 from esper.tolaria.cuda_graphs import Padding
 from esper.tolaria.engine import cast_weights
-from esper.tolaria.extraction import extract
 from esper.tolaria.optimisers import AdamW, RowOptimiser, Sgd
 from esper.tolaria.plan import HOST
-from esper.tolaria.population import Population
+from esper.tolaria.population import Population, extract
 from esper.tolaria.stacked import Form, Params
 from esper.tolaria.tasks import mean_loss
 from tests.tolaria.twins import EVERY_HOST, HOSTS, Twins, draw_actions, make_population
@@ -167,8 +166,8 @@ def test_isolation_may_be_given_by_name_and_a_misspelt_one_is_refused() -> None:
         (lambda p: p.evaluate("valid"), "did you mean 'validation'"),
         (lambda p: p.counterfactual(torch.tensor([0]), torch.zeros(1, 2)), "boolean"),
         (lambda p: p.measure(gradient=torch.zeros(3)), "gradient has the wrong shape"),
-        (lambda p: extract(p, 5), "0 to 1"),
-        (lambda p: make_population("mlp", 0), "at least one environment"),
+        (lambda p: extract(p, 5), "from 0 up to 1"),
+        (lambda p: make_population("mlp", 0), "environments of a feed is out of"),
         (lambda p: make_population("mlp", 2, rate=-1.0), "'rate' is out of range; .*number from 0"),
         (
             lambda p: make_population("mlp", 2, compiler="inductor", compile_mode="max-autotune"),

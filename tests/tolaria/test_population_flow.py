@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from esper.kasmina.flow_statistics import flow_statistics
 from esper.leyline import Actions, Blend, LifecycleOp
 from esper.leyline.signals import FLOW_STATISTICS
-from esper.tolaria.extraction import extract
 from esper.tolaria.feed import Feed
 from esper.tolaria.plan import HOST
-from esper.tolaria.population import Population
+from esper.tolaria.population import Population, extract
 from tests.tolaria.test_population import own_draws
 from tests.tolaria.twins import HOSTS, draw_actions, make_population, make_splits
 

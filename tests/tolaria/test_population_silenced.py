@@ -6,10 +6,9 @@ from torch import Tensor
 
 from esper.garden import Lesion, lesion_mask
 from esper.leyline import AgreementError, DataError
-from esper.tolaria.extraction import extract
 from esper.tolaria.governor import Governor
 from esper.tolaria.plan import HOST
-from esper.tolaria.population import Population
+from esper.tolaria.population import Population, extract
 from tests.tolaria.test_population import own_draws
 from tests.tolaria.twins import HOSTS, Twins, draw_actions, make_population
 

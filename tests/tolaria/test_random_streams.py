@@ -276,8 +276,14 @@ def test_a_gpu_draws_the_same() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: keys(SEEDS.int(), "x", 0, 1), "int64 .environments."),
-        (lambda: keys(SEEDS[:, None], "x", 0, 1), "int64 .environments."),
+        (
+            lambda: keys(SEEDS.int(), "x", 0, 1),
+            "seed for each environment; .*valid: torch.int64 ",
+        ),
+        (
+            lambda: keys(SEEDS[:, None], "x", 0, 1),
+            "seed for each environment; .*valid: torch.int64 ",
+        ),
         (lambda: keys(SEEDS, "x", 0, 0), "numbers .* given: 0; valid: a whole number from 1"),
         (lambda: orders(SEEDS, 0, 0, 5), "samples to put in order .* given: 0"),
         (lambda: orders(SEEDS, 0, 5, 0), "samples needed .* given: 0"),

@@ -9,10 +9,9 @@ from esper.kasmina import GateRules, SlottedModel
 from esper.kasmina.hosts import Conv1dHost, Conv2dHost, FoldedHost, GptHost, MlpHost, SegmentedHost
 from esper.leyline import Actions, Legality, LifecycleOp
 from esper.tolaria.data.splits import Split, Splits
-from esper.tolaria.extraction import extract
 from esper.tolaria.feed import Feed
 from esper.tolaria.optimisers import AdamW, Sgd
-from esper.tolaria.population import Population
+from esper.tolaria.population import Population, extract
 from esper.tolaria.population_config import PopulationConfig
 from esper.tolaria.tasks import mean_loss
 from tests.tolaria.reference import accuracy, train_epoch

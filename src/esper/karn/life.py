@@ -9,7 +9,7 @@ from esper.kasmina import export_module
 from esper.leyline import Actions, Blend, EsperError, LifecycleOp, SeedStage
 from esper.show.palette import STAGE_COLOURS
 from esper.show.terminal import show_table
-from esper.tolaria.extraction import extract
+from esper.tolaria.population import extract
 
 MIN_EPOCHS, MIN_SAMPLES = 16, 50
 GROWN, TRIED = "early", "late"  # the slot that keeps its seed, and the one that loses it again

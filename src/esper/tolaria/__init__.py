@@ -6,11 +6,10 @@ from esper.lazy import attach
 
 if TYPE_CHECKING:
     from .data.splits import Split, Splits, splits_from
-    from .extraction import extract
     from .feed import Augmentation, Feed
     from .governor import Governor, Remedy, Trip
     from .optimisers import AdamW, Sgd
-    from .population import Population
+    from .population import Population, extract
     from .population_config import EpochRecord, PopulationConfig, Snapshot, SplitScores
     from .tasks import Task, find_task, population_of, register_task, task_names
 

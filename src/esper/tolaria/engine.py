@@ -45,20 +45,6 @@ class _Deliver(torch.autograd.Function):
         return torch.where(gradient == 0, 0.0, grad * gradient), None, None
 
 
-class _Shield(torch.autograd.Function):
-    """Passes activations on to seeds; gradient comes back only where the way is open."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, open_: Tensor) -> Tensor:
-        ctx.save_for_backward(open_)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (open_,) = ctx.saved_tensors
-        return torch.where(open_, grad, 0.0), None
-
-
 def _over(vector: Tensor, like: Tensor) -> Tensor:
     """A value a row, shaped to multiply rows of activations."""
     return vector.view(-1, *(1,) * (like.dim() - 1))
@@ -122,8 +108,9 @@ class Engine:
         if not slot.groups:
             return h
         x = h.index_select(0, slot.where)
-        if slot.isolated:
-            x = _Shield.apply(x, _over(slot.open_, x))  # type: ignore[no-untyped-call]
+        if slot.isolated and x.requires_grad:  # gradient comes back only where the way is open
+            open_ = _over(slot.open_, x)
+            x.register_hook(lambda grad: torch.where(open_, grad, 0.0))
         parts = x.split([len(group.rows) for group in slot.groups])
         outputs = []
         for group, part in zip(slot.groups, parts, strict=True):
@@ -213,8 +200,7 @@ class TrainingStep:
     def __post_init__(self) -> None:
         self.pools, self.config = self.population.pools, self.population.config
         self.keys = [HOST, *self.plan.training.pool_keys()]
-        isolated = self.plan.isolated
-        alone = [] if isolated is None else isolated.pool_keys()
+        alone = [] if self.plan.isolated is None else self.plan.isolated.pool_keys()
         self.isolated_keys = [key for key in alone if key in self.plan.learners]
 
     def run(self, inputs: Tensor, labels: Tensor) -> Tensor:

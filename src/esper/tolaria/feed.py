@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import DataError
-from esper.leyline.settings import WHOLE, require
+from esper.leyline.settings import COUNT, WHOLE, require
 from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.random_streams import orders, uniform
 
@@ -71,12 +71,8 @@ class Feed:
         dtype: torch.dtype = torch.float32,
         augmentation: Augmentation | None = None,
     ) -> None:
-        if not assignment or any(not 0 <= index < len(datasets) for index in assignment):
-            raise DataError(
-                "Every environment needs a data set",
-                given=f"{len(datasets)} data sets, assignment {list(assignment)[:8]}",
-                valid="an index into the data sets for each of at least one environment",
-            )
+        for what, given in (("data sets", datasets), ("environments", assignment)):
+            require(f"The number of {what} of a feed", len(given), COUNT, error=DataError)
         _require_alike(datasets)
         self.device = torch.device(device)
         self.batch, self.batches = batch, batches
@@ -85,7 +81,7 @@ class Feed:
         # What augmentation draws from: kept on the device, so that a captured step moves it on.
         self._streams = torch.zeros(len(assignment), dtype=torch.int64, device=self.device)
         self._moment = torch.zeros_like(self._streams)
-        self.assignment = torch.tensor(list(assignment))
+        self.assignment = torch.zeros(len(assignment), dtype=torch.int64)
         self._data: dict[str, Split] = {}
         self._starts: dict[str, Tensor] = {}  # [data sets] where each one's samples start
         self._counts: dict[str, Tensor] = {}  # [data sets]
@@ -93,13 +89,12 @@ class Feed:
         for name in SPLITS:
             splits = [each.named()[name] for each in datasets]
             counts = torch.tensor([split.samples for split in splits])
-            starts = counts.cumsum(0) - counts
-            self._starts[name], self._counts[name] = starts, counts
-            inputs = torch.cat([split.inputs for split in splits]).to(self.device)
+            self._starts[name], self._counts[name] = counts.cumsum(0) - counts, counts
+            inputs, labels = (torch.cat(each).to(self.device) for each in zip(*splits, strict=True))
             inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-            labels = torch.cat([split.labels for split in splits]).to(self.device)
             self._data[name] = Split(inputs, labels)
-            self._first[name] = starts[self.assignment].to(self.device)
+            self._first[name] = torch.zeros_like(self._streams)
+        self.assign(torch.arange(len(assignment)), torch.tensor(list(assignment)))
 
     @property
     def environments(self) -> int:

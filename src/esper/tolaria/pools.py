@@ -177,17 +177,10 @@ class Pool:
         per_row = {name: getattr(self.state, name) for name in _PER_ROW}
         return {**named, **per_row, "squares": self.squares}
 
-    def copied(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self.tensors().items()}
-
     def put(self, rows: Tensor, saved: Mapping[str, Tensor], old: Tensor | slice) -> None:
         """Make `rows` [K] what the rows `old` [K] were when they were copied."""
         for name, tensor in self.tensors().items():
             tensor[rows] = saved[name][old]
-
-    def idle(self, environments: Tensor) -> None:
-        """The rows of these environments take no steps."""
-        self.state.active[torch.isin(self.owner, environments).nonzero()[:, 0]] = False
 
     def set_rates(self, rows: Tensor, rate: Tensor, decay: Tensor) -> None:
         """Give these rows the rate and decay of their environments, [N] each."""

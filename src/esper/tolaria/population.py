@@ -8,9 +8,10 @@ Shapes: `N` environments, `S` slots, `B` batch, `Q` counterfactuals.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -18,9 +19,11 @@ from torch import Tensor
 from esper.archive import Archive
 from esper.kasmina import Isolation, SegmentedHost, build_catalogue, decide, pass_time, remove_now
 from esper.kasmina.gates import UNLIMITED, Situation, closed_gates, legality
+from esper.kasmina.slotted import SlottedModel
 from esper.leyline import HEADS, Actions, Blend, Legality, LifecycleOp, SeedStage, require_agreement
-from esper.leyline.errors import AgreementError, GateRefusedError, require_known
+from esper.leyline.errors import AgreementError, require_known
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions
+from esper.leyline.settings import Range, require
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.slots import require_form
 from esper.leyline.streams import derive_seed
@@ -39,7 +42,7 @@ from esper.tolaria.population_config import (
     Start,
 )
 from esper.tolaria.random_streams import fold
-from esper.tolaria.shadow_rows import ShadowEpoch, ShadowRows
+from esper.tolaria.shadow_rows import ShadowEpoch, ShadowRows, shadow_places
 
 Rate = Tensor | float | None  # for each environment, for all, or as it is
 FLOW_SAMPLES = 100  # by which activations are described
@@ -86,9 +89,8 @@ class Population:
         self.shadows = ShadowRows(self)
         self.pools: dict[PoolKey, Pool] = {}  # of hosts, seeds and gates
         everyone = self._give(HOST, torch.arange(count))
-        self._newborn((HOST, everyone, fold(self.seeds, "host")))
+        self.newborn((HOST, everyone, fold(self.seeds, "host")))
         self.live: Tensor | None = None  # [N, P] bool; see `silence_rows`
-        self._step: TrainingStep | None = None  # of the present structure
         self._beside: Callable[[], None] = lambda: None
         widths = {key: template.width for key, template in self.engine.templates.items()}
         chip = partial(Chip, host, self.catalogue, widths, feed, self.config)
@@ -111,19 +113,21 @@ class Population:
         return pools[key]
 
     def _give(self, key: PoolKey, environments: Tensor) -> Tensor:
-        """Rows of a pool for these environments, noted where their seeds or gates live."""
+        """Rows of a pool for these environments, noted where what they hold is looked for."""
         rows = self.pool(key).give(environments)
-        kind, slot, _ = key
-        if kind != "host":
+        kind, slot, blueprint = key
+        if kind == "shadow":
+            self.shadows.rows[environments, slot, blueprint] = rows
+        elif kind != "host":
             (self.pool_rows if kind == "seed" else self.gate_rows)[environments, slot] = rows
         return rows
 
-    def _newborn(self, *born: tuple[PoolKey, Tensor, Tensor], start: Start = Start.ZERO) -> None:
-        """Fresh parameters for (pool, environments, streams): seeds and gates get new rows."""
+    def newborn(self, *born: tuple[PoolKey, Tensor, Tensor], start: Start = Start.ZERO) -> None:
+        """Fresh parameters for (pool, environments, streams): all but hosts get new rows."""
         births = []
         for key, own, streams in born:
             rows = own if key == HOST else self._give(key, own)  # host n is row n
-            births.append(Birth(self.pools[key], rows, streams))
+            births.append(Birth(self.pool(key), rows, streams))
         begin(births, self.rate, self.decay, as_usual=start is Start.USUAL)
 
     # --- growing -------------------------------------------------------------------------
@@ -141,15 +145,7 @@ class Population:
 
     def apply(self, actions: Actions, legal: Legality | None = None) -> Transitions:
         """Carry out one decision a host, all or none; `legal` if it was asked for already."""
-        if len(actions) == len(self):
-            refused = self.frozen & (actions["op"] != LifecycleOp.WAIT)
-            if bool(refused.any()):
-                raise GateRefusedError(
-                    f"Host {int(refused.nonzero()[0, 0])} is frozen",
-                    given=LifecycleOp(int(actions["op"][refused][0])).name,
-                    valid="WAIT, until reset_rows() starts it anew",
-                )
-        return self._become(*decide(self.situation, actions, legal))
+        return self._become(*decide(self.situation, actions, legal or self.legal()))
 
     def refusals(self, life: Lifecycle, rows: Tensor) -> list[tuple[int, int, LifecycleOp, str]]:
         """(place in `rows`, slot, op, why) of what gates kept hosts from in this state."""
@@ -182,7 +178,6 @@ class Population:
         if bool(came.any()):
             self._plant(came)
             self.shadows.become_seeds(came)
-        self._step = None
         return record
 
     def _plant(self, came: Tensor) -> None:
@@ -194,7 +189,7 @@ class Population:
         streams[came] = fold(seeds, "seed", numbers[came])
         gated = came & (self.lifecycle.blend == Blend.GATE)
         groups = _by_pool(came, self.lifecycle.blueprint, gated)
-        self._newborn(*((key, own, streams[own, key[1]]) for key, own in groups))
+        self.newborn(*((key, own, streams[own, key[1]]) for key, own in groups))
 
     def _take_back(self, gone: Tensor) -> None:
         """Give back the rows of the seeds in `gone` [N, S]."""
@@ -223,16 +218,15 @@ class Population:
         costs = self.catalogue.total_costs
         for slot, kind, blend in parts:
             streams = fold(self.seeds[environments], "scratch", slot)
-            self._newborn((("seed", slot, kind), environments, streams), start=start)
+            self.newborn((("seed", slot, kind), environments, streams), start=start)
             if blend is Blend.GATE:  # starts as 1 either way
-                self._newborn((("gate", slot, NOTHING), environments, streams))
+                self.newborn((("gate", slot, NOTHING), environments, streams))
             life.stage[:, slot] = SeedStage.FOSSILIZED
             life.blueprint[:, slot] = kind
             life.blend[:, slot] = blend
             life.alpha[:, slot] = 1.0
             life.params[:, slot] = costs[slot, kind, blend]
         self.lifecycle = self.lifecycle.with_rows(environments, life)
-        self._step = None
 
     # --- environments as values ----------------------------------------------------------
 
@@ -271,11 +265,11 @@ class Population:
         self.pools[HOST].put(targets, snapshot.tensors[HOST], sources)
         if snapshot.live is not None:
             self.silence_rows(targets, snapshot.live[sources.to(self.device)])
+        self.shadows.take_over(targets, snapshot.readings, sources)
         homes = (snapshot.kept[name][sources] for name in ("pool_rows", "gate_rows"))
-        for key, which, old in _places(life.blueprint != NOTHING, life, *homes):
-            rows = self._give(key, targets[which])
-            self.pools[key].put(rows, snapshot.tensors[key], old)
-        self.shadows.put_rows(targets, snapshot, sources)
+        seeds = _places(life.blueprint != NOTHING, life, *homes)
+        for key, which, old in chain(seeds, shadow_places(snapshot.shadow_rows[sources])):
+            self.pool(key).put(self._give(key, targets[which]), snapshot.tensors[key], old)
 
     def _replace(self, environments: Tensor, life: Lifecycle) -> None:
         """Take every seed of these environments out, whatever its stage, and adopt `life`."""
@@ -283,7 +277,6 @@ class Population:
         gone[environments] = self.lifecycle.blueprint[environments] != NOTHING
         self._take_back(gone)
         self.lifecycle = self.lifecycle.with_rows(environments, life)
-        self._step = None
 
     def reset_rows(self, environments: Tensor, identities: Sequence[int]) -> None:
         """Start these environments anew, as other environments with streams of their own."""
@@ -297,7 +290,7 @@ class Population:
         self.planted[environments] = 0
         self.seeds[environments] = self._seeds_of(identities)
         self.frozen[environments] = False
-        self._newborn((HOST, environments, fold(self.seeds[environments], "host")))
+        self.newborn((HOST, environments, fold(self.seeds[environments], "host")))
         if self.live is not None:
             whole = torch.ones(len(environments), self.live.shape[1], dtype=torch.bool)
             self.silence_rows(environments, whole)
@@ -306,7 +299,7 @@ class Population:
         """Let these environments idle: no step, no decision until they are reset."""
         self.frozen[environments] = True
         for pool in self.pools.values():
-            pool.idle(environments)
+            pool.state.active[torch.isin(pool.owner, environments).nonzero()[:, 0]] = False
 
     def silence_rows(self, environments: Tensor, live: Tensor) -> None:
         """Fix these hosts' [K] weights at zero where `live` [K, P] is false, until told again."""
@@ -317,7 +310,6 @@ class Population:
         if self.live is None:
             self.live = torch.ones_like(pool.state.theta[:-1], dtype=torch.bool)
             pool.outdate()  # a captured step does not know of it
-            self._step = None
         self.live[there] = live
         for tensor in (pool.state.theta, *pool.state.moments):
             tensor[there] = torch.where(live, tensor[there], 0.0)
@@ -339,19 +331,15 @@ class Population:
             state["live"] = self.live.clone()
         state |= self.shadows.state_dict()
         for (kind, slot, blueprint), pool in self.all_pools().items():
-            for name, tensor in {"owner": pool.owner.clone(), **pool.copied()}.items():
-                state[f"pools.{kind}.{slot}.{blueprint}.{name}"] = tensor
+            for name, tensor in {"owner": pool.owner, **pool.tensors()}.items():
+                state[f"pools.{kind}.{slot}.{blueprint}.{name}"] = tensor.clone()
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Become the population of the same shape that was saved; it goes on bit for bit."""
         life = Lifecycle.from_state_dict(Archive(state, {}).part("lifecycle"))
-        if life.shape != self.lifecycle.shape:
-            raise AgreementError(
-                "The saved population has another shape",
-                given=f"{life.shape[0]} environments with {life.shape[1]} slots",
-                valid=f"{self.lifecycle.shape[0]} with {self.lifecycle.shape[1]}",
-            )
+        what = "The saved population has other environments and slots"
+        require_form(what, life.stage, self.lifecycle.shape)
         names = state["blueprint_names"]
         life = replace(life, blueprint=self.catalogue.translated(life.blueprint, names))
         saved: dict[PoolKey, dict[str, Tensor]] = {}
@@ -372,7 +360,6 @@ class Population:
             self.pool(key).load(tensors)
         self.shadows.load_state_dict(state, partial(self.catalogue.translated, encoded_names=names))
         self.live = state["live"].to(self.device).clone() if "live" in state else None
-        self._step = None
 
     # --- training and measuring ----------------------------------------------------------
 
@@ -401,10 +388,8 @@ class Population:
         return StepPlan(training, learners, self.plan_of(alone) if isolated else None)
 
     def training_step(self) -> TrainingStep:
-        """The fused step for the present structure, built once and kept until it changes."""
-        if self._step is None:
-            self._step = TrainingStep(self, sent_to(self._step_plan(), self.device))
-        return self._step
+        """The fused step for the present structure."""
+        return TrainingStep(self, sent_to(self._step_plan(), self.device))
 
     def train_epoch(self, plan: AuditionPlan | None = None) -> EpochRecord:
         """One epoch of every environment on its own batches, and of the shadows in `plan`.
@@ -435,11 +420,9 @@ class Population:
         self, order: Tensor, before: Callable[[int, Tensor], None]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Means over batches of losses [N], and of squared gradients of hosts [N], seeds [N, S]."""
-        with ExitStack() as around:
-            if self.config.deterministic:
-                # Everything but cuDNN's choice of kernels gives the same bits every time anyway.
-                chosen = torch.backends.cudnn.flags(True, benchmark=False, deterministic=True)
-                around.enter_context(chosen)
+        # Everything but cuDNN's choice of kernels gives the same bits every time anyway.
+        chosen = torch.backends.cudnn.flags(True, benchmark=False, deterministic=True)
+        with chosen if self.config.deterministic else nullcontext():
             if self._graphs is not None:
                 total = self._graphs.epoch(self._step_plan(), order, before)
             else:
@@ -470,15 +453,10 @@ class Population:
         batches = (plan.share * self.feed.batches).round().clamp(min=1.0) * (plan.share > 0)
         return ShadowEpoch(self, where, batches.long())
 
-    @torch.no_grad()
     def evaluate(self, split: str = "validation", *, committed: bool = False) -> SplitScores:
         """Score every environment; `committed`: with fossilized seeds only, as exported."""
-        life = self.lifecycle
-        if committed:
-            kept = life.at(SeedStage.FOSSILIZED)
-            life = replace(life, alpha=torch.where(kept, life.alpha, 0.0))
-        nobody = torch.zeros(0, dtype=torch.int64)
-        return self._score(split, life, nobody, torch.zeros(0, life.shape[1], dtype=torch.bool))
+        off = ~self.lifecycle.at(SeedStage.FOSSILIZED) & committed
+        return self.counterfactual(torch.arange(len(self)), off, split)
 
     @torch.no_grad()
     def counterfactual(
@@ -496,7 +474,7 @@ class Population:
         owners, bits = asked >> slots, asked & (1 << slots) - 1
         changed = bits > 0
         without = (bits[changed, None] >> torch.arange(slots) & 1).bool()
-        scores = self._score(split, self.lifecycle, owners[changed], without)
+        scores = self._score(split, owners[changed], without)
         place = owners.clone()  # where nothing that is on was switched off: the base row
         place[changed] = len(self) + torch.arange(len(without))
         chosen = place[inverse]
@@ -514,13 +492,13 @@ class Population:
         self.engine.logits(weights, plan, inputs, found)
         return torch.stack(found, 1).double().cpu()
 
-    def _score(self, split: str, life: Lifecycle, owners: Tensor, off: Tensor) -> SplitScores:
+    def _score(self, split: str, owners: Tensor, off: Tensor) -> SplitScores:
         """Of every environment, then of `owners` [Q], which rise, without the seeds in `off`."""
         require_known("split", split, SPLITS)
         if self._chip is not None:
-            means = self._chip.score(self, life, owners, off, split)
+            means = self._chip.score(self, owners, off, split)
             return SplitScores(means[:, 0], 100.0 * means[:, 1])
-        rows = PassRows.counterfactual(life, owners, off)
+        rows = PassRows.counterfactual(self.lifecycle, owners, off)
         plan = sent_to(self.plan_of(rows), self.device)
         weights = cast_weights(self.pools, self.config.compute_dtype)
         count = len(rows.environment)
@@ -537,6 +515,36 @@ class Population:
         place = torch.cat([torch.arange(len(self)), rows.place])
         loss, accuracy = (each.cpu()[place] / samples for each in (loss, 100.0 * right))
         return SplitScores(loss, accuracy)
+
+
+def extract(population: Population, environment: int) -> SlottedModel:
+    """The environment's host with its seeds, in the stage they are in, independent from now on."""
+    require("The environment", environment, Range(0, len(population) - 1, whole=True))
+    config = population.config
+    host = SlottedModel(
+        population.build_host().to(population.device, config.dtype),
+        isolation=config.isolation,
+        rules=config.rules,
+        budget=config.budget,
+        blueprints=config.blueprints,
+    )
+    life = population.lifecycle.rows(torch.tensor([environment]))
+    state = {f"lifecycle.{name}": array for name, array in life.state_dict().items()}
+    state["blueprint_names"] = population.catalogue.encoded_names()
+    state["counters"] = torch.tensor([int(population.planted[environment]), 0])
+
+    own = torch.zeros(population.lifecycle.shape, dtype=torch.bool)
+    own[environment] = life.blueprint[0] != NOTHING
+    homes = {HOST: (environment, "model.")}  # row and prefix of its names
+    for key, _, rows in population.places(own):
+        part = "body" if key[0] == "seed" else "gate"
+        homes[key] = (int(rows), f"slots.{key[1]}.seed.{part}.")
+    for key, (row, prefix) in homes.items():
+        values = population.pools[key].state.theta[row : row + 1]
+        for name, value in population.engine.templates[key].views(values).items():
+            state[f"{prefix}{name}"] = value[0].clone()
+    host.load_state_dict(state)
+    return host
 
 
 def _places(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import GateRules, Isolation
-from esper.leyline import Blend, EsperError, Lifecycle, UnknownNameError
+from esper.leyline import Blend, EsperError, Lifecycle
 from esper.leyline.constants import BACKENDS
 from esper.leyline.errors import require_known
 from esper.leyline.settings import NotNegative, Whole, require_settings
@@ -56,8 +56,7 @@ class PopulationConfig:
                     given=f"compile_mode {self.compile_mode!r}, compiler {self.compiler!r}",
                     fix='choose compiler="inductor"',
                 )
-            if self.compile_mode not in COMPILE_MODES:
-                raise UnknownNameError.of("compile mode", self.compile_mode, COMPILE_MODES)
+            require_known("compile mode", self.compile_mode, COMPILE_MODES)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from esper.leyline.errors import DataError
 from esper.leyline.settings import COUNT, require
+from esper.leyline.slots import require_form
 from esper.leyline.streams import derive_seed
 
 # The constants and shifts of splitmix64 (Steele, Lea and Flood, 2014), as signed numbers.
@@ -29,12 +30,8 @@ Part = int | str | Tensor
 
 def fold(seeds: Tensor, *parts: Part) -> Tensor:
     """New seeds [N] from seeds [N] and names, whole numbers or one whole number for each, [N]."""
-    if seeds.dtype != torch.int64 or seeds.ndim != 1:
-        raise DataError(
-            "Random streams start from one seed for each environment",
-            given=f"{seeds.dtype} {list(seeds.shape)}",
-            valid="int64 [environments]",
-        )
+    what = "Random streams start from one seed for each environment"
+    require_form(what, seeds, (seeds.numel(),), torch.int64, error=DataError)
     for part in parts:
         number = derive_seed("stream", part) if isinstance(part, str) else part
         if isinstance(number, Tensor):

@@ -18,8 +18,7 @@ from esper.leyline import AgreementError, Blend
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
 from esper.tolaria.engine import as_inputs, cast_weights, losses_of, sample_losses
 from esper.tolaria.plan import HOST, PassRows, PoolKey, sent_to
-from esper.tolaria.pools import VACANT, Birth, Pool, begin, take_back
-from esper.tolaria.population_config import Snapshot
+from esper.tolaria.pools import VACANT, Pool, take_back
 from esper.tolaria.random_streams import fold
 
 if TYPE_CHECKING:
@@ -30,6 +29,14 @@ def _each(where: Tensor) -> Iterator[tuple[PoolKey, Tensor]]:
     """Pool by pool: the environments that have a shadow of `where` [N, S, P] there."""
     for slot, kind in where.any(dim=0).nonzero().tolist():
         yield ("shadow", slot, kind), where[:, slot, kind].nonzero()[:, 0]
+
+
+def shadow_places(
+    rows: Tensor, where: Tensor | None = None
+) -> Iterator[tuple[PoolKey, Tensor, Tensor]]:
+    """Pool by pool, of rows [N, S, P]: the environments of shadows, and their rows."""
+    for key, owners in _each(rows != VACANT if where is None else where):
+        yield key, owners, rows[owners, key[1], key[2]]
 
 
 class ShadowRows:
@@ -65,23 +72,16 @@ class ShadowRows:
 
     def arrange(self, where: Tensor) -> None:
         """Let the shadows in `where` [N, S, P] live, and no others."""
-        hosts = self.population
-        seeds, epoch = hosts.seeds, hosts.lifecycle.epoch
+        seeds, epoch = self.population.seeds, self.population.lifecycle.epoch
         self.give_up(~where)
         born = where & ~self.living
         births = []
         for key, owners in _each(born):
             _, slot, kind = key
             streams = fold(seeds[owners], "shadow", slot, self.names[kind], epoch[owners])
-            rows = self._give(key, owners)
-            births.append(Birth(self.pools[key], rows, streams))
-        begin(births, hosts.rate, hosts.decay)
+            births.append((key, owners, streams))
+        self.population.newborn(*births)
         self._forget(born)
-
-    def _give(self, key: PoolKey, owners: Tensor) -> Tensor:
-        rows = self.population.pool(key).give(owners)
-        self.rows[owners, key[1], key[2]] = rows
-        return rows
 
     def _forget(self, where: Tensor) -> None:
         """What was shown here, [N, S, P] or [N, 1, 1], was shown by others."""
@@ -93,7 +93,7 @@ class ShadowRows:
     def give_up(self, where: Tensor) -> None:
         """End the shadows in `where` [N, S, P]. What they have shown stays known."""
         gone = where & self.living
-        take_back([(self.pools[k], self.rows[own, k[1], k[2]]) for k, own in _each(gone)])
+        take_back([(self.pools[key], rows) for key, _, rows in shadow_places(self.rows, gone)])
         self.rows[gone] = VACANT
 
     def become_seeds(self, came: Tensor) -> None:
@@ -120,17 +120,13 @@ class ShadowRows:
         self.give_up(chosen)
         self._forget(chosen)
 
-    def put_rows(self, targets: Tensor, snapshot: Snapshot, sources: Tensor) -> None:
-        """Make the shadows of `targets` [K] what those of `sources` [K] were."""
+    def take_over(self, targets: Tensor, readings: ShadowReadings, sources: Tensor) -> None:
+        """Of `targets` [K] no shadow is left, and what those of `sources` [K] showed is known."""
         self.restart(targets)
         now = {name: array.clone() for name, array in self.readings.arrays().items()}
-        for name, array in snapshot.readings.arrays().items():
+        for name, array in readings.arrays().items():
             now[name][targets] = array[sources]
         self.readings = ShadowReadings(**now)
-        old = snapshot.shadow_rows[sources]  # [K, S, P]
-        for key, which in _each(old != VACANT):
-            rows = self._give(key, targets[which])
-            self.pools[key].put(rows, snapshot.tensors[key], old[which, key[1], key[2]])
 
     def state_dict(self) -> dict[str, Tensor]:
         """What is kept beside the pools; nothing where no shadow ever lived."""
@@ -161,7 +157,7 @@ class _Pass:
         slots, kinds, owners = where.permute(1, 2, 0).nonzero().unbind(1)  # as in the plan
         self.places = owners, slots, kinds  # in arrays [N, S, P]
         self.host = owners.unique(return_inverse=True)[1].to(device)  # [U] each one's, of the M
-        self.rows = {key: shadows.rows[each, key[1], key[2]] for key, each in _each(where)}
+        self.rows = {key: rows for key, _, rows in shadow_places(shadows.rows, where)}
         rows = PassRows.shadows(population.lifecycle, where)
         self.plan = sent_to(population.plan_of(rows), device)
         assert self.plan.environment is not None

@@ -173,10 +173,10 @@ STDLIB_CONTEXT = 64
 STDLIB_LIMIT = 2_000_000  # bytes: more than an episode reads
 
 
-def mnist1d(seed: int, train_samples: int = MNIST1D_SAMPLES["train"]) -> Splits:
+def mnist1d(seed: int) -> Splits:
     """Generated data: another seed has other samples in all three splits."""
     splits = {}
-    for name, samples in (MNIST1D_SAMPLES | {"train": train_samples}).items():
+    for name, samples in MNIST1D_SAMPLES.items():
         config = Mnist1dConfig(samples=samples, seed=derive_seed(seed, "data", name))
         splits[name] = Split(*generate(config))
     return Splits(**splits, classes=CLASSES, origin=f"generated MNIST-1D, seed {seed}")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from esper.kasmina import Isolation, SegmentedHost
 from esper.kasmina.flow_statistics import TINY
-from esper.leyline import NOTHING, BlueprintCatalogue, EsperError, Lifecycle, SeedStage
+from esper.leyline import NOTHING, BlueprintCatalogue, EsperError, SeedStage
 from esper.leyline.signals import FLOW_STATISTICS
 from esper.tolaria.chip.build import REALS, Launch, launcher, shared_bytes
 from esper.tolaria.chip.source import SCRATCH, ChipProgram, require_fitting, write_program
@@ -46,7 +46,6 @@ _FLOW_SUMS = 7
 class _Work:
     """What a launch is to do with every row, and on which data."""
 
-    life: Lifecycle
     split: str
     batches: int
     batch: int
@@ -131,7 +130,7 @@ class Chip:
         batches, hosts, batch = order.shape
         shares = None if shadows is None else shadows[1]
         sizes = ("train", batches, batch, batches * batch)
-        work = _Work(population.lifecycle, *sizes, order=order, learns=True, shares=shares)
+        work = _Work(*sizes, order=order, learns=True, shares=shares)
         results, norms = self._launch(population, work)
         beside()
         # One transfer of all that is read.
@@ -145,12 +144,10 @@ class Chip:
         means = (losses, host[:, 0], seeds + gates)
         return *(each / batches for each in means), taught, gains
 
-    def score(
-        self, population: "Population", life: Lifecycle, owners: Tensor, off: Tensor, split: str
-    ) -> Tensor:
-        """Mean loss and share of right samples, [N + Q, 2]: of every row as in `life`, and of
-        passes of `owners` [Q], which rise, with the seeds in `off` [Q, S] switched off."""
-        work = self._measuring(life, split)
+    def score(self, population: "Population", owners: Tensor, off: Tensor, split: str) -> Tensor:
+        """Mean loss and share of right samples, [N + Q, 2]: of every row, and of passes of `owners`
+        [Q], which rise, with the seeds in `off` [Q, S] switched off."""
+        work = self._measuring(split)
         if len(owners):
             work = replace(work, owners=owners, off=off)
         return self._launch(population, work)[0][:, :2].cpu() / work.samples
@@ -158,7 +155,7 @@ class Chip:
     def gains(self, population: "Population", where: Tensor) -> tuple[Tensor, Tensor]:
         """Of the shadows in `where` [N, S, P] on validation data: the mean over samples and its
         standard error, [U] each, in the order of places."""
-        work = self._measuring(population.lifecycle, "validation")
+        work = self._measuring("validation")
         work = replace(work, shares=where.flatten(1).any(dim=1).long() * work.batches)
         found = self._launch(population, work)[0][2 * len(where) :, 2:].cpu() / work.samples
         mean, square = found[where.flatten()].unbind(1)
@@ -167,7 +164,7 @@ class Chip:
 
     def flow(self, population: "Population", samples: int) -> Tensor:
         """[N, S, K]: `flow_statistics` of what reaches each slot, on so many validation samples."""
-        work = self._measuring(population.lifecycle, "validation", samples)
+        work = self._measuring("validation", samples)
         sums = self._launch(population, work, flow=True)[0].cpu().view(-1, self.slots, _FLOW_SUMS)
         means = sums / work.samples
         logs, squares, power, fourth, steps, variance, silent = means.unbind(2)
@@ -180,17 +177,17 @@ class Chip:
         }
         return torch.stack([named[name] for name in FLOW_STATISTICS], 2)
 
-    def _measuring(self, life: Lifecycle, split: str, most: int | None = None) -> _Work:
+    def _measuring(self, split: str, most: int | None = None) -> _Work:
         chunk, samples = self.program.chunk, int(self.feed.samples(split)[0])
         samples = samples if most is None else min(most, samples)
-        return _Work(life, split, -(-samples // chunk), chunk, samples)
+        return _Work(split, -(-samples // chunk), chunk, samples)
 
     def _launch(
         self, population: "Population", work: _Work, flow: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Sums of each pass, [N, 4] and what else there is; and squared gradients of host, gates,
         seeds and shadows, [N, 1 + 2 S + S P]. Nothing waits for the device."""
-        (hosts, slots), many = work.life.shape, len(self.places)
+        (hosts, slots), many = population.lifecycle.shape, len(self.places)
         asked = 0 if work.owners is None else len(work.owners)
         shadows = 0 if work.shares is None else many
         modules, turns = 1 + 2 * slots + shadows, 1 + work.learns + shadows
@@ -222,7 +219,7 @@ class Chip:
     def _arena(self, population: "Population", work: _Work) -> int:
         """Parameters of the largest row, at most."""
         every = torch.arange(self.slots)
-        planted = self.widths[every, work.life.blueprint]  # [N, S]
+        planted = self.widths[every, population.lifecycle.blueprint]  # [N, S]
         planted = planted + self.gate_widths * (population.gate_rows != VACANT)
         if work.shares is not None:
             planted += (self.widths[:, :-1] * population.shadows.living).sum(dim=2)
@@ -231,7 +228,7 @@ class Chip:
     def _described(self, population: "Population", work: _Work) -> list[Tensor | None]:
         """What tables are written from: slots [N, S, 5], pools, shadows [N, S, P] and their shares
         [N], and the seeds that are off in each pass asked for, as bits [Q], row by row [N + 1]."""
-        life, own = work.life, population.shadows.rows
+        life, own = population.lifecycle, population.shadows.rows
         rows = [life.stage, life.blueprint, population.pool_rows, population.gate_rows]
         found = [torch.stack([*rows, life.alpha.view(torch.int64)], 2), self._pools(population)]
         shadows = (None, None) if work.shares is None else (own, work.shares)

@@ -158,11 +158,10 @@ def _conv(tape: Tape, module: nn.Conv1d | nn.Conv2d, x: View) -> View:
     """Of a line, or of a plane as of a square."""
     ways = (module.kernel_size, module.stride, module.dilation, module.padding)
     zeros = module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    if not zeros or any(len(set(way)) > 1 for way in ways) or not x.plain:
+    alike = zeros and module.dilation[0] == 1 and all(len(set(way)) == 1 for way in ways)
+    if not alike or not x.plain:
         raise _unknown(module, f"{module} on strides {x.strides}")
-    K, stride, dilation, pad = (int(way[0]) for way in ways)
-    if dilation != 1:
-        raise _unknown(module, f"{module}")
+    K, stride, _, pad = (int(way[0]) for way in ways)
     (C, *size), returned = x.shape, module.out_channels
     if K == stride == module.groups == 1 and pad == 0:
         row = View(x.value, (C, math.prod(size)), (math.prod(size), 1)).turned()
@@ -171,11 +170,8 @@ def _conv(tape: Tape, module: nn.Conv1d | nn.Conv2d, x: View) -> View:
     made = [(each + 2 * pad - K) // stride + 1 for each in size]
     numbers = (C, *size, returned, K, *made, stride, pad, module.groups)
     like = View(x.value, (returned, *made), _plain((returned, *made)))
-    places, kind = (
-        tape.parameters(module.weight, module.bias),
-        "conv" if made[1:] == [] else "plane",
-    )
-    sizes = ", ".join(map(str, numbers))
+    kind, sizes = "plane" if made[1:] else "conv", ", ".join(map(str, numbers))
+    places = tape.parameters(module.weight, module.bias)
     return tape.add(kind, sizes, x, like=like, params=places, reads=(x.value,))
 
 

@@ -94,11 +94,11 @@ class ImageFiles:
             found = [
                 [folder / name for name in names if (folder / name).is_file()] for names in wanted
             ]
-            present = [paths[0] for paths in found if paths]
-            missing = [names[0] for names, paths in zip(wanted, found, strict=True) if not paths]
-            if not missing:
-                return present
-            if present:
+            if all(found):
+                return [paths[0] for paths in found]
+            if any(found):
+                pairs = zip(wanted, found, strict=True)
+                missing = [names[0] for names, paths in pairs if not paths]
                 raise DataError(
                     f"{self.title} is incomplete in {folder}",
                     given=f"no {', '.join(missing)}",

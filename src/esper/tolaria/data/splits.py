@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -149,8 +149,7 @@ def splits_from(
     validation: float | Source = VALIDATION_SHARE,
     test: float | Source = TEST_SHARE,
     seed: int = 0,
-    classes: int | None = None,
-    origin: str | None = None,
+    **how: Any,
 ) -> Splits:
     """Splits of a `Dataset` or `DataLoader`; `validation` and `test` may be shares of `train`.
 
@@ -159,15 +158,15 @@ def splits_from(
 
     Items are pairs `(input, label)` of tensors, arrays or numbers. Each source is read once, as it
     stands, and is from then on only shuffled by Esper: transforms that draw at random are frozen.
+    `how`: `classes` and `origin`, as for `Splits.from_tensors`.
     """
     given = {"validation": validation, "test": test}
     parts = {
         name: part if isinstance(part, float | int) else _read(name, part, seed)
         for name, part in given.items()
     }
-    origin = origin or type(train).__name__
-    inputs, labels = _read("train", train, seed)
-    return Splits.from_tensors(inputs, labels, **parts, seed=seed, classes=classes, origin=origin)
+    how = {"origin": type(train).__name__, **parts, "seed": seed, **how}
+    return Splits.from_tensors(*_read("train", train, seed), **how)
 
 
 def _read(name: str, source: Source, seed: int) -> Split:
