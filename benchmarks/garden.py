@@ -61,7 +61,7 @@ class Timed:
     """A garden whose steps are timed, and the training of hosts within them."""
 
     def __init__(self, cases: tuple[Case, ...], controls: Controls, device: str) -> None:
-        self.garden = Garden(Listed(cases), len(cases), controls=controls, device=device)
+        self.garden = Garden(Listed(cases), len(cases), controls=controls)
         self.device, self.training, self.whole = device, 0.0, 0.0
         population = self.garden.population
         self._train = population.train_epoch

@@ -161,7 +161,7 @@ class _Study:
         draw = Draw(contexts=self.suite.training, seeds=self.size.cases, first_row=first)
         if self.ranks.size > 1:  # each would measure its own, and some of them twice
             self.controls.require(draw.pool(), self.ranks)
-        garden = Garden(draw, max(1, rows), controls=self.controls, device=self.device)
+        garden = Garden(draw, max(1, rows), controls=self.controls)
         teacher = teacher_of(self.atlas)
         who: dict[str, Any] = {"ranks": self.ranks, "share": own, "device": self.device}
         cohort = Cohort(garden, members, self.size.cohort, teacher=teacher, **who)

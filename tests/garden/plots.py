@@ -40,7 +40,8 @@ class Listed:
 
 
 def make_garden(envs: int, **settings: object) -> Garden:
-    settings = {"config": DOUBLE, "horizon": HORIZON} | settings
+    if "controls" not in settings:
+        settings = {"config": DOUBLE, "horizon": HORIZON} | settings
     draw = settings.pop("draw", Draw(contexts=CONTEXTS, seeds=4))
     return Garden(draw, envs, **settings)  # type: ignore[arg-type]
 

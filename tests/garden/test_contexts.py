@@ -193,12 +193,12 @@ def test_a_context_that_lacks_a_part_is_refused(missing: str) -> None:
 
 
 def test_parts_of_the_wrong_kind_are_refused() -> None:
-    with pytest.raises(DataError, match=r"Wrong type of source of a context.*a Source"):
-        replace(PLAIN, source={"family": "xor"})
-    with pytest.raises(DataError, match=r"Wrong type of lesion of a context.*a Lesion"):
+    with pytest.raises(DataError, match=r"Wrong type of source; given: None; valid: a table"):
+        replace(PLAIN, source=None)
+    with pytest.raises(DataError, match=r"Wrong type of lesion; given: 'tap'"):
         replace(PLAIN, lesion="tap")
     with pytest.raises(DataError, match=r"Wrong type of host_sizes of a context.*pairs"):
-        replace(PLAIN, host_sizes={"channels": 6})
+        replace(PLAIN, host_sizes="channels")
 
 
 def test_an_error_of_a_name_can_be_told_from_others() -> None:

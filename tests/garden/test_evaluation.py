@@ -216,7 +216,7 @@ def test_what_cannot_be_is_refused_before_anything_is_played(controls: Controls)
     measured = len(controls)
     with pytest.raises(DuplicateNameError, match="different names; given: never, never"):
         run(controls, controllers=[NeverGrow(), NeverGrow()])
-    for wrong in ({"seeds": 0}, {"rows": 0}, {"controllers": []}):
+    for wrong in ({"seeds": 0}, {"controllers": []}):
         with pytest.raises(AgreementError, match="nothing to evaluate"):
             run(controls, **wrong)
     for arm, said in (

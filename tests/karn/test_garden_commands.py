@@ -104,7 +104,7 @@ WRONG = [
     (("evaluate", "--controllers", "fixed:slot=first,blueprint=mlp"), "Unknown slot"),
     (("evaluate", "--controllers", f"{FIXED},epoch=soon"), "a whole number"),
     (("evaluate", "--seeds", "0"), "at least 1"),
-    (("evaluate", "--rows", "0"), "0 rows"),
+    (("evaluate", "--rows", "0"), "given: 0"),
     (("evaluate", "--rent", "-1"), "from 0"),
     (("evaluate", "--device", "tpu"), "valid: cpu, cuda"),
     (("evaluate", "--out", "."), "cannot be kept"),
@@ -115,7 +115,7 @@ WRONG = [
     (("atlas", "--suite", "own.toml", "--epochs", "40"), "epoch 40 of 25"),
     (("atlas", "--suite", "own.toml", "--epochs", "0"), "from epoch 3"),
     (("atlas", "--suite", "own.toml", "--seeds", "1"), "at least 2 seeds"),
-    (("atlas", "--suite", "own.toml", "--rows", "0"), "1 row"),
+    (("atlas", "--suite", "own.toml", "--rows", "0"), "given: 0"),
 ]
 
 

@@ -146,8 +146,6 @@ class Atlas:
         net, judged = self.net(rent), self.judged(rent)
         scale = self.scales(rent)[:, None, None]
         seeds = net.shape[2]
-        if seeds < 2:
-            raise AgreementError("A split needs two seeds of every case", given=seeds)
         chance = torch.Generator().manual_seed(0)
         oracle, constant, chosen_gain = [], [], []
         rows = torch.arange(len(self.contexts))
@@ -214,12 +212,9 @@ def measure_atlas(
 ) -> Atlas:
     """Play every arm and the control in every context, many at once; hosts of one shape."""
     ground = ground or Playground()
-    if seeds < 2 or ground.most < 1:
-        raise AgreementError(
-            "An atlas chooses arms on one half of its seeds and scores them on the other",
-            given=f"{seeds} seeds, {ground.most} rows",
-            valid="at least 2 seeds and 1 row",
-        )
+    if seeds < 2:
+        what = "An atlas chooses arms on one half of its seeds and scores them on the other"
+        raise AgreementError(what, given=f"{seeds} seeds", valid="at least 2 seeds")
     population = ground.episodes(contexts).population
     budget = int(population.budget.min())
     arms = arms_of(population.catalogue, epochs=epochs, blends=blends, budget=budget)
@@ -227,11 +222,8 @@ def measure_atlas(
         arm.require_in_time(ground.horizon)
     first = population.config.rules.min_host_epochs
     if min(epochs) < first:
-        raise AgreementError(
-            "A host is alone at first, so an arm this early would be another one",
-            given=f"epoch {min(epochs)}",
-            valid=f"from epoch {first}",
-        )
+        what = "A host is alone at first, so an arm this early would be another one"
+        raise AgreementError(what, given=f"epoch {min(epochs)}", valid=f"from epoch {first}")
     choices: list[Schedule] = [(), *((arm,) for arm in arms)]
     jobs = [
         Job(choice, Case(context, FIRST_ATLAS_SEED + number))
@@ -270,6 +262,11 @@ class _Front:
     contexts: tuple[int, ...]  # one for the oracle's, all of them for the constant
     worth: float  # mean over its contexts of net gain / scale, on validation data
 
+    def wider(self, arms: Sequence[Arm]) -> list[Schedule]:
+        """With one more arm, in another slot; waiting stays what it is."""
+        taken = {arm.slot for arm in self.schedule}
+        return [(*self.schedule, arm) for arm in arms if taken and arm.slot not in taken]
+
 
 def search_plans(
     atlas: Atlas,
@@ -288,14 +285,7 @@ def search_plans(
     arms = arms_of(catalogue, epochs=epochs, blends=blends, budget=budget)
     fronts, played = _first_fronts(atlas, seeds), 0
     for _ in range(len(catalogue.slots) - 1):
-        wider = [
-            [
-                (*front.schedule, arm)
-                for arm in arms
-                if front.schedule and all(arm.slot != other.slot for other in front.schedule)
-            ]
-            for front in fronts
-        ]
+        wider = [front.wider(arms) for front in fronts]
         jobs = [
             Job(schedule, Case(atlas.contexts[context], FIRST_ATLAS_SEED + number))
             for front, schedules in zip(fronts, wider, strict=True)
@@ -308,7 +298,9 @@ def search_plans(
         found = ground.play_all(jobs, mixed=True, progress=progress)
         played += len(jobs)
         net = net_of_rent(found.validation, found.exposure, DEFAULT_RENT)
-        fronts = _widened(atlas, fronts, wider, net, seeds)
+        sizes = [len(w) * len(f.contexts) * seeds for f, w in zip(fronts, wider, strict=True)]
+        parts = zip(fronts, wider, net.split(sizes), strict=True)
+        fronts = [_widened(atlas, *part, seeds) for part in parts]
     *oracle, constant = (front.schedule for front in fronts)
     return replace(atlas, plans=Plans(tuple(oracle), constant, played))
 
@@ -327,36 +319,22 @@ def _first_fronts(atlas: Atlas, seeds: int) -> list[_Front]:
 
 
 def _widened(
-    atlas: Atlas,
-    fronts: Sequence[_Front],
-    wider: Sequence[Sequence[Schedule]],
-    net: Tensor,
-    seeds: int,
-) -> list[_Front]:
-    """Each front with its best additional arm, where that pays.
+    atlas: Atlas, front: _Front, schedules: Sequence[Schedule], net: Tensor, seeds: int
+) -> _Front:
+    """The front with its best additional arm, where that pays.
 
-    `net` [episodes] are net scores in the order of fronts, schedules, contexts and seeds; the
-    controls' are taken off here.
+    `net` are scores of schedules, by contexts and seeds; the controls' are taken off here.
     """
-    control = atlas.validation_control[:, :seeds]
-    scale = atlas.scales()
-    result, start = [], 0
-    for front, schedules in zip(fronts, wider, strict=True):
-        contexts = torch.tensor(front.contexts)
-        size = len(schedules) * len(contexts) * seeds
-        scores = net[start : start + size].view(len(schedules), len(contexts), seeds)
-        start += size
-        if not schedules:
-            result.append(front)
-            continue
-        gains = (scores - control[contexts]).mean(2)  # [A, C]
-        worth, best = (gains / scale[contexts]).mean(1).max(0)
-        # Among many candidates noise always finds something better, so in one context an arm has
-        # to bring points; over many contexts noise averages out, and hardly anything is asked.
-        better = float(worth) > front.worth + WAIT_MARGIN / float(scale[contexts].sum())
-        chosen = _Front(schedules[int(best)], front.contexts, float(worth))
-        result.append(chosen if better else front)
-    return result
+    if not schedules:
+        return front
+    contexts = torch.tensor(front.contexts)
+    scores, scale = net.view(len(schedules), len(contexts), seeds), atlas.scales()[contexts]
+    gains = (scores - atlas.validation_control[contexts, :seeds]).mean(2)  # [A, C]
+    worth, best = (gains / scale).mean(1).max(0)
+    # Among many candidates noise always finds something better, so in one context an arm has
+    # to bring points; over many contexts noise averages out, and hardly anything is asked.
+    better = float(worth) > front.worth + WAIT_MARGIN / float(scale.sum())
+    return _Front(schedules[int(best)], front.contexts, float(worth)) if better else front
 
 
 # --- shipped ----------------------------------------------------------------------------------

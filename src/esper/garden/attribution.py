@@ -11,7 +11,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from esper.leyline.errors import EsperError
+from esper.leyline.settings import COUNT, Range, require
 from esper.tolaria.population import Population
 from esper.tolaria.random_streams import keys
 
@@ -32,8 +32,7 @@ def shapley(population: Population, environment: int, *, samples: int = 64) -> T
     Exact, over all orders, for up to 4 seeds that are on; of more, over so many `samples` of them,
     the environment's own and the same every time.
     """
-    if samples < 1:
-        raise EsperError("Shapley values need at least one order", given=samples)
+    require("The number of orders of Shapley values", samples, COUNT)
     on = _on(population, environment)
     count = int(on.sum())
     if count <= MAX_EXACT_SEEDS:
@@ -55,9 +54,7 @@ def shapley(population: Population, environment: int, *, samples: int = 64) -> T
 
 def _on(population: Population, environment: int) -> Tensor:
     """[S] bool: which slots have a seed that shows in the output."""
-    if not 0 <= environment < len(population):
-        valid = f"0 to {len(population) - 1}"
-        raise EsperError("There is no such environment", given=environment, valid=valid)
+    require("The environment", environment, Range(0, len(population) - 1, whole=True))
     return population.lifecycle.alpha[environment] > 0
 
 

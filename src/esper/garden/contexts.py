@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any, Self
 
@@ -150,18 +150,16 @@ class Context:
     def __post_init__(self) -> None:
         for what in ("name", "family"):
             check_label(f"{what} of a context", getattr(self, what))
-        for what, kind in _PARTS.items():
+        for what, kind in _PARTS.items():  # tables of a file become what they describe
             value = getattr(self, what)
             if not isinstance(value, kind) and (value is not None or what == "source"):
-                raise wrong_type(f"{what} of a context", value, f"a {kind.__name__}")
+                _put(self, what, kind(**table_of(kind, kind.__name__.lower(), value)))
         window = self.drift_window
-        whole = isinstance(window, tuple) and all(map(COUNT.holds, window))
-        if not whole or len(window) != 2 or window[0] > window[1]:
-            raise EsperError(
-                "Impossible drift_window of a context",
-                given=repr(window),
-                valid="two whole numbers, 1 <= first epoch <= last epoch",
-            )
+        pair = isinstance(window, tuple | list) and len(window) == 2
+        if not pair or not all(map(COUNT.holds, window)) or window[0] > window[1]:
+            valid = "two whole numbers, 1 <= first epoch <= last epoch"
+            raise EsperError("Impossible drift_window of a context", given=window, valid=valid)
+        _put(self, "drift_window", tuple(window))
         require_settings(self, "The context's setting", error=DataError)
         _put(self, "scale", float(self.scale))
         _put(self, "host_sizes", self._checked_sizes())
@@ -217,38 +215,27 @@ class Context:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for TOML and result files; what is absent is left out."""
-        record = _present(self)
+        record = asdict(self, dict_factory=lambda pairs: {n: v for n, v in pairs if v is not None})
         window = list(self.drift_window) if self.drift is not None else None
         record |= {"drift_window": window, "host_sizes": dict(self.host_sizes)}
         return {name: value for name, value in record.items() if value not in (None, {})}
 
     @classmethod
     def from_dict(cls, given: object) -> Self:
-        record = table_of(cls, "context", given)
-        for name, kind in _PARTS.items():
-            if name in record:
-                record[name] = kind(**table_of(kind, kind.__name__.lower(), record[name]))
-        if isinstance(record.get("drift_window"), list):
-            record["drift_window"] = tuple(record["drift_window"])
-        if "host_sizes" in record:
-            sizes = record["host_sizes"]
-            if not isinstance(sizes, Mapping):
-                raise wrong_type("host_sizes of a context", sizes, "a table of names and sizes")
-            record["host_sizes"] = tuple(sizes.items())
-        return cls(**record)
+        return cls(**table_of(cls, "context", given))
 
     def _checked_sizes(self) -> tuple[tuple[str, int | str], ...]:
         require_known("host", self.host, HOSTS)
-        if not isinstance(self.host_sizes, tuple):
-            valid = "pairs of a name and a size, like (('channels', 6),)"
+        if not isinstance(self.host_sizes, tuple | Mapping):
+            valid = "a table of names and sizes, or pairs of them, like (('channels', 6),)"
             raise wrong_type("host_sizes of a context", self.host_sizes, valid)
-        known = inspect.signature(HOSTS[self.host]).parameters
-        for name, size in self.host_sizes:
+        known, sizes = inspect.signature(HOSTS[self.host]).parameters, dict(self.host_sizes)
+        for name, size in sizes.items():
             require_known(f"size of the host {self.host!r}", name, known)
             if not isinstance(known[name].default, str):
                 what = f"The size {name!r} of the host {self.host!r}"
                 require(what, size, COUNT, error=DataError)
-        return tuple(sorted(self.host_sizes))
+        return tuple(sorted(sizes.items()))
 
 
 _PARTS: dict[str, type[Source | Lesion]] = {"source": Source, "lesion": Lesion, "drift": Source}
@@ -308,13 +295,12 @@ def lesion_mask(host: SegmentedHost, lesion: Lesion | None) -> Tensor:
     }
     if lesion is not None:
         layer = _layer_of(host, lesion)
+        weight = live[f"{layer}.weight"]  # [outputs, inputs, points of the kernel]
         if lesion.kind == "tap":
-            taps = live[f"{layer}.weight"]  # [outputs, inputs, points of the kernel]
-            for axis, points in enumerate(taps.shape[2:], start=2):
-                aside = (torch.arange(points) != points // 2).nonzero()[:, 0]
-                taps.index_fill_(axis, aside, False)
+            centre: Any = (..., *(points // 2 for points in weight.shape[2:]))
+            weight[:] = False
+            weight[centre] = True
         elif lesion.kind == "blind":
-            weight = live[f"{layer}.weight"]
             weight[:, (weight.shape[1] + 1) // 2 :] = False
         else:
             for name in {f"{layer}.weight", f"{layer}.bias"} & live.keys():
@@ -364,16 +350,6 @@ def check_label(what: str, value: object) -> None:
 
 def _put(record: object, name: str, value: object) -> None:
     object.__setattr__(record, name, value)
-
-
-def _present(record: Any) -> dict[str, Any]:
-    """What a dataclass holds as plain values, less what is absent."""
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {
-        name: _present(value) if is_dataclass(value) else value
-        for name, value in values.items()
-        if value is not None
-    }
 
 
 def table_of(kind: Any, what: str, given: object) -> dict[str, Any]:

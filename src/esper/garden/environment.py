@@ -9,22 +9,23 @@ Shapes: `N` rows, `F` features, `H` heads, `T` epochs of an episode.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
+from esper.archive import Archive
 from esper.garden.cases import Case, Deal
-from esper.garden.episodes import Episodes, Epoch
+from esper.garden.episodes import Episodes, Epoch, World
 from esper.garden.playing import Controls, idle_where
 from esper.garden.reward_settings import RewardConfig
 from esper.garden.rewards import RewardState, RewardTerms, rewards
 from esper.leyline import Actions, AgreementError, Legality, Lifecycle
-from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.results import Outcome
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
+from esper.leyline.slots import require_form
 from esper.tamiyo.features import FeatureTable, signals_to_features
-from esper.tolaria import PopulationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,34 +51,27 @@ class Garden:
         *,
         controls: Controls | None = None,
         reward: RewardConfig | None = None,
-        horizon: int = DEFAULT_EPISODE_LENGTH,
-        device: torch.device | str = "cpu",
-        config: PopulationConfig | None = None,
         in_place: bool = False,
         test: bool = False,
+        **world: Unpack[World],
     ) -> None:
-        """`test`: score the last epochs on test data too, for reports; nothing is told of it."""
+        """`test`: score the last epochs on test data too, for reports; nothing is told of it.
+        The world is that of the controls, where they are given."""
         self.draw, self.reward, self.in_place = draw, reward or RewardConfig(), in_place
         if controls is None:  # empty ones are false, and are to be filled and shared
-            controls = Controls(horizon=horizon, device=device, config=config)
+            controls = Controls(**world)
+        elif world:
+            raise AgreementError("A garden is in the world of its controls", given=list(world))
         self.controls = controls
-        if self.controls.horizon != horizon:
-            raise AgreementError(
-                "Controls are of episodes of another length",
-                given=f"{self.controls.horizon} epochs",
-                valid=f"{horizon} epochs",
-            )
-        self.episodes = Episodes(
-            draw.contexts, envs, horizon=horizon, device=device, config=config, test=test
-        )
-        self.envs, self.horizon = envs, horizon
+        self.episodes = Episodes(draw.contexts, envs, test=test, **controls.world)
+        self.envs, self.horizon = envs, self.episodes.horizon
         self.population = self.episodes.population  # the hosts themselves, for whoever inspects
         self.catalogue, self.space = self.population.catalogue, self.population.space
         self.table = FeatureTable.of(self.catalogue)
         self.state_dim = self.table.size
         self.reward.check_budget(int(self.population.budget.max()) / self.catalogue.host_params)
         self._number = torch.full((envs,), -1)  # of the episode that each row is in
-        self._control = torch.zeros(envs, horizon, dtype=torch.float64)  # scores of the control
+        self._control = torch.zeros(envs, self.horizon, dtype=torch.float64)  # scores of controls
         self._scale = torch.ones(envs, dtype=torch.float64)  # never observed
         self._state = self._reward_state()
 
@@ -85,11 +79,6 @@ class Garden:
     def lifecycle(self) -> Lifecycle:
         """Where every row and every seed is."""
         return self.population.lifecycle
-
-    @property
-    def drift_epochs(self) -> Tensor:
-        """[N]: with which epoch each row's task changes; -1: it does not."""
-        return self.episodes.drift_epochs
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -176,28 +165,15 @@ class Garden:
                 given="rows in the middle of an episode",
                 valid="after reset() or after the step that ended all episodes",
             )
-        controls = self.controls.state_dict()
+        controls = self.controls.state_dict().items()
         return {"number": self._number.clone()} | {
-            f"{_CONTROL}{name}": curve for name, curve in controls.items()
+            f"control.{name}": each for name, each in controls
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Tensor:
         """Go on from there; returns the observations [N, F] to go on with."""
-        if state["number"].shape != self._number.shape:
-            raise AgreementError(
-                "The saved garden has another number of rows",
-                given=state["number"].numel(),
-                valid=self.envs,
-            )
-        self.controls.load_state_dict(
-            {
-                name.removeprefix(_CONTROL): curve
-                for name, curve in state.items()
-                if name.startswith(_CONTROL)
-            }
-        )
+        what = "The saved garden has another number of rows"
+        require_form(what, state["number"], self._number.shape)
+        self.controls.load_state_dict(Archive(state, {}).part("control"))
         self._number = state["number"] - 1
         return self.reset()
-
-
-_CONTROL = "control."  # before the names of controls in a garden's state

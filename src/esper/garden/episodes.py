@@ -11,6 +11,7 @@ Shapes: `N` rows, `K` rows in question, `S` slots, `W` epochs remembered, `T` ep
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -31,6 +32,14 @@ from esper.tolaria.tasks import DEFAULT_BUDGET, GARDEN_BATCH, GARDEN_BATCHES
 
 EPOCHS_ALONE = 3  # of a host before anything is planted: what it lacks shows while it learns
 GARDEN_SEED = 0  # of every population: a case is the same host with the same data anywhere
+
+
+class World(TypedDict, total=False):
+    """What all share who play the same cases."""
+
+    horizon: int  # epochs of an episode
+    device: torch.device | str
+    config: PopulationConfig | None
 
 
 @dataclass(frozen=True)

@@ -196,13 +196,10 @@ def evaluate(
     file: Path | None = None,
     controls: Controls | None = None,
     progress: Progress = lambda what, done, total: None,
-    stop: Callable[[], bool] = lambda: False,
 ) -> list[Result]:
     """Play `seeds` cases of every context with every controller; the ground's ranks share the work.
 
-    With `file` results are kept there and what it already holds is not played again. `stop` is
-    asked after every batch; if it says so before all is played, that is an error, and what was
-    played is in the file.
+    With `file` results are kept there and what it already holds is not played again.
     """
     ground = ground or Playground()
     names = [controller.name for controller in controllers]
@@ -210,13 +207,9 @@ def evaluate(
         raise DuplicateNameError(
             "Controllers that are compared need different names", given=", ".join(names)
         )
-    if not names or not contexts or seeds < 1 or ground.most < 1:
-        raise AgreementError(
-            "There is nothing to evaluate",
-            given=f"{len(names)} controllers, {len(contexts)} contexts, {seeds} seeds of each, "
-            f"{ground.most} rows",
-            valid="at least 1 each",
-        )
+    if not names or not contexts or seeds < 1:
+        given = f"{len(names)} controllers, {len(contexts)} contexts, {seeds} seeds of each"
+        raise AgreementError("There is nothing to evaluate", given=given, valid="at least 1 each")
     _require_possible(controllers, contexts, ground)
     stored = ResultFile(file, _settings(ground), ground.ranks)
     done = {result.identity: result for result in stored.results}
@@ -242,7 +235,7 @@ def evaluate(
     ]
     tell = partial(progress, "episodes")
     with stored.watched(names, len(jobs) - len(missing)):
-        for places, played in ground.play(jobs, progress=tell, stop=stop):
+        for places, played in ground.play(jobs, progress=tell):
             known = [place for place in places if place < len(missing)]
             controls.learn([jobs[place].case for place in known], played.rows(slice(len(known))))
             batch = [jobs[place] for place in places[len(known) :]]

@@ -7,9 +7,9 @@ Shapes: `N` episodes, `T` epochs of an episode.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -17,13 +17,14 @@ from torch import Tensor
 from esper.garden.cases import Case
 from esper.garden.contexts import Context, by_shape
 from esper.garden.dealing import ALONE, Costs, Ranks, in_turns
-from esper.garden.episodes import Episodes
+from esper.garden.episodes import Episodes, World
 from esper.garden.rewards import net_of_rent
 from esper.leyline import Actions, AgreementError, EsperError, SeedStage
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT, SCORED_EPOCHS
+from esper.leyline.settings import COUNT, require
+from esper.leyline.slots import require_form
 from esper.tamiyo.controllers import Controller, RowSchedule, Schedule, SideBySide
 from esper.tamiyo.controllers.protocol import Auditioning
-from esper.tolaria.population_config import PopulationConfig
 
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 1024}  # of controls
 
@@ -73,17 +74,14 @@ class Played:
         )
 
     def rows(self, chosen: slice | Tensor) -> "Played":
-        return Played(**{name: values[chosen] for name, values in self._columns().items()})
+        return Played(**{name: values[chosen] for name, values in vars(self).items()})
 
     def records(self) -> list[dict[str, Any]]:
         """One of plain numbers for each episode, with its `area` in place of its curve."""
-        columns = {name: values for name, values in self._columns().items() if name != "curve"}
+        columns = {name: values for name, values in vars(self).items() if name != "curve"}
         columns["area"] = self.curve.mean(1)
         lists = [values.tolist() for values in columns.values()]
         return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
-
-    def _columns(self) -> dict[str, Tensor]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def batches(jobs: Sequence[Job], rows: int, order: Sequence[int] | None = None) -> list[list[int]]:
@@ -108,27 +106,18 @@ class Playground:
         self,
         rows: int = 64,
         *,
-        horizon: int = DEFAULT_EPISODE_LENGTH,
-        device: torch.device | str = "cpu",
-        config: PopulationConfig | None = None,
         test: bool = True,
         attribute: bool = True,
         rent: float = DEFAULT_RENT,
         ranks: Ranks = ALONE,
+        **world: Unpack[World],
     ) -> None:
         """`test`, `attribute`, `rent`: as for episodes. Of `ranks` that play the same jobs, each
         plays a part of the batches, which are the same for any number, and all hear of all."""
-        self.most, self.horizon, self.config, self.ranks = rows, horizon, config, ranks
-        self.rent = rent
-        self._make = partial(
-            Episodes,
-            horizon=horizon,
-            device=device,
-            config=config,
-            test=test,
-            attribute=attribute,
-            rent=rent,
-        )
+        require("The number of rows to play in", rows, COUNT, error=AgreementError)
+        self.most, self.rent, self.ranks, self.config = rows, rent, ranks, world.get("config")
+        self.horizon = world.get("horizon", DEFAULT_EPISODE_LENGTH)
+        self._make = partial(Episodes, test=test, attribute=attribute, rent=rent, **world)
         self._episodes: Episodes | None = None
         self._costs = Costs()  # by shape of host
 
@@ -188,11 +177,9 @@ class Playground:
         """What came of every job, in their order; `how` is that of `play`."""
         found = list(self.play(jobs, **how))
         places = torch.tensor([place for batch, _ in found for place in batch])
-        columns = {
-            field.name: torch.cat([getattr(played, field.name) for _, played in found])
-            for field in fields(Played)
-        }
-        return Played(**columns).rows(places.argsort())
+        parts = [vars(played) for _, played in found]
+        whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return Played(**whole).rows(places.argsort())
 
 
 def _by_player(jobs: Sequence[Job], places: Sequence[int]) -> list[list[int]]:
@@ -242,14 +229,8 @@ def idle_where(idle: Tensor, actions: Actions) -> Actions:
 class Controls:
     """The same cases never grown, against which growth is credited; each is measured once."""
 
-    def __init__(
-        self,
-        *,
-        horizon: int = DEFAULT_EPISODE_LENGTH,
-        device: torch.device | str = "cpu",
-        config: PopulationConfig | None = None,
-    ) -> None:
-        self.horizon, self.device, self.config = horizon, torch.device(device), config
+    def __init__(self, **world: Unpack[World]) -> None:
+        self.world, self.horizon = world, world.get("horizon", DEFAULT_EPISODE_LENGTH)
         self._validation: dict[tuple[str, int], Tensor] = {}  # [T] each
         self._test: dict[tuple[str, int], float] = {}
 
@@ -273,14 +254,9 @@ class Controls:
         `how` is that of `play`.
         """
         missing = self.missing(cases)
-        ground = Playground(
-            min(ROWS_AT_ONCE[self.device.type], -(-len(missing) // parts)),
-            horizon=self.horizon,
-            device=self.device,
-            config=self.config,
-            attribute=False,
-            ranks=ranks,
-        )
+        most = ROWS_AT_ONCE[torch.device(self.world.get("device", "cpu")).type]
+        rows = max(1, min(most, -(-len(missing) // parts)))
+        ground = Playground(rows, attribute=False, ranks=ranks, **self.world)
         for places, played in ground.play([Job((), case) for case in missing], **how):
             self.learn([missing[place] for place in places], played)
 
@@ -314,12 +290,8 @@ class Controls:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         for name, values in state.items():
             key, _, seed = name.partition(".")
-            if values.shape != (self.horizon + 1,):
-                raise AgreementError(
-                    "Stored controls are of episodes of another length",
-                    given=f"{values.numel() - 1} epochs",
-                    valid=f"{self.horizon} epochs",
-                )
+            what = "Stored controls are of episodes of another length"
+            require_form(what, values[1:], (self.horizon,))  # and a test score
             self._validation[key, int(seed)] = values[:-1].clone()
             self._test[key, int(seed)] = float(values[-1])
 

@@ -73,12 +73,11 @@ class Bed:
         nobody = torch.zeros(count, dtype=torch.bool)
         if self.over:
             return Outcome(self.observations, nobody.float(), nobody, nobody, active=nobody)
-        space = episodes.population.space
-        own = pad(LAYOUT.narrow(actions, space).values, (0, 0, 0, len(self.cases) - count))
+        space, extra = episodes.population.space, len(self.cases) - count
+        own = pad(LAYOUT.narrow(actions, space).values, (0, 0, 0, extra))
         chosen = idle_where(~episodes.running, Actions(space, own))
         self.rule.overruled(self.advice, Actions(space, chosen.values[:count]))
         where, share = self.rule.audition(*self.seen)  # knows what was done, as in use
-        extra = len(self.cases) - count
         plan = AuditionPlan(pad(where, (0, 0, 0, 0, 0, extra)), pad(share, (0, extra)))
         epoch = episodes.advance(chosen, plan)
         before, self.state = self.state, self._owed()

@@ -36,8 +36,11 @@ class Suite:
 
     def __post_init__(self) -> None:
         check_label("name of a suite", self.name)
-        object.__setattr__(self, "training", tuple(self.training))
-        groups = {name: tuple(contexts) for name, contexts in self.heldout.items()}
+        if not isinstance(self.heldout, Mapping):
+            valid = "a table [[heldout.GROUP]] for each context"
+            raise wrong_type("heldout in a suite", self.heldout, valid)
+        object.__setattr__(self, "training", _contexts(TRAINING, self.training))
+        groups = {name: _contexts(f"heldout.{name}", each) for name, each in self.heldout.items()}
         object.__setattr__(self, "heldout", groups)
         for name in groups:
             check_label("name of a held-out group", name)
@@ -97,20 +100,14 @@ class Suite:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         given = table_of(cls, "suite", given)
-        code = given.get("code", [])
+        code = given.pop("code", [])
         if not isinstance(code, list) or not all(isinstance(file, str) for file in code):
             raise wrong_type("code in a suite", code, CODE)
         for file in code:
             if not Path(file).is_file():
                 raise EsperError("There is no Python file for the suite", given=file, valid=CODE)
             run_file(Path(file))
-        heldout = given.get("heldout", {})
-        if not isinstance(heldout, Mapping):
-            valid = "a table [[heldout.GROUP]] for each context"
-            raise wrong_type("heldout in a suite", heldout, valid)
-        groups = {name: _contexts(f"heldout.{name}", group) for name, group in heldout.items()}
-        training = _contexts(TRAINING, given[TRAINING])
-        return cls(name=given["name"], training=training, heldout=groups, code=tuple(code))
+        return cls(**given, code=tuple(code))
 
     def _refuse_twins(self) -> None:
         """What is held out must not have been trained in; names and keys must tell apart."""
@@ -129,14 +126,15 @@ class Suite:
 
 
 def _contexts(group: str, given: object) -> tuple[Context, ...]:
-    if not isinstance(given, list):
+    """Contexts, or tables that describe them."""
+    if not isinstance(given, list | tuple):
         raise wrong_type(f"{group} in a suite", given, f"a table [[{group}]] for each context")
     contexts = []
     for number, each in enumerate(given, start=1):
         name = each.get("name") if isinstance(each, Mapping) else None
         place = repr(name) if isinstance(name, str) else f"number {number}"
         with _errors_of(f"{group} context {place}"):
-            contexts.append(Context.from_dict(each))
+            contexts.append(each if isinstance(each, Context) else Context.from_dict(each))
     return tuple(contexts)
 
 

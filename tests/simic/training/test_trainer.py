@@ -464,8 +464,8 @@ def test_determinism_and_backend_reach_every_population(
     trainer = Trainer(run)
     for config in (
         trainer.garden.population.config,
-        trainer.controls.config,
-        trainer.judge.controls.config,
+        trainer.controls.world["config"],
+        trainer.judge.controls.world["config"],
     ):
         assert config is not None
         assert (config.deterministic, config.backend) == (deterministic, backend)

@@ -6,7 +6,7 @@ Nested settings are tables of the file, and dotted names elsewhere.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,11 +111,8 @@ class TrainConfig:
         require_known("device", self.device, DEVICES)
         require_known("backend of a population", self.backend, BACKENDS)
         if self.ppo.minibatches > self.envs:
-            raise EsperError(
-                "Minibatches are made of whole episodes",
-                given=f"{self.ppo.minibatches} minibatches of ppo",
-                valid=f"at most {self.envs}, the environments",
-            )
+            given, valid = f"{self.ppo.minibatches} of ppo", f"at most {self.envs}: envs"
+            raise EsperError("Minibatches are made of whole episodes", given=given, valid=valid)
 
     def _processes(self) -> tuple[int, int]:
         """The fewest and the most of them."""
@@ -143,53 +140,9 @@ class TrainConfig:
         }
 
 
-_DEMO = PPOConfig(
-    learning_rate=1e-3, epochs=8, minibatches=4, target_kl=0.08, entropy_coef=0.05, gae_lambda=0.95
-)
-
 PRESETS: dict[str, TrainConfig] = {
-    # Learns on two cores within minutes: a small host, and few cases to measure controls of.
-    "demo": TrainConfig(
-        suite="garden_mlp",
-        rounds=9,
-        envs=64,
-        processes=2,
-        cases=4,
-        ppo=_DEMO,
-        evaluation=EvaluationConfig(every=3, seeds=2),
-        checkpoint_every=3,
-    ),
-    # The main suite on the cores of a workstation: hours.
-    "garden": TrainConfig(
-        suite="garden",
-        rounds=400,
-        envs=64,
-        processes=2,
-        cases=16,
-        ppo=replace(_DEMO, learning_rate=5e-4, target_kl=0.03),
-        evaluation=EvaluationConfig(every=20, seeds=2),
-    ),
-    # The main suite on one large GPU: a quarter of a million episodes.
-    "gpu": TrainConfig(
-        suite="garden",
-        rounds=250,
-        envs=1024,
-        cases=32,
-        device="cuda",
-        ppo=replace(_DEMO, learning_rate=5e-4, target_kl=0.03, minibatches=8, epochs=4),
-        evaluation=EvaluationConfig(every=10, seeds=8),
-    ),
-    # Drawn worlds on one large GPU: a hundred thousand of them, none twice.
-    "greenhouse": TrainConfig(
-        suite="greenhouse",
-        rounds=400,
-        envs=1024,
-        horizon=60,
-        device="cuda",
-        watched=0,
-        ppo=replace(_DEMO, learning_rate=3e-4, target_kl=0.03, minibatches=8, epochs=4),
-        evaluation=EvaluationConfig(every=10, seeds=2, baselines=("audition",)),
-    ),
+    name: filled(TrainConfig(), settings, "setting of a run")
+    for name, settings in read_toml(Path(__file__).with_name("presets.toml")).items()
 }
 
 

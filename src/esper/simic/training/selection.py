@@ -57,20 +57,15 @@ class Judgement:
 
     def event(self, round_: int) -> Evaluated:
         """Every context, and the figure over all of them."""
-        overall = self.mean
-        episodes = self.scores.shape[1]
-        each = self.scores.mean(1).tolist()
-        spread = [(score, score) for score in each]
-        if episodes > 1:
-            spread = [tuple(mean_interval(row[None])[1:]) for row in self.scores]  # type: ignore[misc]
+        found = [self.mean, *(mean_interval(row[None]) for row in self.scores)]
         return Evaluated(
             round=round_,
             controller=self.controller,
             context=["all", *self.contexts],
-            score=[overall.value, *each],
-            low=[overall.low, *(low for low, _ in spread)],
-            high=[overall.high, *(high for _, high in spread)],
-            episodes=[self.scores.numel(), *[episodes] * len(each)],
+            score=[found[0].value, *self.scores.mean(1).tolist()],
+            low=[each.low for each in found],
+            high=[each.high for each in found],
+            episodes=[self.scores.numel(), *[self.scores.shape[1]] * len(self.contexts)],
         )
 
 
@@ -96,13 +91,7 @@ class Judge:
             for number in range(seeds)
         ]
         self.own = list(range(processes.rank, len(self.cases), processes.size))
-        self._ground = Playground(
-            rows,
-            horizon=controls.horizon,
-            device=controls.device,
-            config=controls.config,
-            test=False,
-        )
+        self._ground = Playground(rows, test=False, **controls.world)
 
     def judge(self, controller: Controller, *, attribute: bool = False) -> Judgement:
         """The controller's scores, the same in every process.

@@ -3,7 +3,7 @@
 Shapes: `N` environments, `S` slots, `M` changes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -121,16 +121,15 @@ class Reporter:
     def _tell(
         self, decisions: Decisions, transition: Transition, returns: Tensor, count: int
     ) -> None:
-        round_, step = decisions.round, decisions.step
+        when = {"round": decisions.round, "step": decisions.step}
         self.hub.emit(decisions)
-        self._refusals(round_, step, transition, count)
+        self._refusals(when, transition, count)
         life = transition.after.lifecycle
         slots = self.garden.catalogue.slots.names
         alphas = {f"alpha_{name}": life.alpha[:, place] for place, name in enumerate(slots)}
         self.hub.emit(
             Stepped(
-                round=round_,
-                step=step,
+                **when,
                 rewards=transition.terms.total,
                 terms=dict(transition.terms),
                 measures={
@@ -143,8 +142,8 @@ class Reporter:
                 first_env=self.first_env,
             )
         )
-        self._changes(round_, step, transition)
-        self._endings(round_, step, transition, returns)
+        self._changes(when, transition)
+        self._endings(when, transition, returns)
 
     @torch.no_grad()
     def _probabilities(self, decision: Decision, count: int) -> Tensor:
@@ -154,18 +153,16 @@ class Reporter:
         logits = logits_given(outlook.logits, self.network.space, decision.actions[:count])
         return MaskedCategorical(logits, decision.masks[:count], validate=False).probs.cpu()
 
-    def _refusals(self, round_: int, step: int, transition: Transition, count: int) -> None:
+    def _refusals(self, when: Mapping[str, int], transition: Transition, count: int) -> None:
         """What gates kept the first `count` environments from; those that end are others now."""
         (rows,) = (transition.epoch.active & ~transition.terminals)[:count].nonzero(as_tuple=True)
         found = self.garden.episodes.population.refusals(transition.before.lifecycle, rows)
         if found:
             place, slot, op, reason = zip(*found, strict=True)
             env = rows[list(place)] + self.first_env
-            self.hub.emit(
-                Refused(round=round_, step=step, env=env, slot=slot, op=op, reason=reason)
-            )
+            self.hub.emit(Refused(**when, env=env, slot=slot, op=op, reason=reason))
 
-    def _changes(self, round_: int, step: int, transition: Transition) -> None:
+    def _changes(self, when: Mapping[str, int], transition: Transition) -> None:
         """What seeds went through, and what the governor took back."""
         changes, trips = transition.epoch.transitions, transition.epoch.trips
         if len(changes):
@@ -176,8 +173,7 @@ class Reporter:
                 reasons[place] = why[int(changes.host[place])]
             self.hub.emit(
                 LifecycleChanged(
-                    round=round_,
-                    step=step,
+                    **when,
                     env=changes.host + self.first_env,
                     slot=changes.slot,
                     before=changes.before,
@@ -189,10 +185,9 @@ class Reporter:
             )
         if trips:
             env = [self.first_env + trip.environment for trip in trips]
-            reasons = [str(trip) for trip in trips]
-            self.hub.emit(RolledBack(round=round_, step=step, env=env, reason=reasons))
+            self.hub.emit(RolledBack(**when, env=env, reason=[str(trip) for trip in trips]))
 
-    def _endings(self, round_: int, step: int, transition: Transition, returns: Tensor) -> None:
+    def _endings(self, when: Mapping[str, int], transition: Transition, returns: Tensor) -> None:
         rows = transition.terminals.nonzero()[:, 0]
         if not len(rows):
             return
@@ -203,8 +198,7 @@ class Reporter:
         kept = after.lifecycle.params * after.lifecycle.at(SeedStage.FOSSILIZED)
         self.hub.emit(
             EpisodeEnded(
-                round=round_,
-                step=step,
+                **when,
                 env=rows + self.first_env,
                 context=[case.context.name for case in cases],
                 seed=[case.seed for case in cases],

@@ -61,7 +61,7 @@ from esper.tamiyo.network import GARDEN_FLOOR
 from esper.tolaria.population_config import PopulationConfig
 
 AGENT = "agent-0"  # the part of a checkpoint that is the learner
-CONTROL = "controls."  # before the names of controls in a checkpoint
+CONTROLS = "controls"  # before the names of controls in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,6 @@ class Trainer:
             own,
             controls=self.controls,
             reward=config.reward,
-            horizon=config.horizon,
-            device=config.device,
-            config=population,
         )
         self.judge = Judge(
             suite.training,
@@ -178,14 +175,14 @@ class Trainer:
         self.reporter = Reporter(
             self.hub, self.agent.network, self.garden, self.first_env, self.config.watched
         )
-        if saved is not None:
-            return True
-        if not self._measure_controls():
-            return False
-        self._observations = self.garden.reset()
-        if not self._judge_baselines():
-            return False
-        self._checkpoint()
+        if saved is None:
+            try:
+                self._measure_controls()
+                self._observations = self.garden.reset()
+                self._judge_baselines()
+            except StoppedError:
+                return False
+            self._checkpoint()
         return True
 
     def _store(self, *, new: bool) -> RunStore | None:
@@ -251,10 +248,10 @@ class Trainer:
             if numbers.shape != (self.config.envs,) or numbers.dtype != torch.int64:
                 raise ValueError(f"no number for each of {self.config.envs} environments")
             self.undone = state.notes["undone"] is True
-            curves = {n: v for n, v in state.tensors.items() if n.startswith(CONTROL)}
+            curves = state.part(CONTROLS)
             if any(curve.dtype != torch.float64 for curve in curves.values()):
                 raise TypeError("controls are not float64")
-            self.controls.load_state_dict({n.removeprefix(CONTROL): v for n, v in curves.items()})
+            self.controls.load_state_dict(curves)
             if self.controls.missing(self._cases()):  # measured again they would differ a little
                 raise LookupError("controls are missing")
         return numbers[self.first_env :][: self.garden.envs]
@@ -263,23 +260,17 @@ class Trainer:
         """Every case that is played or judged."""
         return [*self.draw.pool(), *self.judge.cases]
 
-    def _measure_controls(self) -> bool:
+    def _measure_controls(self) -> None:
         """Processes share the controls, and get to know all of them."""
         ranks, said = self.processes, partial(self.tell, "measuring controls")
-        how: dict[str, Any] = {"parts": ranks.size, "progress": said, "stop": self.stop}
-        try:
-            self.controls.require(self._cases(), ranks, **how)
-        except StoppedError:
-            return False
-        return True
+        self.controls.require(self._cases(), ranks, parts=ranks.size, progress=said, stop=self.stop)
 
-    def _judge_baselines(self) -> bool:
+    def _judge_baselines(self) -> None:
         for place, name in enumerate(self.config.evaluation.baselines):
             if self._stopping():
-                return False
+                raise StoppedError("Judging was told to stop", given=f"{name} was not judged")
             self._tell_judged(self.judge.judge(controller_of(name, self.run.suite)), 0)
             self.tell("judging baselines", place + 1, len(self.config.evaluation.baselines))
-        return True
 
     # --- rounds --------------------------------------------------------------------------
 
@@ -426,8 +417,8 @@ class Trainer:
         self.agent.save(self.run.unfinished(self.round) / AGENT)
         number = self.processes.united(self.garden.state_dict()["number"], self.agent.place)
         if self.processes.rank == 0:
-            controls = self.controls.state_dict()
-            tensors = {"number": number, **{CONTROL + n: curve for n, curve in controls.items()}}
+            controls = self.controls.state_dict().items()
+            tensors = {"number": number, **{f"{CONTROLS}.{n}": curve for n, curve in controls}}
             anomalies = self.detector.state_dict()
             notes: dict[str, Any] = {"settings": asdict(self.config), "anomalies": anomalies}
             notes |= {"judged": self.judged, "undone": self.undone}
