@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import esper
-from esper.api import auditing
+from esper.api import auditing, ranks
 from esper.leyline.errors import DataError
 from esper.show.audit_facts import CERTAIN, WORTH, Audit, Candidate, Verdict, judged
 from tests.api.test_shadows import equal
@@ -217,16 +217,21 @@ def test_fewer_seconds_hear_less_and_say_so(
     assert told[0.4].startswith("Audit of Sequential: 5 of 9 seeds that fit, on 20% of the batches")
 
 
-def test_a_run_plants_what_an_audit_found(tmp_path: Path) -> None:
+def test_a_run_plants_what_an_audit_found_also_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = patterns(768, 0), patterns(512, 1)
     same: dict[str, Any] = {"loss": "cross_entropy", "budget": "+80%", "lr": 1e-2, "quiet": True}
 
     def stop(record: dict[str, Any]) -> None:
-        if record["epoch"] == 3:
+        if record["epoch"] in (3, 4):
             raise KeyboardInterrupt
 
     given = {"audit": found(), "epochs": 8, **same}
     whole = esper.grow(net(), *data, **given)
+    with pytest.raises(KeyboardInterrupt):
+        esper.grow(net(), *data, **given, out=tmp_path / "run", on_epoch=stop)
+    monkeypatch.setattr(ranks, "goes_on", lambda *_: True)  # as after a process was lost
     with pytest.raises(KeyboardInterrupt):
         esper.grow(net(), *data, **given, out=tmp_path / "run", on_epoch=stop)
     again = esper.resume(tmp_path / "run", net(), *data, quiet=True)

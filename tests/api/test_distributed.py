@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from esper.api import Budget, grow, ranks, wrap
+from esper.api.batches import IGNORED
 from esper.api.fitting_controllers import resolve
 from esper.api.ticking import slot_flow
 from esper.kasmina.gates import GateRules
+from esper.leyline.errors import EsperError
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.run_processes import joined
 from esper.tamiyo.features import FeatureTable
-from tests.api.tables import INPUTS, LABELS, TRAIN, VAL, Script, mlp, wrapped
+from tests.api.tables import CLASSES, INPUTS, LABELS, TRAIN, VAL, Script, mlp, wrapped
 from tests.ranks import torchrun
 
 LIFE = {1: ("plant", "2", "mlp", "ramp"), 3: ("blend in", "2")}
@@ -49,28 +52,36 @@ def tell(found: dict[str, Any]) -> None:
 
 
 def other_samples() -> None:
-    """A controller that looks at the flow; every process has a sample of its own."""
     with joined("cpu"):
-        rank, agent = ranks.rank(), sys.argv[1]
-        torch.manual_seed(0)
-        rows = slice(48 * rank, 48 * rank + 48)
-        sample, rules = INPUTS[rows][:5] * (1 + rank), GateRules.unmeasured()
-        host = wrap(mlp(), sample, slots=["2", "5"], rules=rules, budget=Budget(epochs=9))
-        controller = resolve(agent, host.catalogue, 9)
-        own, alike = slot_flow(host.eval()).nan_to_num(), host.flow().nan_to_num()
-        optimizer = host.train().optimizer(torch.optim.SGD, lr=0.05)
-        parallel, decisions = DistributedDataParallel(host), []
-        for epoch in range(6):
-            optimizer.zero_grad()
-            cross_entropy(parallel(INPUTS[rows]), LABELS[rows]).backward()
-            optimizer.step()
-            seen = {"train_loss": 1.0 + rank, "evaluate": lambda m: 10.0 + 20.0 * rank}
-            tick = host.tick(controller, **seen)
-            decisions.append((str(tick.decision), tick.score))
-            if epoch == 3:  # it need not be made anew, and may
-                parallel = DistributedDataParallel(host)
-        weights = [float(p.double().sum()) for p in host.parameters()]
-        tell({"own": torch.equal(own, alike), "decisions": decisions, "weights": weights})
+        tell(decided_with_a_sample_of_its_own())
+
+
+def decided_with_a_sample_of_its_own() -> dict[str, Any]:
+    """A controller that looks at the flow; every process has a sample of its own.
+
+    The parallel wrapper goes before its group does: if it were the last to hold the group, torch
+    would wait for threads of Gloo's while these wait for Python, for ever.
+    """
+    rank, agent = ranks.rank(), sys.argv[1]
+    torch.manual_seed(0)
+    rows = slice(48 * rank, 48 * rank + 48)
+    sample, rules = INPUTS[rows][:5] * (1 + rank), GateRules.unmeasured()
+    host = wrap(mlp(), sample, slots=["2", "5"], rules=rules, budget=Budget(epochs=9))
+    controller = resolve(agent, host.catalogue, 9)
+    own, alike = slot_flow(host.eval()).nan_to_num(), host.flow().nan_to_num()
+    optimizer = host.train().optimizer(torch.optim.SGD, lr=0.05)
+    parallel, decisions = DistributedDataParallel(host), []
+    for epoch in range(6):
+        optimizer.zero_grad()
+        cross_entropy(parallel(INPUTS[rows]), LABELS[rows]).backward()
+        optimizer.step()
+        seen = {"train_loss": 1.0 + rank, "evaluate": lambda m: 10.0 + 20.0 * rank}
+        tick = host.tick(controller, **seen)
+        decisions.append((str(tick.decision), tick.score))
+        if epoch == 3:  # it need not be made anew, and may
+            parallel = DistributedDataParallel(host)
+    weights = [float(p.double().sum()) for p in host.parameters()]
+    return {"own": torch.equal(own, alike), "decisions": decisions, "weights": weights}
 
 
 def test_processes_with_other_samples_decide_alike_by_what_both_measured(tmp_path: Path) -> None:
@@ -177,8 +188,9 @@ def test_two_processes_grow_what_one_does(tmp_path: Path) -> None:
 
 
 def killed() -> None:
-    """The second process dies in the third epoch, once."""
-
+    """The second process dies in the third epoch, once. Before, an older run is in the way."""
+    with pytest.raises(EsperError, match="older holds a run already"):
+        grown(Path("older"))
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
         step, steps = torch.optim.SGD.step, iter(range(12))
 
@@ -194,34 +206,110 @@ def killed() -> None:
 @pytest.mark.slow
 def test_growing_goes_on_to_the_bit_after_a_process_was_lost(tmp_path: Path) -> None:
     (whole := tmp_path / "whole").mkdir()
-    (other := tmp_path / "other").mkdir()
+    (older := tmp_path / "other" / "older" / "checkpoint").mkdir(parents=True)
+    (older / "manifest.json").write_text("{}")
     undisturbed = run_two("growing", whole)
-    found = run_two("killed", other, restarts=1)
+    found = run_two("killed", tmp_path / "other", restarts=1)
     assert [each.pop("again") for each in found] == ["1", "1"]
     assert repr(found) == repr(undisturbed)
+
+
+class Uneven(nn.Module):
+    """A model that every process draws for itself."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.layers = mlp(start=ranks.rank())
+        self.layers.append(nn.Linear(CLASSES, width))
+        self.register_buffer("scale", torch.full((width,), 1.0 + ranks.rank()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) * self.scale  # type: ignore[no-any-return]
+
+
+class Opinion:
+    """A metric that collects, and makes something else of it in every process."""
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def compute(self) -> float:
+        return 10.0 + 20.0 * ranks.rank()
+
+
+def uneven() -> None:
+    def made(model: nn.Module, data: Any = TRAIN, **named: Any) -> Any:
+        given: dict[str, Any] = {"loss": "cross_entropy", "budget": None, "controller": "never"}
+        given |= {"epochs": 2, "optimizer": "SGD", "quiet": True, "batch_size": 61} | named
+        return grow(model, data, data, **given)
+
+    with joined("cpu"):
+        run, turned = made(Uneven(), metric=Opinion()), (TRAIN[0].roll(ranks.rank(), 0), TRAIN[1])
+        words, sparse = torch.arange(64) % 7, nn.Embedding(7, 8, sparse=True)
+        refused = []
+        for model, data in (
+            (Uneven(), turned),
+            (Uneven(4 + ranks.rank()), TRAIN),
+            (nn.Sequential(sparse, nn.Linear(8, 8)), (words, words)),
+        ):
+            with pytest.raises(EsperError) as refusal:
+                made(model, data)
+            refused.append(refusal.value.what)
+        state = {name: each.tolist() for name, each in run.host.model.state_dict().items()}
+        tell({"state": state, "scores": [each["score"] for each in run.history], "no": refused})
+
+
+def test_processes_learn_as_one_from_the_first_ones_weights_or_refuse(tmp_path: Path) -> None:
+    """The last batch has too few samples to be divided among layers that normalise."""
+    first, second = run_two("uneven", tmp_path)
+    assert first == second
+    assert first["state"]["scale"] == [1.0] * 8
+    assert first["scores"] == [10.0, 10.0]
+    assert first["no"] == [
+        "Processes that learn together were given different settings or data",
+        "Processes that learn together were given different models",
+        "Sparse gradients are not averaged over processes",
+    ]
+
+
+@pytest.mark.parametrize(("named", "place"), [({}, "cpu"), ({"device": "auto"}, "cuda")])
+def test_processes_meet_where_the_model_is_to_be(
+    monkeypatch: pytest.MonkeyPatch, named: dict[str, str], place: str
+) -> None:
+    met: list[str] = []
+    monkeypatch.setattr(ranks.run_processes, "is_launched", lambda: True)
+    monkeypatch.setattr(ranks.run_processes, "joined", lambda on: nullcontext(met.append(on)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    ranks.together(lambda *_, **__: None)("folder", nn.Linear(1, 1), **named)
+    assert met == [place]
 
 
 # --- who has which samples -----------------------------------------------------------------------
 
 
-@given(st.integers(1, 40), st.integers(1, 7), st.booleans())
+@given(st.integers(1, 40), st.integers(1, 7), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_every_sample_belongs_to_one_process_and_weights_make_the_mean_of_all(
-    samples: int, size: int, nested: bool
+    samples: int, size: int, nested: bool, counted: bool, chance: int
 ) -> None:
     x = torch.arange(samples)
+    if counted:  # not every label does
+        x[torch.rand(samples, generator=torch.Generator().manual_seed(chance)) < 0.5] = IGNORED
     batch: Any = ({"a": x, "b": (x, "word")} if nested else x, x)
     found: list[tuple[Tensor, float]] = []
-    counted: list[Tensor] = []
+    divided: list[Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks, "count", lambda: size)
         for rank in range(size):
             patch.setattr(ranks, "rank", lambda rank=rank: rank)
-            part, weight = ranks.own_part(batch)
+            part, weight = ranks.own_part(batch, IGNORED if counted else None)
             found.append((part[1], weight))
-            counted += [each[1] for each in ranks.own_parts([batch])]
-    mean = sum(float(rows.double().mean()) * weight for rows, weight in found) / size
-    assert mean == pytest.approx(float(x.double().mean()))
-    assert torch.cat(counted).sort().values.tolist() == x.tolist()
+            divided += [each[1] for each in ranks.own_parts([batch])]
+    assert min(len(rows) for rows, _ in found) >= min(2, samples), "one cannot be normalised"
+    means = [float(rows[rows != IGNORED].double().mean()) * weight for rows, weight in found]
+    whole = float(x[x != IGNORED].double().mean())
+    assert sum(means) / size == pytest.approx(whole, nan_ok=True)
+    assert torch.cat(divided).sort().values.tolist() == x.sort().values.tolist()
 
 
 def test_a_process_on_its_own_keeps_what_it_has() -> None:

@@ -108,15 +108,15 @@ def grow(
     require_ordinary()
     observers = _observers(on_epoch, sinks, kept=out is not None, quiet=quiet)
     where = placed(model, device)
+    if audit is not None:
+        controller, slots = audited(audit, model, controller, slots)
     folder = None if out is None else GrowthFolder(out)
-    if folder is not None and ranks.started_again(model, folder.holds_run):
+    if folder is not None and ranks.goes_on(model, folder):
         return resume(
             folder.path, model, train, val, loss=loss, metric=metric, optimizer=optimizer,
             scheduler=scheduler, controller=controller, test=test, sample=sample,
             on_epoch=on_epoch, sinks=sinks, quiet=quiet,
         )  # fmt: skip
-    if audit is not None:
-        controller, slots = audited(audit, model, controller, slots)
     limits = Budget.of(budget, epochs)
     kinds = (name for name, kind in _OPTIMIZERS.items() if kind is optimizer)
     settings = GrowSettings(
@@ -144,6 +144,8 @@ def grow(
     run.settle(slots=tuple(map(asdict, host.targets)), data=data.fingerprints(seed))
     if folder is not None:
         folder.require_new()
+    ranks.share(model)
+    ranks.require_same(model, "settings or data", str(replace(run.settings, origin=None)))
     growth = Growth(run, data, scoring, controller, optimizer, scheduler, observers)
     with nullcontext() if folder is None or ranks.rank() else folder.locked():
         growth.begin(first)
@@ -458,7 +460,7 @@ class Growth:
         host.train()
         losses, size = [], 0
         for whole in self.data["train"](stream, self.device):
-            batch, weight = ranks.own_part(whole)
+            batch, weight = ranks.own_part(whole, scoring.ignored)
             self.optimizer.zero_grad()
             try:
                 _, value = scoring.run(host, batch)
@@ -507,7 +509,9 @@ class Growth:
         with measuring(self.host), randomness_kept(self.host, stream=stream):
             found, scoring = batches(stream, self.device), self.scoring
             if scoring.collects:  # what it makes of all is no sum of what it makes of parts
-                return scoring.scores(self.host, found)
+                own = scoring.scores(self.host, found)
+                both = torch.tensor([own.loss, own.score], dtype=torch.float64)
+                return Scores(*ranks.shared(self.host, both).tolist())
             total = partial(ranks.summed, self.host)
             return scoring.scores(self.host, ranks.own_parts(found), total)
 

@@ -48,6 +48,7 @@ from esper.nissa.hub import tell
 from esper.show.growth_facts import Report, SeedLife
 from esper.show.report import FOLDER
 from esper.show.terminal import aligned
+from esper.simic.training import run_processes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -243,6 +244,7 @@ class GrownRun:
         """Before the first epoch."""
         self.before = dict(scores)
         if self.folder is not None and ranks.rank() == 0:
+            run_processes.begins(self.folder)
             self.folder.keep_sample(self.sample)
 
     def finish(self, scores: Mapping[str, float]) -> None:

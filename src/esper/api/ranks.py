@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, distributed, nn
 
 from esper.api.batches import Pair, divisible, part_of, samples_of
+from esper.archive import KeptFolder
+from esper.leyline.errors import EsperError
+from esper.leyline.streams import derive_seed
 from esper.simic.training import run_processes
 
 P = ParamSpec("P")
@@ -28,8 +31,9 @@ def rank() -> int:
     return distributed.get_rank() if count() > 1 else 0
 
 
-def started_again(model: nn.Module, kept: bool) -> bool:
-    """Did the launcher lose a process, and start all of them again, after something was `kept`?"""
+def goes_on(model: nn.Module, folder: KeptFolder) -> bool:
+    """Did this launch begin the run in the folder, and lose a process of it?"""
+    kept = run_processes.goes_on(folder)
     return bool(run_processes.started_again()) and bool(shared(model, torch.tensor(kept)))
 
 
@@ -40,7 +44,10 @@ def together(work: Callable[P, T]) -> Callable[P, T]:
     def met(*args: P.args, **named: P.kwargs) -> T:
         if not run_processes.is_launched() or distributed.is_initialized():
             return work(*args, **named)
-        cuda = torch.cuda.is_available() and not str(named.get("device")).startswith("cpu")
+        given = [each for each in (*args, named.get("model")) if isinstance(each, nn.Module)]
+        present = [parameter.device for model in given for parameter in model.parameters()]
+        where = str(named.get("device") or next(iter(present), "cpu"))
+        cuda = torch.cuda.is_available() and not where.startswith("cpu")
         with run_processes.joined("cuda" if cuda else "cpu"):
             return work(*args, **named)
 
@@ -85,7 +92,24 @@ def _agreed(model: nn.Module, values: Tensor, agree: Callable[[Tensor], object])
     return sent.cpu()
 
 
-# --- gradients -------------------------------------------------------------------------------
+def require_same(model: nn.Module, what: str, told: str) -> None:
+    """Refuse, in every process, what is not the same in all."""
+    own = torch.tensor(derive_seed(told))
+    if bool(summed(model, (shared(model, own) != own).long())):
+        fix = "give all of them the same, in the same order: Esper divides it between them"
+        raise EsperError(f"Processes that learn together were given different {what}", fix=fix)
+
+
+# --- weights and gradients -------------------------------------------------------------------
+
+
+def share(model: nn.Module) -> None:
+    """Give every process the weights and buffers of the first, so that they learn as one."""
+    held = dict(model.named_parameters()) | dict(model.named_buffers())
+    kinds = [(name, each.dtype, each.shape) for name, each in held.items()]
+    require_same(model, "models", str(kinds))
+    # (As bytes: whatever kind of number it is.)
+    _agree_in_place(held.values(), lambda of: distributed.broadcast(of.view(torch.uint8), src=0))
 
 
 def average_gradients(module: nn.Module) -> None:
@@ -99,17 +123,27 @@ def average_gradients(module: nn.Module) -> None:
             parameter.register_post_accumulate_grad_hook(lambda p: average_tensors([p.grad]))
 
 
-@torch.no_grad()
 def average_tensors(tensors: Iterable[Tensor | None]) -> None:
-    """In place, over all processes, in one message for each kind of number."""
+    """In place, over all processes."""
+    _agree_in_place(tensors, distributed.all_reduce, summed_over=count())
+
+
+@torch.no_grad()
+def _agree_in_place(
+    tensors: Iterable[Tensor | None], agree: Callable[[Tensor], object], summed_over: int = 1
+) -> None:
+    """In one message for each kind of number."""
     kinds: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors if count() > 1 else ():
+        if tensor is not None and tensor.is_sparse:
+            fix = "make the layer without them, such as nn.Embedding(..., sparse=False)"
+            raise EsperError("Sparse gradients are not averaged over processes", fix=fix)
         if tensor is not None:
             kinds.setdefault(tensor.dtype, []).append(tensor)
     for held in kinds.values():
-        whole = torch.cat([tensor.flatten() for tensor in held])
-        distributed.all_reduce(whole)
-        parts = (whole / count()).split([tensor.numel() for tensor in held])
+        agree(whole := torch.cat([tensor.flatten() for tensor in held]))
+        whole = whole / summed_over if summed_over > 1 else whole
+        parts = whole.split([tensor.numel() for tensor in held])
         for tensor, part in zip(held, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
 
@@ -131,14 +165,19 @@ def average_step(model: nn.Module) -> None:
 # --- data ------------------------------------------------------------------------------------
 
 
-def own_part(batch: Pair) -> tuple[Pair, float]:
+def own_part(batch: Pair, ignored: int | None = None) -> tuple[Pair, float]:
     """This process's samples of a batch, and their weight: losses times it have the mean of the
-    whole batch's. A batch that cannot be divided belongs to all, whole."""
+    whole batch's, over labels that are not `ignored`. A batch belongs to all, whole, if it cannot
+    be divided, or if a part had no such label, or one sample, which cannot be normalised."""
     size = samples_of(batch) if count() > 1 and divisible(batch) else 0
-    if size < max(count(), 2):
+    if size < 2 * count():
         return batch, 1.0
-    first, after = size * rank() // count(), size * (rank() + 1) // count()
-    return part_of(batch, slice(first, after)), (after - first) * count() / size
+    cuts = [slice(size * n // count(), size * (n + 1) // count()) for n in range(count())]
+    counted = torch.ones(size) if ignored is None else batch[1] != ignored
+    weights = torch.stack([counted[cut].sum() for cut in cuts]).tolist()
+    if not min(weights):
+        return batch, 1.0
+    return part_of(batch, cuts[rank()]), weights[rank()] * count() / sum(weights)
 
 
 def own_parts(batches: Iterable[Pair]) -> Iterator[Pair]:

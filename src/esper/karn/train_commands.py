@@ -21,11 +21,12 @@ from esper.show.terminal import duration, flat_estimate, progress, require_writa
 from esper.simic.agent.processes import Processes
 from esper.simic.training import RoundReport, RunFolder, Stopping, TrainConfig, train_run
 from esper.simic.training.run_processes import (
+    begins,
+    goes_on,
     is_launched,
     joined,
     launch,
     require_device,
-    started_again,
 )
 
 
@@ -35,7 +36,7 @@ def start_run(command: Train) -> RunFolder:
     with joined(config.device) as processes:
         if is_launched() and processes.size not in config.sizes:
             config = replace(config, processes=processes.size)  # as many as there are
-        made = command.out is not None and started_again() and RunFolder(command.out).holds_run
+        made = command.out is not None and goes_on(RunFolder(command.out))
         path = "" if processes.rank else str(command.out if made else _created(command, config))
         run = RunFolder.open(processes.each(path)[0])
         _train(run, command, processes)
@@ -58,7 +59,8 @@ def _created(command: Train, config: TrainConfig) -> Path:
     path = command.out or RunFolder.next_in(RUNS, Path(config.suite).stem)
     if command.watch:
         start_watching(path)
-    return RunFolder.create(path, config, facts).path
+    begins(run := RunFolder.create(path, config, facts))
+    return run.path
 
 
 def resume_run(command: Resume) -> None:

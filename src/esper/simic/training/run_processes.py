@@ -27,6 +27,7 @@ from esper.leyline.errors import EsperError, first_line, require_known
 from esper.simic.training.config import DEVICES
 
 if TYPE_CHECKING:
+    from esper.archive import KeptFolder
     from esper.simic.agent.processes import Processes, ProcessesError
     from esper.simic.training.trainer import Listener, Telling
     from esper.simic.training.training_runs import RunFolder
@@ -51,6 +52,28 @@ def is_launched() -> bool:
 def started_again() -> int:
     """How often the launcher has lost a process, and started all of them again."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if is_launched() else 0
+
+
+def begins(folder: "KeptFolder") -> None:
+    """Remember, for processes that are started again, that this launch began the run in here."""
+    if (store := _launchers_store()) is not None:
+        store.set(f"begun {folder.path.resolve()}", "")
+
+
+def goes_on(folder: "KeptFolder") -> bool:
+    """Is there a run in here which this launch began, and of which it lost a process?"""
+    store = _launchers_store() if started_again() and folder.holds_run else None
+    return store is not None and bool(store.check([f"begun {folder.path.resolve()}"]))
+
+
+def _launchers_store() -> Any:
+    """What is told there outlives processes; None: their launcher keeps no store for them."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, is_master=False, timeout=PATIENCE)
 
 
 class Stopping:
