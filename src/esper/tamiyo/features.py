@@ -10,9 +10,11 @@ global features, `P` features of a slot.
 """
 
 import math
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,20 +24,11 @@ from esper.leyline.errors import AgreementError, place_of
 from esper.leyline.signals import FLOW_STATISTICS, SIGNAL_WINDOW, Signals
 from esper.leyline.slots import require_form
 
-MOST_LOSS = 4.0  # in units of guessing
-MOST_PARAMS = 4.0  # in units of the host's parameters
 LAGS = (1, 3, 7)  # epochs over which changes are shown
 MOST_INTERVENTIONS = 8
 GRADIENT_DECADES = 4.0  # powers of ten, each way, that a gradient or a ratio of them may span
 CONTRIBUTION_SCALE = 10.0  # points
 COST_STEPS = 1000.0  # a cost of one such part of the host is just visible
-
-GUESSING = "loss / log(classes)"
-_ABOVE_CHANCE = "(accuracy - chance) / (100 - chance)"
-OF_HOST = "parameters / host parameters"
-_OF_HORIZON = "epochs / horizon"
-COST_SCALE = "log10(1 + 1000 × share of host) / 4"
-_NOW = ("measured",)
 
 
 @dataclass(frozen=True)
@@ -55,100 +48,24 @@ class Feature:
         return tuple(f"{self.name}.{option}" for option in self.options) or (self.name,)
 
 
-def given(flag: str, what: str, *features: Feature) -> tuple[Feature, ...]:
-    """A presence flag, and the features that are 0 unless it is 1."""
-    flagged = (replace(feature, flags=(*feature.flags, flag)) for feature in features)
-    return (Feature(flag, 0.0, 1.0, "0 or 1", what), *flagged)
+def features_of(block: str, **options: tuple[str, ...]) -> tuple[Feature, ...]:
+    """A block of `features.toml`; `options` of those features that have some, by name."""
+    found = []
+    for name, (unit, what, *flags) in _TABLES[block].items():
+        scale, low, high = _TABLES["units"][unit]
+        found.append(Feature(name, low, high, scale, what, tuple(flags), options.get(name, ())))
+    return tuple(found)
 
 
-def _changes(lag: int) -> tuple[Feature, ...]:
-    before = f"{lag} epoch{'s' if lag > 1 else ''} before"
-    what = f"Change since {before}."
-    return given(
-        f"measured_{lag}", f"Losses and accuracy are known for the last epoch and {before}.",
-        Feature(f"train_loss_change_{lag}", -2.0, 2.0, GUESSING, what),
-        Feature(f"validation_loss_change_{lag}", -2.0, 2.0, GUESSING, what),
-        Feature(f"validation_accuracy_change_{lag}", -1.0, 1.0, _ABOVE_CHANCE, what),
-    )  # fmt: skip
-
-
-GLOBAL_FEATURES: tuple[Feature, ...] = (
-    Feature("epoch", 0.0, 1.0, _OF_HORIZON, "Epochs lived."),
-    Feature("remaining", 0.0, 1.0, _OF_HORIZON, "Epochs left."),
-    *given(
-        "measured", "Losses and accuracy of the last epoch are known.",
-        Feature("train_loss", 0.0, MOST_LOSS, GUESSING, "Of the last epoch."),
-        Feature("validation_loss", 0.0, MOST_LOSS, GUESSING, "Of the network as it is."),
-        Feature("generalisation_gap", -2.0, 2.0, GUESSING, "Validation minus training loss."),
-        Feature("validation_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "Of the network as it is."),
-        Feature("best_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "Best in the window."),
-        Feature("since_best", 0.0, 1.0, "epochs / window", "Epochs since that."),
-    ),
-    *given(
-        "committed_known", "The committed accuracy is known.",
-        Feature("committed_accuracy", -1.0, 1.0, _ABOVE_CHANCE, "With only fossilized seeds on."),
-        Feature("uncommitted_gain", -1.0, 1.0, _ABOVE_CHANCE, "As it is minus committed.", _NOW),
-    ),
-    *(feature for lag in LAGS for feature in _changes(lag)),
-    *given(
-        "loss_rise_known", "The change of the training loss over the last epoch is known.",
-        Feature("loss_rise", -1.0, 2.0, "relative change", "Of the training loss; a gate looks at "
-                "it."),
-    ),
-    *given(
-        "gradient_known", "The host's gradient is known.",
-        Feature("gradient", -1.0, 1.0, "log10 / 4", "Norm of the host's gradient, over the last "
-                "epoch."),
-    ),
-    Feature("added_params", 0.0, MOST_PARAMS, OF_HOST, "In seeds that exist; they pay rent."),
-    Feature("budget_room", 0.0, MOST_PARAMS, OF_HOST, "That may still be added."),
-    Feature("interventions", 0.0, 1.0, "count / 8", "Decisions other than WAIT so far."),
-    Feature("living", 0.0, 1.0, "count / slots", "Seeds that can still be pruned."),
-    Feature("fossilized", 0.0, 1.0, "count / slots", "Seeds that are permanent."),
-)  # fmt: skip
+_TABLES = tomllib.loads(Path(__file__).with_name("features.toml").read_text("utf-8"))
+GLOBAL_FEATURES = features_of("global")
 
 
 def slot_features(blueprints: tuple[str, ...]) -> tuple[Feature, ...]:
     """The block of one slot."""
     stages = tuple(stage.name for stage in SeedStage)
     blends = tuple(blend.name for blend in Blend)
-    return (
-        Feature("stage", 0.0, 1.0, "one of", "Where the slot is in its life.", options=stages),
-        Feature("blueprint", 0.0, 1.0, "one of", "The seed in it, if any.", options=blueprints),
-        Feature("blend", 0.0, 1.0, "one of", "How the seed comes in.", options=blends),
-        Feature("alpha", 0.0, 1.0, "as it is", "How far the seed is blended in."),
-        Feature("age", 0.0, 1.0, _OF_HORIZON, "Since planting."),
-        Feature("epochs_in_stage", 0.0, 1.0, _OF_HORIZON, "In its present stage."),
-        Feature("embargo", 0.0, 1.0, _OF_HORIZON, "Of rest left."),
-        Feature("params", 0.0, MOST_PARAMS, OF_HOST, "Of the seed that exists here."),
-        *given(
-            "contribution_known", "The contribution is known.",
-            Feature("contribution", -1.0, 1.0, "tanh(points / 10)", "Score with the seed minus "
-                    "without."),
-        ),
-        *given(
-            "gradient_known", "The gradients of the seed and of the host are known.",
-            Feature("gradient_ratio", -1.0, 1.0, "log10 / 4", "Gradient norm, seed to host."),
-        ),
-        *given(
-            "flow_known", "What passes the slot is known.",
-            Feature("spread", 0.0, 2.0, "standard deviation of log", "Of samples, in the size of "
-                    "what passes."),
-            Feature("silence", 0.0, 1.0, "share", "Of values that are 0."),
-            Feature("peaks", 0.0, 1.0, "log10(kurtosis) / 2", "How peaked it is."),
-        ),
-        *given(
-            "roughness_known", "It has places beside each other.",
-            Feature("roughness", 0.0, 2.0, "variance of steps / 2 variances",
-                    "From place to place."),
-        ),
-        Feature("position", 0.0, 1.0, "index / (slots - 1)", "From the input to the output."),
-        *given(
-            "fits", "Some blueprint fits this slot.",
-            Feature("cheapest", 0.0, 1.0, COST_SCALE, "Seed that fits."),
-            Feature("dearest", 0.0, 1.0, COST_SCALE, "Seed that fits."),
-        ),
-    )  # fmt: skip
+    return features_of("slot", stage=stages, blueprint=blueprints, blend=blends)
 
 
 class FeatureBlock:

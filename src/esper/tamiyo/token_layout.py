@@ -33,14 +33,13 @@ from esper.leyline.settings import Count, require_settings
 from esper.leyline.shadows import ShadowReadings
 from esper.leyline.signals import Signals
 from esper.tamiyo.features import (
-    COST_SCALE,
     GLOBAL_FEATURES,
     GRADIENT_DECADES,
     Feature,
     FeatureBlock,
     FeatureTable,
     decades,
-    given,
+    features_of,
     global_columns,
     slot_columns,
     slot_features,
@@ -50,69 +49,22 @@ from esper.tamiyo.features import (
 SEEN_GAIN = 0.003  # in units of guessing: gains above it differ by their logarithm
 SEEN_ERRORS, MOST_ERRORS = 1.0, 30.0  # as for gains, of gains over their errors
 
-_SYMLOG = "symmetric log, / log(classes)"
-_STANDING = "share"
-_HERE = Feature("present", 0.0, 1.0, "0 or 1", "It is none of the padding.")
-
-WHOLE_TOKEN = FeatureBlock(
-    (
-        *GLOBAL_FEATURES,
-        Feature("horizon", 0.0, 1.0, "log10 / 3", "Epochs of the whole training."),
-        Feature("classes", 0.0, 1.0, "log10 / 3", "Between which the host tells."),
-        Feature("slots", 0.0, 1.0, "log10(1 + count) / 2", "Of the host."),
-        Feature("budget", 0.0, 1.0, COST_SCALE, "Parameters that may exist in seeds."),
-        Feature("rent", 0.0, 1.0, "points / 10", "That the host's size in seeds would cost."),
-        Feature("advised", 0.0, 1.0, "one of", "What the rule would do.",
-                options=tuple(op.name for op in LifecycleOp)),
-    )
-)  # fmt: skip
-
+_OPS = tuple(op.name for op in LifecycleOp)
+WHOLE_TOKEN = FeatureBlock((*GLOBAL_FEATURES, *features_of("whole", advised=_OPS)))
 SLOT_TOKEN = FeatureBlock(
     (
-        _HERE,
+        Feature("present", 0.0, 1.0, "0 or 1", "It is none of the padding."),
         *(feature for feature in slot_features(()) if feature.name != "blueprint"),
         Feature("advised", 0.0, 1.0, "0 or 1", "The rule would do it here."),
     )
 )
-
 CANDIDATE_TOKEN = FeatureBlock(
-    (
-        _HERE,
-        Feature("planted", 0.0, 1.0, "0 or 1", "It is the seed that the slot has."),
-        Feature("free", 0.0, 1.0, "0 or 1", "The slot has none."),
-        *given(
-            "fits", "It could be planted in this slot.",
-            Feature("affordable", 0.0, 1.0, "0 or 1", "The budget has room for it."),
-            Feature("params", 0.0, 1.0, COST_SCALE, "That it adds."),
-            Feature("params_rank", 0.0, 1.0, _STANDING, "Of those that fit, smaller ones."),
-        ),
-        *given(
-            "flops_known", "What its shadow costs is known.",
-            Feature("flops", 0.0, 1.0, COST_SCALE, "To train and measure its shadow."),
-        ),
-        *given(
-            "heard", "A shadow of it was measured.",
-            Feature("gain", -1.0, 1.0, _SYMLOG, "Validation loss without it minus with it."),
-            Feature("gain_of_rest", -1.0, 1.0, "symmetric log, / validation loss", "The same."),
-            Feature("certainty", -1.0, 1.0, "symmetric log", "The gain over its standard error."),
-            Feature("slope", -1.0, 1.0, _SYMLOG, "By which the gain rose, by epoch."),
-            Feature("train_gain", -1.0, 1.0, _SYMLOG, "As the gain, on training batches."),
-            Feature("by_heart", -1.0, 1.0, _SYMLOG, "That minus the gain."),
-            Feature("learned", 0.0, 1.0, "epochs / horizon", "That its shadow has trained."),
-            Feature("gain_rank", 0.0, 1.0, _STANDING, "Of those heard, with a smaller gain."),
-            Feature("certainty_rank", 0.0, 1.0, _STANDING, "Of those heard, less certain ones."),
-        ),
-        *given(
-            "gradient_known", "The shadow's gradient is known.",
-            Feature("gradient", -1.0, 1.0, "log10 / 4", "Its norm over the host's."),
-            Feature("gradient_rank", 0.0, 1.0, _STANDING, "Of those known, with a smaller one."),
-        ),
-        Feature("trait", 0.0, 1.0, "0 or 1", "What the blueprint is like.",
-                options=tuple(str(trait.name) for trait in Trait)),
-        Feature("advised", 0.0, 1.0, "one of", "The rule would plant it, with this blend.",
-                options=tuple(blend.name for blend in Blend)),
+    features_of(
+        "candidate",
+        trait=tuple(str(trait.name) for trait in Trait),
+        advised=tuple(blend.name for blend in Blend),
     )
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
