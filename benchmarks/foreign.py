@@ -9,8 +9,12 @@ and with those of Esper's preset. RecurrentPPO plays what needs memory, Maskable
 or no memory. A run is a file in the folder, so a study can be split, stopped and gone on with; seed
 comes after seed, so that what is there is of all tasks, and with `--seconds` no run is begun that
 would not be over in time. Each run has one thread; its processor seconds are those of training,
-without evaluation. Returns are greedy, on fresh episodes; sampled ones are noted beside them. Peers
-need `pip install sb3-contrib`.
+without evaluation. Returns are greedy, on fresh episodes; sampled ones are noted beside them.
+
+Esper is better or worse than the better peer where the 95 % interval of the difference of returns
+leaves out 0. Where every run of both came to the greatest return that the task has, returns cannot
+differ: there, and only there, the steps until the bar was first passed decide in the same way, and
+the table says so. Peers need `pip install sb3-contrib`.
 """
 
 import argparse
@@ -33,6 +37,7 @@ from gymnasium.wrappers import FlattenObservation
 from rich.console import Console
 from rich.table import Table
 
+ROUNDING = 1e-5  # of sums of rewards
 CHECKS, CHECKED, JUDGED = 6, 8, 32  # looks while training, episodes of a look and of the last one
 CONFIGURATIONS = {
     "esper": ("auto", "no-bonus"),
@@ -198,9 +203,9 @@ def apart(ours: list[float], theirs: list[float]) -> tuple[float, float]:
     return fmean(ours) - fmean(theirs), point * half
 
 
-def learned_at(runs: list[Result], bar: float) -> float:
-    """Mean steps at which a look first saw the bar passed; all the steps where none did."""
-    return fmean(next((n for n, seen in run["curve"] if seen >= bar), run["steps"]) for run in runs)
+def learned_at(runs: list[Result], bar: float) -> list[float]:
+    """Steps at which a look first saw the bar passed; all the steps where none did."""
+    return [next((n for n, seen in run["curve"] if seen >= bar), run["steps"]) for run in runs]
 
 
 def report(folder: Path) -> tuple[dict[str, float], list[list[str]]]:
@@ -221,7 +226,7 @@ def report(folder: Path) -> tuple[dict[str, float], list[list[str]]]:
                 f"{before}.interval": interval(returns),
                 f"{before}.sampled": fmean(run["sampled"] for run in runs),
                 f"{before}.seconds": fmean(run["seconds"] for run in runs),
-                f"{before}.steps_to_bar": learned_at(runs, task.bar),
+                f"{before}.steps_to_bar": fmean(learned_at(runs, task.bar)),
                 f"{before}.seeds": len(runs),
             }
         peers = [key for key in found if key[0] != "esper"]
@@ -239,32 +244,41 @@ def compared(
 ) -> list[str]:
     """A row of the table: Esper with its defaults against the better of the peers."""
     ours = found["esper", "auto"]
-    best = max(peers, key=lambda key: fmean(run["return"] for run in found[key]))
+
+    def rank(peer: tuple[str, str]) -> tuple[float, float]:
+        """By return, and among equal ones by how soon the bar was passed."""
+        mean = fmean(run["return"] for run in found[peer])
+        return round(mean, 4), -fmean(learned_at(found[peer], task.bar))
+
+    best = max(peers, key=rank)
     returns = [[run["return"] for run in runs] for runs in (ours, found[best])]
+    bars = [learned_at(runs, task.bar) for runs in (ours, found[best])]
     difference, half = apart(*returns)
+    figures |= {f"{name}.difference": difference, f"{name}.difference_interval": half}
+    shown = f"{difference:+.3f} ± {half:.3f}"
+    by_steps = min(map(min, returns)) > task.most - ROUNDING
+    if by_steps:
+        difference, half = apart(*reversed(bars))  # fewer are better
+        shown = f"none, both at the most; bar {difference:+,.0f} ± {half:,.0f} steps earlier"
+    figures[f"{name}.decided_by_steps_to_bar"] = float(by_steps)
     verdict = "better" if difference > half else "worse" if difference < -half else "equal"
     figures[f"{name}.verdict"] = {"worse": -1, "equal": 0, "better": 1}[verdict]
     seconds = fmean(run["seconds"] for run in ours)
-    figures |= {f"{name}.difference": difference, f"{name}.difference_interval": half}
     shares = []
     for peer in dict.fromkeys(key[0] for key in peers):
-        better = max(
-            (key for key in peers if key[0] == peer),
-            key=lambda key: fmean(run["return"] for run in found[key]),
-        )
+        better = max((key for key in peers if key[0] == peer), key=rank)
         theirs = fmean(run["seconds"] for run in found[better])
         figures[f"{name}.seconds_vs_{peer}"] = seconds / theirs
         shares.append(f"{peer} {theirs:.0f}")
-    bars = [f"{learned_at(runs, task.bar):,.0f}" for runs in (ours, found[best])]
     return [
         name,
         ", ".join(task.needs) or "none of them",
         f"{fmean(returns[0]):.3f} ± {interval(returns[0]):.3f}",
         f"{fmean(returns[1]):.3f} ± {interval(returns[1]):.3f} ({' '.join(best)})",
-        f"{difference:+.3f} ± {half:.3f}: {verdict}",
+        f"{shown}: {verdict}",
         f"{seconds:.0f}",
         ", ".join(shares),
-        " / ".join(bars),
+        " / ".join(f"{fmean(each):,.0f}" for each in bars),
     ]
 
 

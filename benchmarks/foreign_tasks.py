@@ -7,6 +7,7 @@ here: it is a wrong one, so that learners without masks can play too.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 import gymnasium
@@ -175,6 +176,7 @@ class Task:
     steps: int
     gamma: float = 0.99  # part of the task: all learners have it
     bar: float  # a greedy return that counts as learned
+    most: float = inf  # the greatest return that there is, if it can be reached
     masked: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -183,15 +185,20 @@ class Task:
 
 MEMORY, MASKS, HEADS = "memory", "masks", "heads"
 TASKS = {
-    "blind_cartpole": Task(make=blind_cartpole, needs=(MEMORY,), steps=40_000, bar=450),
-    "repeat_previous": Task(make=partial(Repeat, 4), needs=(MEMORY,), steps=50_000, bar=0.9),
-    "repeat_first": Task(make=partial(Repeat, None), needs=(MEMORY,), steps=40_000, bar=0.9),
+    "blind_cartpole": Task(make=blind_cartpole, needs=(MEMORY,), steps=40_000, bar=450, most=500),
+    "repeat_previous": Task(
+        make=partial(Repeat, 4), needs=(MEMORY,), steps=50_000, bar=0.9, most=1
+    ),
+    "repeat_first": Task(
+        make=partial(Repeat, None), needs=(MEMORY,), steps=40_000, bar=0.9, most=1
+    ),
     "identity_70": Task(
         make=partial(MaskedIdentity, spaces.Discrete(70), 55),
         needs=(MASKS,),
         steps=4_096,
         gamma=0.4,
         bar=90,
+        most=100,
     ),
     "acrobot": Task(make=partial(gymnasium.make, "Acrobot-v1"), steps=40_000, bar=-150),
     "identity_heads": Task(
@@ -200,9 +207,12 @@ TASKS = {
         steps=8_192,
         gamma=0.4,
         bar=95,
+        most=100,
     ),
     "strides": Task(make=Strides, needs=(MASKS, HEADS), steps=30_000, bar=0.85),
-    "ranked_bandit": Task(make=RankedBandit, needs=(MEMORY, MASKS), steps=30_000, bar=0.95),
-    "repeat_two": Task(make=partial(Repeat, 2, 2), needs=(MEMORY, HEADS), steps=40_000, bar=0.9),
-    "locks": Task(make=Locks, needs=(MEMORY, MASKS, HEADS), steps=30_000, bar=0.95),
+    "ranked_bandit": Task(make=RankedBandit, needs=(MEMORY, MASKS), steps=30_000, bar=0.95, most=1),
+    "repeat_two": Task(
+        make=partial(Repeat, 2, 2), needs=(MEMORY, HEADS), steps=40_000, bar=0.9, most=1
+    ),
+    "locks": Task(make=Locks, needs=(MEMORY, MASKS, HEADS), steps=30_000, bar=0.95, most=1),
 }

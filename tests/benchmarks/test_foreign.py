@@ -72,6 +72,17 @@ def test_a_walk_ends_at_the_goal_and_walls_stop_a_stride() -> None:
     assert paid == pytest.approx(0.98)
 
 
+def write_runs(folder: Path, task: str, scores: Any, passed: Any = None) -> None:
+    """Runs with these returns by learner; `passed` says when each first had its last return."""
+    for (learner, configuration), returns in scores.items():
+        for seed, score in enumerate(returns):
+            found = {"return": score, "sampled": 0.0, "seconds": 10.0 if learner == "esper" else 40}
+            when = passed[learner, configuration][seed] if passed else 30_000
+            found |= {"steps": 30_000, "curve": [[10_000, 0.0], [when, score]]}
+            place = folder / foreign.file_of((task, learner, configuration, seed))
+            place.write_text(json.dumps(found), encoding="utf-8")
+
+
 def test_the_report_names_the_better_peer_and_says_what_is_clear(tmp_path: Path) -> None:
     scores = {
         ("esper", "auto"): (0.9, 0.92, 0.91),
@@ -79,12 +90,7 @@ def test_the_report_names_the_better_peer_and_says_what_is_clear(tmp_path: Path)
         ("recurrent", "as-esper"): (0.6, 0.62, 0.61),
         ("maskable", "documented"): (0.1, 0.1, 0.1),
     }
-    for (learner, configuration), returns in scores.items():
-        for seed, score in enumerate(returns):
-            found = {"return": score, "sampled": 0.0, "seconds": 10.0 if learner == "esper" else 40}
-            found |= {"steps": 30_000, "curve": [[10_000, 0.0], [30_000, score]]}
-            place = tmp_path / foreign.file_of(("locks", learner, configuration, seed))
-            place.write_text(json.dumps(found), encoding="utf-8")
+    write_runs(tmp_path, "locks", scores)
     figures, (row,) = foreign.report(tmp_path)
     assert row[0] == "locks"
     assert "recurrent as-esper" in row[3]
@@ -93,6 +99,29 @@ def test_the_report_names_the_better_peer_and_says_what_is_clear(tmp_path: Path)
     assert figures["locks.seconds_vs_recurrent"] == pytest.approx(0.25)
     assert figures["locks.esper.auto.interval"] == pytest.approx(4.30 * 0.01 / 3**0.5)
     assert figures["locks.esper.auto.steps_to_bar"] == 30_000
+
+
+def test_steps_to_the_bar_decide_only_where_every_run_of_both_has_all_there_is(
+    tmp_path: Path,
+) -> None:
+    ours, slow, fast = ("esper", "auto"), ("maskable", "documented"), ("maskable", "as-esper")
+    scores = {ours: (100.0, 100.0), slow: (100.0, 100.0), fast: (100.0, 100.0)}
+    passed = {ours: (12_000, 12_500), slow: (29_000, 29_500), fast: (20_000, 20_500)}
+    write_runs(tmp_path, "identity_heads", scores, passed)
+    figures, (row,) = foreign.report(tmp_path)
+    assert "maskable as-esper" in row[3]  # of equal peers the one that passed the bar first
+    assert row[4] == "none, both at the most; bar +8,000 ± 4,494 steps earlier: better"
+    assert figures["identity_heads.difference"] == 0
+    assert (
+        figures["identity_heads.verdict"],
+        figures["identity_heads.decided_by_steps_to_bar"],
+    ) == (1, 1)
+    write_runs(
+        tmp_path, "identity_heads", scores | {fast: (100.0, 99.9), slow: (99.0, 99.0)}, passed
+    )
+    figures, (row,) = foreign.report(tmp_path)
+    assert row[4].endswith("equal")
+    assert figures["identity_heads.decided_by_steps_to_bar"] == 0
 
 
 def test_peers_play_what_they_are_made_for_and_seed_comes_after_seed(

@@ -121,8 +121,9 @@ class GymWorld:
         if isinstance(self.shown, spaces.Box):
             whole = np.asarray(observations, dtype=np.float32).reshape(self.envs, -1)
             return torch.from_numpy(whole.copy())  # the environment writes into its own array
-        rows = iterate(self.env.observation_space, observations)
-        return torch.stack([self.flat(row) for row in rows])
+        each = iterate(self.env.observation_space, observations)
+        rows = [np.asarray(spaces.flatten(self.shown, row)) for row in each]
+        return torch.from_numpy(np.stack(rows).astype(np.float32, copy=False))
 
     def step(self, actions: Tensor) -> Outcome:
         stepped = self.env.step(self.native(actions))
@@ -173,11 +174,12 @@ def make_gym(
 
 def _truth(mask: Any) -> Tensor:
     """Booleans, from a mask that says yes and no in any type."""
-    wrong = np.asarray(mask)[~np.isin(mask, (0, 1))]
-    if len(wrong):
+    found = np.asarray(mask)
+    truth = found.astype(bool)
+    if found.dtype != bool and len(wrong := found[found != truth]):
         valid = "True and False, 1 and 0"
         raise GymError("The masks do not say yes or no", given=wrong[0], valid=valid)
-    return torch.as_tensor(np.asarray(mask).astype(bool))
+    return torch.from_numpy(truth)
 
 
 def _mask_method(env: Vector) -> Callable[[], Any] | None:
