@@ -91,7 +91,6 @@ def test_a_suite_is_built_once() -> None:
 def test_a_suite_is_iterated_from_its_training_contexts_on() -> None:
     suite = Suite(name="mine", training=(A,), heldout={"task": (B,)})
     assert list(suite) == [A, B]
-    assert len(suite) == 2
     assert suite.groups() == {"training": (A,), "task": (B,)}
     assert str(suite) == f"suite mine\n  training\n    {A}\n  held out: task\n    {B}"
 

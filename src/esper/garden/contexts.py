@@ -66,14 +66,13 @@ class Source:
 
     def __post_init__(self) -> None:
         require_known("family of data", self.family, FAMILIES)
-        defaults = FAMILIES[self.family].defaults
+        family = FAMILIES[self.family]
         for name in PARAMETERS:
             if getattr(self, name) is None:
-                _put(self, name, defaults.get(name))
+                _put(self, name, family.defaults.get(name))
             else:
-                require_known(f"parameter of the family {self.family!r}", name, defaults)
+                require_known(f"parameter of the family {self.family!r}", name, family.defaults)
         require_settings(self, "The source's setting", error=DataError)
-        family = FAMILIES[self.family]
         counts = (2, MOST_CLASSES) if family.any_classes else (family.classes, family.classes)
         known = Range(*counts, whole=True, optional=True)
         require(f"The classes of the family {self.family!r}", self.classes, known, error=DataError)

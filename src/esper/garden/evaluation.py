@@ -196,10 +196,13 @@ def evaluate(
     file: Path | None = None,
     controls: Controls | None = None,
     progress: Progress = lambda what, done, total: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Result]:
     """Play `seeds` cases of every context with every controller; the ground's ranks share the work.
 
-    With `file` results are kept there and what it already holds is not played again.
+    With `file` results are kept there and what it already holds is not played again. `stop` is
+    asked after every batch; if it says so before all is played, that is an error, and what was
+    played is in the file.
     """
     ground = ground or Playground()
     names = [controller.name for controller in controllers]
@@ -235,7 +238,7 @@ def evaluate(
     ]
     tell = partial(progress, "episodes")
     with stored.watched(names, len(jobs) - len(missing)):
-        for places, played in ground.play(jobs, progress=tell):
+        for places, played in ground.play(jobs, progress=tell, stop=stop):
             known = [place for place in places if place < len(missing)]
             controls.learn([jobs[place].case for place in known], played.rows(slice(len(known))))
             batch = [jobs[place] for place in places[len(known) :]]

@@ -66,9 +66,6 @@ class Suite:
         for contexts in self.groups().values():
             yield from contexts
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
     def find(self, name: str) -> Context:
         """The context of that name, in any group."""
         contexts = list(self)
