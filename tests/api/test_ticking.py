@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import esper
 from esper.api import ForgottenTickWarning, FractionWarning, GrowingModel, score_of_loss, wrap
-from esper.api.growing_model import UNTICKED_RETURNS, UNTICKED_STEPS
+from esper.api.growing_model import UNTICKED_STEPS
 from esper.api.ticking import GrowthDecision, measuring, slot_flow
 from esper.kasmina.flow_statistics import flow_statistics
 from esper.kasmina.gates import GateRules
@@ -44,24 +44,6 @@ def test_steps_without_a_tick_are_noticed_once() -> None:
             optimizer.step()
     assert [each.category for each in seen] == [ForgottenTickWarning]
     assert "host.tick" in str(seen[0].message)
-
-
-def test_epochs_without_a_tick_are_noticed() -> None:
-    host = wrapped()
-    optimizer = host.optimizer(torch.optim.SGD, lr=0.01)
-    for _ in range(UNTICKED_RETURNS):
-        train_epoch(host, optimizer)
-        host.eval()
-    with pytest.warns(ForgottenTickWarning, match="call it once after every epoch"):
-        train_epoch(host, optimizer)
-    host = wrapped()
-    optimizer = host.optimizer(torch.optim.SGD, lr=0.01)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(2 * UNTICKED_RETURNS):
-            loss = train_epoch(host, optimizer)
-            host.eval()
-            host.tick("never", train_loss=loss, val_score=50.0)
 
 
 def test_ticks_that_stop_are_noticed() -> None:
@@ -95,25 +77,6 @@ def test_ticks_that_stop_after_loading_are_noticed(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train_epoch(again, optimizer)
-
-
-def test_validating_several_times_per_epoch_is_no_forgotten_tick() -> None:
-    host = wrapped()
-    optimizer = host.optimizer(torch.optim.SGD, lr=0.01)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        # 20 steps each, at first with 4 of them between validations and then with one
-        for times, size in ((UNTICKED_RETURNS // 2, 16), (2 * UNTICKED_RETURNS, 64)):
-            for _ in range(times):
-                train_epoch(host, optimizer, size)
-                host.eval()
-            host.tick("never", train_loss=1.0, val_score=50.0)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        for _ in range(8 * UNTICKED_RETURNS):
-            train_epoch(host, optimizer)
-            host.eval()
-    assert [each.category for each in seen] == [ForgottenTickWarning]
 
 
 def test_an_optimiser_without_the_models_parameters_is_an_error() -> None:

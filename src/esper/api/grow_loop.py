@@ -23,15 +23,7 @@ from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import pack, unpack
 from esper.api.inspection import Slots, audited
-from esper.api.observers import (
-    EpochNews,
-    GrowthTelemetry,
-    Observer,
-    OnEpoch,
-    Shown,
-    Told,
-    observed,
-)
+from esper.api.observers import EpochNews, GrowthTelemetry, Observer, OnEpoch, Shown, observed
 from esper.api.run_records import rolled_back, shadow_notes, size_of, slot_notes, step_flops
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring
@@ -543,8 +535,7 @@ def _observers(
     if ranks.rank():
         return []
     found: list[Observer] = [GrowthTelemetry(sinks)] if kept or sinks else []
-    found += [] if on_epoch is None else [Told(on_epoch)]
-    return found if quiet else [*found, Shown()]
+    return [*found, Shown(on_epoch, quiet=quiet)]
 
 
 # --- the model and its optimiser -------------------------------------------------------------

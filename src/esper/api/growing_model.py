@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,9 +63,6 @@ from esper.tolaria.random_streams import uniform
 Scaler = torch.amp.GradScaler
 HOST_EVERY = 32  # steps between two looks at the gradient of the whole host
 UNTICKED_STEPS = 1000  # without any tick, until it is said that one seems to be forgotten
-# From evaluation to training before the first tick, until the same is said. Many validate more than
-# once within an epoch; how long theirs are is known from the first tick on.
-UNTICKED_RETURNS = 10
 _HOST = ""  # no slot has this name
 LONGER_EPOCHS = 3  # times the longest epoch so far without a tick, until the same is said
 
@@ -205,11 +202,6 @@ class GrowingModel(SlottedModel):
             with self.seed_pass():
                 (scale * loss()).backward()
         self.shadows.learn(self, loss, part, scale)
-
-    def train(self, mode: bool = True) -> Self:
-        if mode and not self.training:
-            self.watch.returned_to_training()
-        return super().train(mode)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         for shadow in self.shadows.living.values():  # which are no parts of it
@@ -500,8 +492,6 @@ class StepWatch:
     def go_on(self, steps: int, longest: int) -> None:
         """From here, with so many steps since the last tick, and between any two at most."""
         self.steps, self.longest = steps, longest
-        self._said = not self._warns  # that a tick seems to be forgotten
-        self._returns = self._steps_at_return = 0
         # Sums of squared gradient norms and their counts, by slot, and the host's.
         self._squares: dict[str, tuple[Tensor | float, int]] = {}
 
@@ -516,8 +506,13 @@ class StepWatch:
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self.steps += 1
-        if self.steps >= (LONGER_EPOCHS * self.longest or UNTICKED_STEPS):
-            self._say_forgotten()
+        if self._warns and self.steps == (LONGER_EPOCHS * self.longest or UNTICKED_STEPS):
+            warnings.warn(
+                f"{self.steps} optimiser steps without host.tick(...), so nothing can grow; "
+                "call it once after every epoch.",
+                ForgottenTickWarning,
+                stacklevel=3,
+            )
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             if self._seeds or self.steps % HOST_EVERY == 1:
@@ -545,28 +540,9 @@ class StepWatch:
                 total, count = self._squares.get(name, (0.0, 0))
                 self._squares[name] = total + square, count + 1
 
-    def returned_to_training(self) -> None:
-        """Evaluation is over, and training goes on: perhaps a new epoch."""
-        if self.steps > self._steps_at_return:
-            self._steps_at_return = self.steps
-            self._returns += 1
-            if self._returns >= UNTICKED_RETURNS and not self.longest:
-                self._say_forgotten()
-
     def gradients(self) -> tuple[dict[str, float], float]:
         """Root mean squares of the gradient norms since the last tick: seeds', and the host's."""
         found = {
             name: math.sqrt(float(total) / count) for name, (total, count) in self._squares.items()
         }
         return found, found.pop(_HOST, math.nan)
-
-    def _say_forgotten(self) -> None:
-        if self._said:
-            return
-        self._said = True
-        warnings.warn(
-            f"{self.steps} optimiser steps without host.tick(...), so nothing can grow; "
-            "call it once after every epoch.",
-            ForgottenTickWarning,
-            stacklevel=4,
-        )

@@ -60,38 +60,29 @@ class Observer:
         """Training is over, or was ended by this."""
 
 
-@dataclass
-class Told(Observer):
-    """A function of the user's own, called with the record of every epoch."""
-
-    on_epoch: OnEpoch
-
-    def __post_init__(self) -> None:
-        if not callable(self.on_epoch):
-            fix = "pass a function of the record of an epoch"
-            raise EsperError("on_epoch is no function", given=repr(self.on_epoch), fix=fix)
-
-    def kept(self, news: EpochNews) -> None:
-        self.on_epoch(news.record)
-
-
 class Shown(Observer):
-    """The progress that people watch."""
+    """The progress that people watch, and a function of theirs that is called with the record of
+    every epoch."""
+
+    def __init__(self, on_epoch: OnEpoch | None, *, quiet: bool) -> None:
+        self.on_epoch, self.quiet = on_epoch, quiet
+        if on_epoch is not None and not callable(on_epoch):
+            fix = "pass a function of the record of an epoch"
+            raise EsperError("on_epoch is no function", given=repr(on_epoch), fix=fix)
 
     def begin(self, run: "GrownRun") -> None:
-        params, settings = run.host.catalogue.host_params, run.settings
-        about = (
-            f"on {settings.device} in {settings.precision} precision; a score is {settings.score}"
-        )
-        self.progress = GrowthProgress(
-            sys.stderr, epochs=settings.epochs, params=params, about=about
-        )
+        params, known = run.host.catalogue.host_params, run.settings
+        about = f"on {known.device} in {known.precision} precision; a score is {known.score}"
+        stream = None if self.quiet else sys.stderr
+        self.progress = GrowthProgress(stream, epochs=known.epochs, params=params, about=about)
         self.progress.__enter__()
 
     def trying(self, told: str) -> None:
         self.progress.say(told)
 
     def kept(self, news: EpochNews) -> None:
+        if self.on_epoch is not None:
+            self.on_epoch(news.record)
         self.progress(epoch_of(news.record, news.seconds))
 
     def close(self, failure: BaseException | None) -> None:

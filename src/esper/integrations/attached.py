@@ -386,7 +386,7 @@ class GrowingCallback:
 
 def on_device(sample: Sample, model: nn.Module) -> Any:
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
-    return tree_map_only(Tensor, lambda each: each.to(device, copy=True), sample)
+    return tree_map_only(Tensor, lambda each: each.detach().to(device, copy=True), sample)
 
 
 def first_batch(loader: Any) -> Any:

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from esper.api.ticking import measuring
 from esper.integrations.attached import GrowingCallback, IntegrationError, attach, first_batch
 from esper.kasmina.probe import Sample
-from esper.kasmina.watching import call
+from esper.kasmina.watching import watch
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -199,24 +198,14 @@ def _inputs(batch: Any) -> Any:
 
 def _seen_by(part: nn.Module, module: nn.Module, sample: Sample) -> Sample:
     """What the part is given when the module runs on the sample."""
-    seen: list[Sample] = []
-
-    def look(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.append(kwargs if kwargs and not args else args)
-
-    handle = part.register_forward_pre_hook(look, with_kwargs=True)
-    try:
-        with measuring(module):
-            call(module, sample)
-    finally:
-        handle.remove()
-    if not seen:
-        raise IntegrationError(
-            "The part that should grow does not run in the module's forward",
-            given=type(part).__name__,
-            fix="pass sample=, what this part is given in training",
-        )
-    return seen[0]
+    for seen in watch(module, {}, sample, training=False).events:
+        if seen.module is part:
+            return seen.inputs or seen.named_inputs
+    raise IntegrationError(
+        "The part that should grow does not run in the module's forward",
+        given=type(part).__name__,
+        fix="pass sample=, what this part is given in training",
+    )
 
 
 # --- validating again ------------------------------------------------------------------------
