@@ -195,7 +195,7 @@ def test_the_loss_and_the_metric_are_those_of_the_run(tmp_path: Path) -> None:
     assert esper.resume(*rest, loss="cross_entropy", metric="auto").finished
     own = {**BRIEFLY, "loss": torch.nn.functional.cross_entropy}
     folder = stopped(tmp_path / "own", mlp(), **own)
-    with pytest.raises(EsperError, match=r"another loss.*valid: the function"):
+    with pytest.raises(EsperError, match=r"another loss.*valid: a function"):
         esper.resume(folder, mlp(), TRAIN, VAL, loss="cross_entropy")
     assert esper.resume(folder, mlp(), TRAIN, VAL, loss=own["loss"]).finished
 

@@ -118,10 +118,9 @@ class Batches:
     def fingerprint(self, seed: int) -> dict[str, Any]:
         """What tells these data from others, without reading all of them."""
         found = hashlib.blake2b(digest_size=8)
-        for leaf in tree_leaves(self.first(seed, torch.device("cpu"))):
-            if isinstance(leaf, Tensor):
-                found.update(f"{leaf.dtype} {list(leaf.shape)}".encode())
-                found.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        for leaf in _batched(self.first(seed, torch.device("cpu"))):
+            found.update(f"{leaf.dtype} {list(leaf.shape)}".encode())
+            found.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         try:
             batches: int | None = len(self.loader)
         except TypeError:  # a stream of unknown length

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, Union
 
 from esper.leyline import DEFAULT_EPISODE_LENGTH, EsperError
-from esper.leyline.errors import require_known
+from esper.leyline.errors import require_equal, require_known
 from esper.leyline.settings import Count, NotNegative, Positive, Whole, require_settings
 
 AUTO = "auto"  # slots, metric: whatever fits; device: CUDA where there is one
@@ -43,14 +43,11 @@ class Budget:
     def of(cls, value: "BudgetLike", epochs: int | None = None) -> "Budget":
         """A budget, or the parameters of one; epochs may stand in it or beside it."""
         budget = value if isinstance(value, Budget) else cls(params=value)
-        if epochs is None or epochs == budget.epochs:
+        if epochs is None:
             return budget
         if budget.epochs is not None:
-            raise EsperError(
-                "The budget and the call disagree on the epochs",
-                given=f"Budget(epochs={budget.epochs}) and epochs={epochs}",
-                fix="give them once",
-            )
+            what = "The budget and the call disagree on the epochs"
+            require_equal(what, epochs, budget.epochs, "give them once")
         return cls(budget.params, epochs)
 
     def allowed(self, host_params: int) -> int | None:
@@ -131,13 +128,10 @@ class GrowSettings:
                 f"The run's {name} was a function or an object, which is not stored",
                 fix=f"pass it again: resume(path, ..., {name}=...)",
             )
-        if given is not None and fixed and now != was:
-            raise EsperError(
-                f"The run has another {name}",
-                given="a function" if now is None else repr(now),
-                valid="the function that grow was given" if was is None else repr(was),
-                fix=f"leave {name} away" if was is not None else f"pass that {name}",
-            )
+        if given is not None and fixed:
+            here, then = ("a function" if each is None else repr(each) for each in (now, was))
+            fix = f"pass that {name}, or leave it away where it is a name"
+            require_equal(f"The run has another {name}", here, then, fix)
         return was if given is None else given
 
     def require_given(self, **given: object) -> None:

@@ -39,10 +39,8 @@ def slot_notes(host: "GrowingModel") -> dict[str, dict[str, Any]]:
     found = {}
     for name, slot in host.seed_slots.items():
         if slot.stage is not SeedStage.DORMANT:
-            seed = slot.seed
-            held = {} if seed is None else {"blueprint": seed.blueprint, "params": seed.params}
-            alpha = 0.0 if seed is None else seed.alpha
-            found[name] = {"stage": slot.stage.name, "alpha": alpha, **held}
+            held = {"blueprint": slot.blueprint, "params": slot.params} if slot.seed else {}
+            found[name] = {"stage": slot.stage.name, "alpha": slot.alpha, **held}
     return found
 
 

@@ -84,9 +84,7 @@ class GrowthDecision:
         if op is LifecycleOp.GERMINATE:
             blueprint = host.catalogue.names[int(actions["blueprint"])]
             return cls(op.name, slot, blueprint, Blend(int(actions["blend"])).name)
-        seed = host.seed_slots[slot].seed
-        assert seed is not None  # else it would not be legal
-        return cls(op.name, slot, seed.blueprint)
+        return cls(op.name, slot, host.seed_slots[slot].blueprint)
 
     @property
     def changes_something(self) -> bool:
@@ -263,9 +261,8 @@ class GrowthMemory:
                     "A tick needs a score", given="neither val_score= nor evaluate=", fix="pass one"
                 )
             return TickScores(told, None, {})
-        seeds = [(name, slot.seed) for name, slot in host.seed_slots.items()]
-        shown = {name: seed for name, seed in seeds if seed is not None and seed.alpha > 0.0}
-        loose = [name for name, seed in shown.items() if seed.stage is not SeedStage.FOSSILIZED]
+        shown = {name: slot for name, slot in host.seed_slots.items() if slot.alpha > 0.0}
+        loose = [name for name, slot in shown.items() if slot.stage is not SeedStage.FOSSILIZED]
 
         @cache
         def without(*off: str) -> float:
