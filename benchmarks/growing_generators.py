@@ -29,6 +29,12 @@ STROKE = 16  # points of a side
 BRACKETS, REPEATS, LINE_OF_REPEATS = 12, 16, 20  # tokens, tokens and their number
 CELLS, MELODY, BEAT, BEATS, HANDS = 10, 36, 64, 8, 20
 RECORDS, LINE_OF_RECORDS = 24, 28
+HUM, HUMS = 48, 6  # points, classes
+CHART, CHARTS = 24, 8
+ORDER, ORDERS = 72, 4
+RAIL, RAILS = 22, 8
+TIDE, TIDES, BEAM = 56, 6, 5
+GUESTS, TABLE = 12, 20  # tokens, and their number
 
 Draw = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 
@@ -134,6 +140,24 @@ def _cells(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, _wrong(labels, 0.05, 8, stream)
 
 
+def _charts(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Which of eight fixed charts has most to do with these numbers, however large they are?"""
+    fixed = torch.randn(
+        CHARTS, CHART, generator=torch.Generator().manual_seed(derive_seed("charts"))
+    )
+    labels = torch.randint(CHARTS, (count,), generator=stream)
+    x = fixed[labels] + 1.3 * torch.randn(count, CHART, generator=stream)
+    return x * (4 * torch.rand(count, 1, generator=stream) - 2).exp(), labels
+
+
+def _beam(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    """How far a beam bends, by its length, load, width, height and where it is held; with noise."""
+    x = 2 * torch.rand(count, BEAM, generator=stream) - 1
+    long, load, wide, high, held = (1 + 0.4 * x).T
+    bent = load * long**3 / (wide * high**3) * (1 + 0.8 * (6 * held * long).sin())
+    return x, bent.log() + 0.05 * torch.randn(count, generator=stream)
+
+
 def _wrong(labels: Tensor, share: float, classes: int, stream: torch.Generator) -> Tensor:
     return noisy_labels(labels, share, classes, stream.initial_seed())
 
@@ -198,6 +222,55 @@ def _beats(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
     return lines / lines.std(), labels
 
 
+def _hums(loud: float, count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Noise that a machine hums at one of six pitches, from any moment on: at which one? Some hum
+    up to exp(±loud) times louder than others.
+    """
+    labels = torch.randint(HUMS, (count,), generator=stream)
+    pitch = 2 * math.pi * (0.08 + 0.035 * labels)
+    noise = torch.randn(count, HUM + 30, generator=stream)
+    lines = torch.zeros_like(noise)
+    for now in range(2, HUM + 30):
+        held = 2 * 0.92 * pitch.cos() * lines[:, now - 1] - 0.92**2 * lines[:, now - 2]
+        lines[:, now] = held + noise[:, now]
+    lines = lines[:, 30:] / lines[:, 30:].std(1, keepdim=True)
+    lines += 0.5 * torch.randn(count, HUM, generator=stream)
+    return lines * (loud * (2 * torch.rand(count, 1, generator=stream) - 1)).exp(), labels
+
+
+def _even_hums(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    return _hums(0.0, count, stream)
+
+
+def _uneven_hums(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    return _hums(2.0, count, stream)
+
+
+def _orders(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A peak and a dip far from each other and from the ends: which comes first? Is the second one
+    the higher one?
+    """
+    labels = torch.randint(ORDERS, (count,), generator=stream)
+    first = 16 + 10 * torch.rand(count, 1, generator=stream)
+    second = first + 20 + 10 * torch.rand(count, 1, generator=stream)
+    sign, taller = 1.0 - 2.0 * (labels % 2)[:, None], (labels // 2)[:, None]
+    lines = 0.25 * torch.randn(count, ORDER, generator=stream)
+    for middle, way, tall in ((first, sign, 1 - taller), (second, -sign, taller)):
+        lines += way * (1.2 + 0.8 * tall) * (-((torch.arange(ORDER) - middle) ** 2) / 4).exp()
+    return lines / lines.std(), labels
+
+
+def _tides(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A slow wave whose height swells: how often on the line, of six ways?"""
+    labels = torch.randint(TIDES, (count,), generator=stream)
+    turns = torch.arange(TIDE) / TIDE
+    phases = 2 * math.pi * torch.rand(2, count, 1, generator=stream)
+    swell = 1 + 0.8 * (2 * math.pi * (1 + 0.5 * labels[:, None]) * turns + phases[0]).sin()
+    lines = swell * (2 * math.pi * 9 * turns + phases[1]).sin()
+    lines = lines + 0.5 * torch.randn(count, TIDE, generator=stream)
+    return lines / lines.std(), labels
+
+
 # --- images --------------------------------------------------------------------------------------
 
 
@@ -237,6 +310,29 @@ def _hands(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
         ends = torch.stack((middles, middles + _hand(angles, length)), 1)
         images += _segments(ends, HANDS)
     return (images / images.std()).unsqueeze(1), labels
+
+
+def _rails(dark: float, count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two lines side by side somewhere, of any direction: which of eight distances lies between
+    them? Some images are up to exp(±dark) times brighter than others.
+    """
+    labels = torch.randint(RAILS, (count,), generator=stream)
+    middles = RAIL / 2 - 2 + 4 * torch.rand(count, 2, generator=stream)
+    angles = math.pi * torch.rand(count, generator=stream)
+    along, apart = _hand(angles, 5.0), _hand(angles + math.pi / 2, (1.5 + 0.6 * labels)[:, None])
+    images = 0.3 * torch.randn(count, RAIL, RAIL, generator=stream)
+    for middle in (middles - apart, middles + apart):
+        images += _segments(torch.stack((middle - along, middle + along), 1), RAIL)
+    bright = (dark * (2 * torch.rand(count, 1, 1, generator=stream) - 1)).exp()
+    return (images / images.std() * bright).unsqueeze(1), labels
+
+
+def _even_rails(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    return _rails(0.0, count, stream)
+
+
+def _uneven_rails(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    return _rails(2.0, count, stream)
 
 
 # --- lines of tokens -----------------------------------------------------------------------------
@@ -289,6 +385,29 @@ def _records(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
     return tokens, 2 * record + alike
 
 
+def _guests(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Is it the same as the first of its line? Is it more than the one before it?"""
+    tokens = torch.randint(GUESTS, (count, TABLE), generator=stream)
+    same = torch.rand(count, TABLE, generator=stream) < 0.3
+    tokens = torch.where(same, tokens[:, :1], tokens)
+    more = torch.zeros_like(tokens)
+    more[:, 1:] = (tokens[:, 1:] > tokens[:, :-1]).long()
+    return tokens, 2 * (tokens == tokens[:, :1]).long() + more
+
+
+def _followed(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    """What followed when it was seen the last time, in four kinds: kind 0 if it never was."""
+    tokens = torch.randint(GUESTS, (count, TABLE), generator=stream)
+    last = torch.full((count, GUESTS), -1)
+    tags = []
+    for now in range(TABLE):
+        when = last.gather(1, tokens[:, now : now + 1])  # [M, 1]
+        then = tokens.gather(1, (when + 1).clamp(max=TABLE - 1)).squeeze(1)
+        tags.append(torch.where(when.squeeze(1) < 0, 0, then % TAGS))
+        last.scatter_(1, tokens[:, now : now + 1], now)
+    return tokens, torch.stack(tags, 1)
+
+
 # --- loaders, by what they give ------------------------------------------------------------------
 
 friedman1, arm = partial(_regression, _friedman), partial(_regression, _arm)
@@ -301,3 +420,8 @@ brackets, repeats = partial(_drawn, _brackets), partial(_drawn, _repeats)
 sphere, charges = partial(_regression, _sphere), partial(_regression, _charges)
 cells, melodies, beats = (partial(_drawn, draw) for draw in (_cells, _melodies, _beats))
 hands, records = partial(_drawn, _hands), partial(_drawn, _records)
+charts, beam = partial(_drawn, _charts), partial(_regression, _beam)
+hums, uneven_hums = partial(_drawn, _even_hums), partial(_drawn, _uneven_hums)
+orders, tides = partial(_drawn, _orders), partial(_drawn, _tides)
+rails, uneven_rails = partial(_drawn, _even_rails), partial(_drawn, _uneven_rails)
+guests, followed = partial(_drawn, _guests), partial(_drawn, _followed)

@@ -71,6 +71,50 @@ class Cnn(nn.Module):
         return logits
 
 
+class Glimpse(nn.Module):
+    """Lines [B, L] or images [B, 1, H, W] to [B, outputs], by convolutions that see three points
+    each, of which the first `halving` halve their inputs, and by what they see on average.
+    """
+
+    def __init__(
+        self, axes: int, channels: tuple[int, ...], halving: int, outputs: int, factor: float
+    ) -> None:
+        super().__init__()
+        kind = nn.Conv1d if axes == 1 else nn.Conv2d
+        layers: list[nn.Module] = []
+        before = 1
+        for layer, width in enumerate(channels):
+            after, stride = scaled(width, factor, layer), 2 if layer < halving else 1
+            layers += [kind(before, after, 3, stride=stride, padding=1), nn.ReLU()]
+            before = after
+        self.axes, self.layers = axes, nn.Sequential(*layers)
+        self.head = nn.Linear(before, outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        seen = self.layers(inputs.unsqueeze(1) if self.axes == 1 else inputs)
+        logits: Tensor = self.head(seen.flatten(2).mean(2))
+        return logits
+
+
+class Apart(nn.Module):
+    """Tokens [B, T] to logits [B, T, outputs], each by itself and its place in the line."""
+
+    def __init__(
+        self, vocabulary: int, outputs: int, length: int, width: int, layers: int, factor: float
+    ) -> None:
+        super().__init__()
+        wide = scaled(width, factor)
+        self.tokens, self.places = nn.Embedding(vocabulary, wide), nn.Embedding(length, wide)
+        parts = [[nn.Linear(wide, wide), nn.GELU()] for _ in range(layers)]
+        self.layers = nn.Sequential(*(part for pair in parts for part in pair))
+        self.head = nn.Linear(wide, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        logits: Tensor = self.head(self.layers(x))
+        return logits
+
+
 class Tagger(nn.Module):
     """Tokens [B, T] to logits [B, T, outputs], by convolutions that see a few neighbours."""
 

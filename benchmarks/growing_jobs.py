@@ -205,7 +205,7 @@ def train(
         "each": packed_numbers(each, exact=task.guess is None),
         "flops": [record["flops"] for record in history],
         "shadow_flops": shadow_flops(history),
-        "tryouts": [record["tryout"] for record in history if "tryout" in record],
+        "tryouts": [each for record in history for each in record.get("tryouts", [])],
         "shadows": [[_rounded(each) for each in record.get("shadows", [])] for record in history],
         "grown": [f"{seed.blueprint} at {seed.slot}" for seed in report.grown],
         "seconds": time.process_time() - began,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from esper.api import GrownRun, grow, resume
+from esper.api import GrownRun, grow, resume, tryouts
 from esper.api.batches import divisible, first_of
 from esper.api.grow_loop import Growth
 from esper.api.ticking import NotFiniteError
@@ -22,7 +22,7 @@ from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.auditioning import Audition
 
 EPOCHS = 9
-LAST = 1 + 4  # the epoch that the tryout ends with: two fifths of all, after the first
+LAST = 1 + 3  # the epoch that tryouts end with: three tenths of all, after the first
 HEARD = "audition:spend=50"
 
 
@@ -46,7 +46,7 @@ def settings(**more: Any) -> dict[str, Any]:
 
 
 def run(controller: Any, **choices: Any) -> GrownRun:
-    choices = settings(loss="cross_entropy", budget="+90%", epochs=EPOCHS, slots="every") | choices
+    choices = settings(loss="cross_entropy", budget="+250%", epochs=EPOCHS, slots="every") | choices
     return grow(model(), data(), data(48), controller=controller, **choices)
 
 
@@ -69,10 +69,15 @@ def ahead_by(share: float, spec: str = HEARD) -> Audition:
     return rule
 
 
+def tryouts_of(found: GrownRun) -> list[dict[str, Any]]:
+    assert all(("tryouts" in record) == (record["epoch"] == LAST) for record in found.history)
+    held: list[dict[str, Any]] = found.history[LAST - 1]["tryouts"]
+    return held
+
+
 def plan_of(found: GrownRun) -> str:
     """What was tried out, as a plan from the first epoch on."""
-    (tryout,) = (record["tryout"] for record in found.history if "tryout" in record)
-    (name,) = tryout["seeds"]
+    (name,) = tryouts_of(found)[-1]["seeds"]
     kind, place = name.split(" at ")
     return f"fixed:slot={place},blueprint={kind},epoch=1"
 
@@ -106,24 +111,69 @@ def test_what_is_ahead_goes_on_as_if_it_had_been_planted_when_the_audition_began
 
 def test_several_are_planted_one_after_the_other_and_all_of_them_are_kept() -> None:
     tried = run(ahead_by(-9.0))
-    note, last = tried.history[LAST - 1]["tryout"], tried.history[-1]
+    (note,), last = tryouts_of(tried), tried.history[-1]
     assert len(note["seeds"]) >= 2
     assert {seed.name for seed in tried.report().grown} == set(note["seeds"])
     assert last["added"] == sum(seed.params for seed in tried.report().grown)
 
 
-def test_a_host_that_is_ahead_of_its_finalists_goes_on_as_if_nothing_had_been() -> None:
+def test_what_does_not_get_ahead_together_may_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = Growth.epoch
+    seen: list[int] = []
+
+    def diverging(growth: Growth, number: int) -> Any:
+        seen.append(number)
+        if number == 2 and seen.count(2) == 2:  # of the first cast
+            raise NotFiniteError("The loss is not finite")
+        return trained(growth, number)
+
+    monkeypatch.setattr(tryouts, "MOST_TRIED", 9.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Growth, "epoch", diverging)
+        tried = run(ahead_by(-9.0))
+    first, second = tryouts_of(tried)
+    assert len(first["seeds"]) >= 2
+    assert [each["chosen"] for each in (first, second)] == [False, True]
+    assert same(tried, run(plan_of(tried)))
+
+
+def test_a_host_that_is_ahead_of_its_finalists_goes_on_as_if_nothing_had_been(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tryouts, "MOST_TRIED", 9.0)
     tried, never = run(ahead_by(9.0)), undisturbed("never")
     assert same(tried, never)
     assert [each["val_loss"] for each in tried.history] == [e["val_loss"] for e in never.history]
-    note = tried.history[LAST - 1]["tryout"]
-    assert note["seeds"]
-    assert not note["chosen"]
-    assert note["flops"] > 0
-    assert "left out" in str(tried.report())
+    first, second = tryouts_of(tried)
+    assert second["seeds"] == first["seeds"][:1]  # the most promising one, alone
+    assert not first["chosen"]
+    assert not second["chosen"]
+    assert min(first["flops"], second["flops"]) > 0
+    assert str(tried.report()).count("left out") == 2
     shadows = sum(each.get("shadow_cost", 0.0) * each["flops"] for each in tried.history)
     alone = sum(each["flops"] for each in never.history)
-    assert tried.report().flops == pytest.approx(alone + shadows + note["flops"])
+    assert tried.report().flops == pytest.approx(alone + shadows + first["flops"] + second["flops"])
+
+
+def test_after_a_costly_tryout_there_is_no_other() -> None:
+    (note,) = tryouts_of(run(ahead_by(9.0)))
+    whole = sum(record["flops"] for record in undisturbed("never").history)
+    assert not note["chosen"]
+    assert note["flops"] > tryouts.MOST_TRIED * whole
+
+
+def test_who_is_ahead_by_less_than_the_host_gains_in_a_part_of_an_epoch_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rule = ahead_by(0.0)
+    (note,) = tryouts_of(run(rule))
+    losses = [record["val_loss"] for record in undisturbed("never").history[LAST - 3 : LAST]]
+    stride = abs(losses[0] - losses[2]) / 2  # of means over two epochs
+    lead = note["alone"] - note["val_loss"]
+    assert lead > 0
+    for early, chosen in ((lead / stride * 0.9, True), (lead / stride * 1.1, False)):
+        monkeypatch.setattr(tryouts, "EARLY", early)
+        assert tryouts_of(run(rule))[0]["chosen"] is chosen
 
 
 @pytest.mark.parametrize("after", [1, 3, LAST, LAST + 1])
@@ -152,7 +202,7 @@ def test_a_run_that_stops_in_the_middle_of_a_tryout_begins_it_again(
 
     def stopping(growth: Growth, number: int) -> Any:
         seen.append(number)
-        if seen.count(3) == 2:  # the second time is that of the tryout
+        if seen.count(3) == 2:  # the second time is that of the first tryout
             raise KeyboardInterrupt
         return trained(growth, number)
 
@@ -187,16 +237,15 @@ def test_finalists_that_diverge_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
         return trained(growth, number)
 
     monkeypatch.setattr(Growth, "epoch", diverging)
-    tried = run(ahead_by(-9.0))
-    assert same(tried, run("never"))
-    note = tried.history[LAST - 1]["tryout"]
-    assert note["val_loss"] is None
+    tried = run(ahead_by(-9.0, f"{HEARD},casts=1"))
+    assert same(tried, undisturbed("never"))
+    assert tryouts_of(tried)[0]["val_loss"] is None
     assert "it diverged" in str(tried.report())
 
 
 def test_too_few_epochs_for_a_tryout_leave_the_rule_alone() -> None:
-    assert not any("tryout" in record for record in run(HEARD, epochs=5).history)
-    assert not any("tryout" in record for record in run("audition:tries=0,spend=9").history)
+    assert not any("tryouts" in record for record in run(HEARD, epochs=5).history)
+    assert not any("tryouts" in record for record in run("audition:tries=0,spend=9").history)
 
 
 def test_a_share_of_a_batch_is_its_first_samples_and_one_at_least() -> None:

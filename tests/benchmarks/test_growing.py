@@ -149,10 +149,11 @@ def test_generated_samples_fit_their_hosts_and_are_others_for_other_seeds(
     few = {"train": 8, "validation": 4, "test": 4}
     generated = [
         task
-        for task in (*growing.tasks.MORE_DEVELOPMENT, *growing.tasks.SECOND_TASKS)
+        for tasks in ("MORE_DEVELOPMENT", "SECOND_TASKS", "THIRD_TASKS")
+        for task in getattr(growing.tasks, tasks)
         if getattr(task.load, "func", None) not in (growing.pools.clothes, growing.pools.text)
     ]
-    assert len(generated) >= 18
+    assert len(generated) >= 32
     for task in generated:
         inputs, targets = task.load(1, few, None)["train"]
         assert inputs.shape[1:] == task.example().shape[1:], task.name
@@ -189,6 +190,20 @@ def test_tags_of_brackets_repeats_and_records_follow_their_rules(growing: Simple
         for place, (token, tag) in enumerate(zip(line, tags, strict=True)):
             alike = place >= 2 and token % 2 == line[place - 2] % 2
             assert tag == 2 * all(token > other for other in line[:place]) + alike
+
+
+def test_tags_of_guests_and_followers_follow_their_rules(growing: SimpleNamespace) -> None:
+    few = {"train": 3, "validation": 2, "test": 2}
+    for name in ("guests_apart", "followed_gpt"):
+        tokens, tags = growing.tasks.TASKS[name].load(5, few, None)["train"]
+        for line, labels in zip(tokens.tolist(), tags.tolist(), strict=True):
+            for place, (token, tag) in enumerate(zip(line, labels, strict=True)):
+                if name == "guests_apart":
+                    more = place > 0 and token > line[place - 1]
+                    assert tag == 2 * (token == line[0]) + more
+                else:
+                    before = [other for other in range(place) if line[other] == token]
+                    assert tag == (line[before[-1] + 1] % 4 if before else 0)
 
 
 def test_targets_of_regressions_are_scaled_by_what_is_trained_on(growing: SimpleNamespace) -> None:
@@ -364,7 +379,7 @@ def test_the_page_holds_every_task_and_what_came_out(
     results = growing.figures.read_results(study, "report 1")
     text = growing.page.page(study, results)
     for name, task in growing.tasks.TASKS.items():
-        never_run = ", never run" if task.group == "report 2" else ""
+        never_run = ", never run" if task.group in ("report 2", "report 3") else ""
         assert f"| `{name}` | {task.group}{never_run} |" in text
     assert "| `share_of_best_place` | 0.80" in text
     assert "| `harm_rate` | 0.20 | < 0.1: not reached |" in text

@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from esper.leyline import Blend, Trait
 from esper.tamiyo.controllers import make_controller
-from esper.tamiyo.controllers.auditioning import ALONE, LISTENING, Audition, Casting, _best_of_kinds
-from tests.tamiyo.gardens import HORIZON, Tape, TapeGarden, ops_of, play
+from esper.tamiyo.controllers.auditioning import (
+    ALONE,
+    LISTENING,
+    Audition,
+    Cast,
+    Casting,
+    _best_of_kinds,
+    expected,
+)
+from tests.tamiyo.gardens import HORIZON, Tape, TapeGarden, catalogue_of, ops_of, play
 
 
 def quiet_tape(gain: float = 0.0, *, at: tuple[int, int] | None = None, **steady: float) -> Tape:
@@ -90,45 +98,70 @@ def casting(spec: str = "audition") -> Casting:
     return Casting(rule)
 
 
+def finalists(tape: Tape, rule: Casting) -> tuple[Cast, ...]:
+    garden = TapeGarden(tape)
+    heard = [rule.finalists for _ in play(garden, rule)]
+    return next(each for each in heard if each)
+
+
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 999), tries=st.integers(1, 5))
-def test_finalists_fit_together_in_slots_of_their_own_and_are_of_many_kinds(
-    seed: int, tries: int
+@given(seed=st.integers(0, 999), tries=st.integers(1, 5), casts=st.integers(1, 3))
+def test_finalists_fit_together_in_slots_and_of_kinds_of_their_own_and_then_alone(
+    seed: int, tries: int, casts: int
 ) -> None:
+    tape = Tape.random(1, seed=seed)
+    together, *others = found = finalists(tape, casting(f"audition:tries={tries},casts={casts}"))
+    count = len(tape.catalogue.names)
+    places = [divmod(number, count) for number in together]
+    assert 1 <= len(together) <= tries
+    assert len({slot for slot, _ in places}) == len({kind for _, kind in places}) == len(together)
+    costs = tape.catalogue.total_costs[:, :, Blend.IMMEDIATE]
+    assert sum(int(costs[place]) for place in places) <= int(tape.budget[0])
+    assert len(set(found)) == len(found) <= casts
+    assert all(len(each) == 1 for each in others)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 999))
+def test_plain_capacity_is_heard_only_where_nothing_else_fits(seed: int) -> None:
     garden = TapeGarden(Tape.random(1, seed=seed))
-    rule = casting(f"audition:tries={tries}")
-    catalogue, count = garden.tape.catalogue, len(garden.tape.catalogue.names)
-    found: tuple[int, ...] = ()
-    heard: set[int] = set()
-    for _ in play(garden, rule):
-        found = found or rule.finalists
+    plain, heard = garden.tape.catalogue.has(Trait.PLAIN), set[bool]()
+    for _ in play(garden, casting()):
         assert garden.plan is not None
-        heard |= set(garden.plan.where[0].flatten().nonzero()[:, 0].tolist())
-    places = [divmod(number, count) for number in found]
-    assert len(found) <= tries
-    assert len({slot for slot, _ in places}) == len(found)
-    assert set(found) <= heard
-    costs = catalogue.total_costs[:, :, Blend.IMMEDIATE]
-    assert sum(int(costs[place]) for place in places) <= int(garden.tape.budget[0])
-    kinds = [kind for _, kind in places]
-    fresh = [kind not in kinds[:turn] for turn, kind in enumerate(kinds)]
-    assert fresh == sorted(fresh, reverse=True)  # another of the same kind comes later
-    plain = [bool(catalogue.has(Trait.PLAIN)[divmod(number, count)]) for number in heard]
-    assert not any(plain) or all(plain)
+        heard |= set(plain[garden.plan.where[0]].tolist())
+    assert len(heard) == 1
 
 
-def test_the_best_by_gain_over_all_rounds_is_the_first_finalist() -> None:
+def test_without_a_sound_the_kind_counts_and_what_is_loud_goes_before_it() -> None:
     tape = quiet_tape()
-    catalogue = tape.catalogue
+    catalogue, count = tape.catalogue, len(tape.catalogue.names)
+    local, norm = catalogue.index("depthwise"), catalogue.index("norm")
+    (first, *_), *_ = finalists(tape, casting())
+    assert divmod(first, count) == (len(catalogue.slots) - 1, local)  # late rather than early
+    (first, *_), *_ = finalists(quiet_tape(0.002, at=(0, norm)), casting())
+    assert divmod(first, count)[1] == local
+    (first, *_), *_ = finalists(quiet_tape(0.03, at=(0, norm)), casting())
+    assert divmod(first, count) == (0, norm)
+
+
+def test_what_was_loud_in_one_round_only_is_not_the_first() -> None:
+    tape = quiet_tape()
     assert tape.shadow_gain is not None
-    once, often = catalogue.index("norm"), catalogue.index("depthwise")
+    once, often = (tape.catalogue.index(name) for name in ("norm", "depthwise"))
     tape.shadow_gain[0, -20:, 0, once] = -0.1
-    tape.shadow_gain[0, 7, 0, once] = 0.3  # in one round only
-    tape.shadow_gain[0, :, 1, often] = 0.2
-    rule = casting()
-    finalists = [rule.finalists for _ in play(TapeGarden(tape), rule)]
-    first = next(each for each in finalists if each)
-    assert first[0] == 1 * len(catalogue.names) + often
+    tape.shadow_gain[0, 5, 0, once] = 0.03
+    tape.shadow_gain[0, :, 1, often] = 0.02
+    (first, *_), *_ = finalists(tape, casting())
+    assert first == 1 * len(tape.catalogue.names) + often
+
+
+def test_norms_promise_something_beside_convolutions_and_nothing_elsewhere() -> None:
+    for host, better in (("conv1d", True), ("mlp", False)):
+        catalogue = catalogue_of(host)
+        worth = expected(catalogue)
+        plain = worth[catalogue.has(Trait.PLAIN)].mean()
+        assert bool((worth[catalogue.has(Trait.NORMALISES)] > plain).all()) is better
+        assert bool((worth[catalogue.has(Trait.LOCAL) & ~catalogue.has(Trait.PLAIN)] > plain).all())
 
 
 def test_what_was_taken_is_planted_in_turn_and_nothing_else_is() -> None:

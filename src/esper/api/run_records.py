@@ -3,7 +3,7 @@ of its model; and all of it as facts for pages, pictures and the display of its 
 """
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import groupby
@@ -160,7 +160,7 @@ def epoch_of(record: Record, seconds: Mapping[str, float]) -> ShownEpoch:
         flops=_flops(record),
         tried="; ".join(
             words(record[key])
-            for key, words in (("rollback", rolled_back), ("tryout", _tried))
+            for key, words in (("rollback", rolled_back), ("tryouts", _tried))
             if key in record
         ),
         **{name: record[name] for name in FIGURES},
@@ -171,16 +171,19 @@ def _flops(record: Record) -> float | None:
     """Of an epoch with its shadows and with what was tried out after it."""
     if record["flops"] is None:
         return None
-    tried = record["tryout"]["flops"] if "tryout" in record else 0.0
+    tried = sum(each["flops"] for each in record.get("tryouts", []))
     return float(record["flops"] * (1.0 + record.get("shadow_cost", 0.0)) + tried)
 
 
-def _tried(tryout: Record) -> str:
-    """A tryout in words."""
-    seeds, after, alone = tryout["seeds"], tryout["val_loss"], tryout["alone"]
-    came = "it diverged" if after is None else f"validation loss {after:.4g}"
-    end = "kept" if tryout["chosen"] else "left out"
-    return f"{listed(seeds)} tried out: {came}, {alone:.4g} without: {end}"
+def _tried(tryouts: Sequence[Record]) -> str:
+    """Tryouts in words."""
+    words = []
+    for each in tryouts:
+        seeds, loss, alone = listed(each["seeds"]), each["val_loss"], each["alone"]
+        came = "it diverged" if loss is None else f"validation loss {loss:.4g}"
+        end = "kept" if each["chosen"] else "left out"
+        words.append(f"{seeds} tried out: {came}, {alone:.4g} without: {end}")
+    return "; ".join(words)
 
 
 def rolled_back(note: Record) -> str:

@@ -1,5 +1,5 @@
-"""Trying out the finalists of an audition: they are planted where it began, and the host is
-trained from there up to now, as if they had been chosen then.
+"""Trying out the finalists of an audition: one cast after the other is planted where it began, and
+the host is trained from there up to now, as if it had been chosen then.
 
     OUT/start/   the run as it was where the audition began, until the finalists were tried out
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from esper.api.grow_loop import Growth
 
 START, KIND, VERSION = "start", "grow-start", 2
+MOST_TRIED = 0.45  # of the FLOPs of a training of the host: after that no other cast is tried out
+EARLY = 0.2  # epochs of the host, by which who is ahead may only be early
 COMPARED = 2  # epochs, the last ones, over which validation losses are averaged
 
 
@@ -49,8 +51,9 @@ def casting_of(controller: Controller, host: GrowingModel) -> Casting | None:
     """Who decides where finalists can be tried out; None: the controller itself does."""
     if not isinstance(controller, Audition) or controller.config.tries == 0:
         return None
-    rounds = int(controller.rounds(torch.tensor(host.horizon or 0)))
-    return Casting(controller) if rounds >= LEAST_TRIED else None
+    casting = Casting(controller)
+    rounds = int(casting.rule.rounds(torch.tensor(host.horizon or 0)))
+    return casting if rounds >= LEAST_TRIED else None
 
 
 class Tryouts:
@@ -91,33 +94,38 @@ class Tryouts:
     # --- trying out ----------------------------------------------------------------------------
 
     def held(self, news: EpochNews) -> EpochNews:
-        """The finalists are tried out up to this epoch; the run goes on with them or without."""
+        """The finalists are tried out up to this epoch, until one of them is ahead of the host
+        alone, or they cost too much: the run goes on with it, or as if nothing had been.
+        """
         run, casting = self.growth.run, self.casting
-        cast = casting.finalists
+        casts, last = casting.finalists, news.record["epoch"]
         casting.take(ALONE)
         run.host.shadows.end()
-        alone, before = self.growth.state(), _validation_loss([*run.history, news.record])
-        told = self._tried(cast, news.record["epoch"])
-        whole = bool(told) and told[-1].record["epoch"] == news.record["epoch"]  # did not diverge
-        after = _validation_loss([each.record for each in told]) if whole else math.nan
-        record = news.record
-        if chosen := after < before - casting.rule.config.ahead * abs(before):
-            record = _record_of(told, news.record)
-        else:
+        alone, history = self.growth.state(), [*run.history, news.record]
+        before, fell = _validation_loss(history), _validation_loss(history[:-1])
+        lead = casting.rule.config.ahead * abs(before) + EARLY * abs(fell - before)
+        purse = MOST_TRIED * (news.record["flops"] or 0.0) * (run.host.horizon or 0)
+        record, spent, tryouts = news.record, Counter(news.seconds), list[dict[str, Any]]()
+        for cast in casts:
+            told = self._tried(cast, last)
+            whole = bool(told) and told[-1].record["epoch"] == last  # it did not diverge
+            after = _validation_loss([each.record for each in told]) if whole else math.nan
+            chosen = after < before - lead
+            flops = sum(each.record["flops"] or 0.0 for each in told[1:])
+            purse -= flops
+            for each in told:
+                spent.update(each.seconds)
+            note = {"seeds": self._names(cast), "val_loss": after if whole else None}
+            tryouts.append(note | {"alone": before, "chosen": chosen, "flops": flops})
+            if chosen:
+                record = _record_of(told, news.record)
+            if chosen or purse < 0.0:
+                break
+        if not tryouts[-1]["chosen"]:
             self.growth.return_to(alone)
             casting.take(ALONE)
         self.start = None
-        spent = Counter(news.seconds)
-        for each in told:
-            spent.update(each.seconds)
-        notes = {
-            "seeds": self._names(cast),
-            "val_loss": after if whole else None,
-            "alone": before,
-            "chosen": chosen,
-            "flops": sum(each.record["flops"] or 0.0 for each in told[1:]),
-        }
-        return EpochNews(record | {"tryout": notes}, spent)
+        return EpochNews(record | {"tryouts": tryouts}, spent)
 
     def _names(self, cast: Cast) -> list[str]:
         arms = self.casting.arms(cast, self.growth.host.catalogue)

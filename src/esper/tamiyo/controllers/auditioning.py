@@ -6,8 +6,10 @@ the host's training.
 
 A shadow learns beside a host that does not answer, and what speeds up its first epochs need not
 help in the end. So where a host can be trained again from where the audition began (`Casting`), it
-is: with the best of them planted there, in different slots, up to now. It goes on with them if it
-is ahead of the host alone; else the host does, as if nothing had been.
+is: with the most promising of all kinds planted there together, up to now; if that is not ahead of
+the host alone, with the most promising one by itself. It goes on with what is ahead; else the host
+does, as if nothing had been. How promising one is, is what seeds of its kind are worth elsewhere,
+and what its shadow showed.
 
 Elsewhere (`Audition`) those whose gain on validation data is certain are planted, the best of every
 slot, with what they have learned. Where none is certain and the host still has much to learn, it
@@ -19,6 +21,7 @@ Shapes: `N` environments, `S` slots, `P` blueprints.
 
 import math
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -48,9 +51,12 @@ from esper.tamiyo.controllers.specs import Arm, RuleSettings
 DOUBT = 2.0  # standard errors by which a gain is taken to be smaller than it seems
 LARGE = 0.5  # of the largest seed that fits
 AUDITION_OF = 0.4  # of the epochs of the whole training, at most
+TRIED_OF = 1 / 3  # and where finalists are then trained for as long
 LEAST_SHARE = 0.02  # of an epoch's samples: what could train on less does not take part
 FIRST_ROUND = 1 / 4  # of what may be spent: most are heard in it
 FORGET = 0.5  # of what a shadow gained in earlier rounds, with every later one
+SILENT, LOUDEST = 0.003, 30.0  # gain that says nothing of a seed, and how many of it count
+LOUD = 0.6  # that ten times as much is worth, as a share of the best seed
 LEAST_TRIED = 3  # epochs of the audition, for the best to be tried out
 Cast = tuple[int, ...]  # numbers of seeds: of a slot's first blueprint, and so on
 LISTENING: Cast = (-1,)
@@ -66,8 +72,9 @@ class AuditionConfig(RuleSettings):
     spend: Positive = 0.3  # FLOPs of shadows in all, over those of the host's training
     finalists: Count = 8  # that go on after the first round, of every kind as many
     # Where the host can be trained again
-    tries: Whole = 4  # seeds that are tried out together; 0: none
-    ahead: NotNegative = 0.003  # share of the host's validation loss that they must be better by
+    tries: Whole = 3  # seeds that are tried out together; 0: none
+    casts: Count = 2  # that are tried out, until one is ahead
+    ahead: NotNegative = 0.001  # share of the host's validation loss that they must be better by
     # What is planted
     certain: NotNegative = CERTAIN  # gain over its standard error
     least: NotNegative = 0.003  # gain, in units of guessing
@@ -107,6 +114,7 @@ class Audition:
 
     def __init__(self, config: AuditionConfig | None = None) -> None:
         self.config = config or AuditionConfig()
+        self.lasts = AUDITION_OF
         self._memory: _Memory | None = None
 
     @property
@@ -125,7 +133,7 @@ class Audition:
 
     def rounds(self, horizon: Tensor) -> Tensor:
         """[N]: fewer where there is little time."""
-        return (AUDITION_OF * horizon).ceil().long().clamp(1, self.config.rounds)
+        return (self.lasts * horizon).ceil().long().clamp(1, self.config.rounds)
 
     def remember(self, signals: Signals, starts: Tensor) -> _Memory:
         """What is known of these rows, nothing of those that start; asked after every round."""
@@ -151,24 +159,35 @@ class Audition:
         """[N] bool: is the audition over?"""
         return self.remembered.rounds >= self.rounds(signals.horizon)
 
-    def best(self, signals: Signals) -> Cast:
-        """Of one host: the best of every kind, each in a slot of its own, as far as they fit
-        together; then more of the same kinds. What is silent alone need not be beside others.
+    def best(self, signals: Signals) -> tuple[Cast, ...]:
+        """Of one host: the most promising of all kinds together, each in a slot of its own, as far
+        as they fit; then the most promising ones alone.
         """
-        memory, sizes = self.remembered, signals.catalogue.total_costs
-        heard = memory.going[0] & (self._readings(signals).gradient[0] != 0.0)  # by the loss
-        gains = memory.gain[0].masked_fill(~heard, -math.inf)  # [S, P]
-        order = gains.flatten().argsort(descending=True, stable=True)[: int(heard.sum())].tolist()
+        sizes = signals.catalogue.total_costs[:, :, Blend.IMMEDIATE]
+        gradient = self._readings(signals).gradient[0]
+        # Where all that was heard is without one, no way leads to the loss.
+        ways = (gradient.nan_to_num(0.0) != 0.0).any(1) | gradient.isnan().all(1)
+        open_ = _fitting(signals)[0] & (gradient != 0.0) & ways[:, None]
+        hopes = self.hopes(signals).masked_fill(~open_, -math.inf)  # [S, P]
+        order = hopes.flatten().argsort(descending=True, stable=True)[: int(open_.sum())].tolist()
         room, found = float(signals.budget[0]), dict[int, int]()  # by slot
-        for again in (False, True):
-            for number in order:
-                slot, kind = divmod(number, gains.shape[1])
-                size = int(sizes[slot, kind, Blend.IMMEDIATE])
-                known = any(each % gains.shape[1] == kind for each in found.values())
-                open_ = slot not in found and size <= room and known <= again
-                if open_ and len(found) < self.config.tries:
-                    found[slot], room = number, room - size
-        return tuple(found.values())
+        for number in order:
+            slot, kind = divmod(number, hopes.shape[1])
+            fits = slot not in found and sizes[slot, kind] <= room and hopes[slot, kind] > 0.0
+            new = all(each % hopes.shape[1] != kind for each in found.values())
+            if fits and new and len(found) < self.config.tries:
+                found[slot], room = number, room - float(sizes[slot, kind])
+        together = tuple(found.values())
+        alone = [(number,) for number in order if (number,) != together]
+        return ((together,) * bool(together) + tuple(alone))[: self.config.casts]
+
+    def hopes(self, signals: Signals) -> Tensor:
+        """[S, P] of one host: what seeds are expected to be worth, as a share of the best one; of
+        what was heard of them only that counts which is loud.
+        """
+        gains = self.remembered.gain[0].nan_to_num(0.0, neginf=0.0)
+        loud = (gains / SILENT).clamp(1.0, LOUDEST).log10()
+        return expected(signals.catalogue) + LOUD * loud
 
     def act(self, signals: Signals, legality: Legality, starts: Tensor) -> Actions:
         shadows, memory = self._readings(signals), self.remember(signals, starts)
@@ -285,15 +304,16 @@ class Casting:
     """The rule for one host that can be trained again from where its audition began.
 
     It hears seeds that bring what a host may lack, and those of plain capacity only where no other
-    fits: on the tasks for development in benchmarks/growing_tasks.py none of them was the best.
-    Whoever trains it plants the `finalists` there with `take`, and goes on with them or with the
-    host alone.
+    fits: their shadows are silent, so what is expected of them must do. Whoever trains it plants
+    the `finalists` there with `take`, one cast after the other, and goes on with the first that is
+    ahead, or with the host alone.
     """
 
     def __init__(self, rule: Audition) -> None:
-        self.rule = rule
+        self.rule = copy(rule)  # whoever gave it may use it elsewhere
+        self.rule.lasts = TRIED_OF
         self.cast = LISTENING  # or what was planted, or nothing
-        self.finalists: Cast = ()  # once the audition is over
+        self.finalists: tuple[Cast, ...] = ()  # once the audition is over
         self._taken: Cast | None = None  # instead of what is remembered
 
     @property
@@ -367,6 +387,21 @@ class Listening:
         going = _affordable(fits := _fitting(signals), fits.double(), fits.sum() / self.every)
         waits = signals.lifecycle.epoch < self.first
         return AuditionPlan(going & ~waits, torch.full((1,), self.share, dtype=torch.float64))
+
+
+def expected(catalogue: BlueprintCatalogue) -> Tensor:
+    """[S, P]: what a seed is worth, as a share of what the best one is, if nothing was heard of it.
+
+    Fitted to all candidates of 39 tasks in benchmarks/growing_tasks.py (docs/growing-results.md).
+    """
+    brings = ~catalogue.has(Trait.PLAIN)
+    near, far = catalogue.has(Trait.LOCAL) & brings, catalogue.has(Trait.GLOBAL) & brings
+    fits = catalogue.total_costs[:, :, Blend.RAMP] >= 0
+    lines = (near & ~far & fits).any(1, keepdim=True)  # slots whose places lie side by side
+    late = 0.1 * torch.linspace(-0.5, 0.5, len(catalogue.slots), dtype=torch.float64)[:, None]
+    worth = torch.where(near, torch.where(lines, 0.3 + late, 0.1), 0.06 * brings)
+    worth = torch.where(catalogue.has(Trait.NORMALISES), torch.where(lines, 0.1, -0.1), worth)
+    return torch.where(~brings & ~lines & catalogue.has(Trait.CONTENT), late, worth)
 
 
 def _fitting(signals: Signals) -> Tensor:
