@@ -225,7 +225,7 @@ class Data(dict[str, Batches]):
         present, fix = self.fingerprints(seed), "load the same data, in the same order"
         for name, was in saved.items():
             what = f"The {name} data are not those of the run"
-            require_equal(what, _told(present.get(name)), _told(was), fix, DataError)
+            require_equal(what, present.get(name, "none"), was, fix, DataError)
 
 
 def _tensors(item: object) -> list[Tensor]:
@@ -237,9 +237,3 @@ def _as_tensor(value: object) -> object:
     """Numbers of numpy as a tensor, anything else as it is."""
     numbers = isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
     return torch.from_numpy(value) if numbers else value
-
-
-def _told(fingerprint: Mapping[str, Any] | None) -> str:
-    if fingerprint is None:
-        return "none"
-    return f"{fingerprint['batches']} batches, the first one {fingerprint['first']}"

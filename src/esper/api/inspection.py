@@ -106,7 +106,10 @@ def inspect(
         elif options := found.options(target, room):
             spots.append(Spot(target.slot_name, kind, _shape(place.spec), options))
         else:
-            spots.append(Spot(target.path, kind, reason=found.why_no_option(target, room)))
+            why = "No blueprint fits activations of this shape."
+            if costs := found.options(target, None).values():
+                why = f"A seed adds at least {min(costs):,} parameters, the budget allows {room:,}."
+            spots.append(Spot(target.path, kind, reason=why))
     return Inspection(
         model=type(model).__name__,
         host_params=found.host_params,
@@ -198,12 +201,6 @@ class Survey:
         """What can be planted there within so many parameters, and how many each adds."""
         costs = self._costs.get(target, {}).items()
         return {name: cost for name, cost in costs if room is None or cost <= room}
-
-    def why_no_option(self, target: Target, room: int | None) -> str:
-        if not self._costs[target]:
-            return "No blueprint fits activations of this shape."
-        cheapest = min(self._costs[target].values())
-        return f"The cheapest seed adds {cheapest:,} parameters, the budget allows {room:,}."
 
     def choose(self, room: int | None, every: bool = False) -> list[Sighting]:
         """What "auto" takes, of places where a seed fits into this many parameters; or all.
