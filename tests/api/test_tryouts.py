@@ -145,7 +145,7 @@ def test_a_host_that_is_ahead_of_its_finalists_goes_on_as_if_nothing_had_been(
     assert same(tried, never)
     assert [each["val_loss"] for each in tried.history] == [e["val_loss"] for e in never.history]
     first, second = tryouts_of(tried)
-    assert second["seeds"] == first["seeds"][:1]  # the most promising one, alone
+    assert len(second["seeds"]) == 1  # the most promising one, alone
     assert not first["chosen"]
     assert not second["chosen"]
     assert min(first["flops"], second["flops"]) > 0

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from esper.api.grow_loop import Growth
 
 START, KIND, VERSION = "start", "grow-start", 2
-MOST_TRIED = 0.45  # of the FLOPs of a training of the host: after that no other cast is tried out
+MOST_TRIED = 0.5  # of the FLOPs of a training of the host: after that no other cast is tried out
 EARLY = 0.2  # epochs of the host, by which who is ahead may only be early
 COMPARED = 2  # epochs, the last ones, over which validation losses are averaged
 

@@ -6,10 +6,10 @@ the host's training.
 
 A shadow learns beside a host that does not answer, and what speeds up its first epochs need not
 help in the end. So where a host can be trained again from where the audition began (`Casting`), it
-is: with the most promising of all kinds planted there together, up to now; if that is not ahead of
-the host alone, with the most promising one by itself. It goes on with what is ahead; else the host
-does, as if nothing had been. How promising one is, is what seeds of its kind are worth elsewhere,
-and what its shadow showed.
+is: with those planted there together whose shadows gained most, up to now; if that is not ahead of
+the host alone, with the most promising one by itself, by what seeds of its kind are worth elsewhere
+and what its shadow showed. It goes on with what is ahead; else the host does, as if nothing had
+been.
 
 Elsewhere (`Audition`) those whose gain on validation data is certain are planted, the best of every
 slot, with what they have learned. Where none is certain and the host still has much to learn, it
@@ -51,7 +51,8 @@ from esper.tamiyo.controllers.specs import Arm, RuleSettings
 DOUBT = 2.0  # standard errors by which a gain is taken to be smaller than it seems
 LARGE = 0.5  # of the largest seed that fits
 AUDITION_OF = 0.4  # of the epochs of the whole training, at most
-TRIED_OF = 1 / 3  # and where finalists are then trained for as long
+TRIED_OF = 0.3  # and where finalists are then trained for as long
+TRIED_SPEND = 5 / 6  # of what shadows may cost, since tryouts cost as well
 LEAST_SHARE = 0.02  # of an epoch's samples: what could train on less does not take part
 FIRST_ROUND = 1 / 4  # of what may be spent: most are heard in it
 FORGET = 0.5  # of what a shadow gained in earlier rounds, with every later one
@@ -72,7 +73,7 @@ class AuditionConfig(RuleSettings):
     spend: Positive = 0.3  # FLOPs of shadows in all, over those of the host's training
     finalists: Count = 8  # that go on after the first round, of every kind as many
     # Where the host can be trained again
-    tries: Whole = 3  # seeds that are tried out together; 0: none
+    tries: Whole = 4  # seeds that are tried out together; 0: none
     casts: Count = 2  # that are tried out, until one is ahead
     ahead: NotNegative = 0.001  # share of the host's validation loss that they must be better by
     # What is planted
@@ -114,7 +115,7 @@ class Audition:
 
     def __init__(self, config: AuditionConfig | None = None) -> None:
         self.config = config or AuditionConfig()
-        self.lasts = AUDITION_OF
+        self.lasts, self.spend = AUDITION_OF, self.config.spend
         self._memory: _Memory | None = None
 
     @property
@@ -160,26 +161,31 @@ class Audition:
         return self.remembered.rounds >= self.rounds(signals.horizon)
 
     def best(self, signals: Signals) -> tuple[Cast, ...]:
-        """Of one host: the most promising of all kinds together, each in a slot of its own, as far
-        as they fit; then the most promising ones alone.
-        """
-        sizes = signals.catalogue.total_costs[:, :, Blend.IMMEDIATE]
+        """Of one host: those whose shadows gained most together; then the most promising alone."""
         gradient = self._readings(signals).gradient[0]
         # Where all that was heard is without one, no way leads to the loss.
         ways = (gradient.nan_to_num(0.0) != 0.0).any(1) | gradient.isnan().all(1)
         open_ = _fitting(signals)[0] & (gradient != 0.0) & ways[:, None]
-        hopes = self.hopes(signals).masked_fill(~open_, -math.inf)  # [S, P]
-        order = hopes.flatten().argsort(descending=True, stable=True)[: int(open_.sum())].tolist()
-        room, found = float(signals.budget[0]), dict[int, int]()  # by slot
-        for number in order:
-            slot, kind = divmod(number, hopes.shape[1])
-            fits = slot not in found and sizes[slot, kind] <= room and hopes[slot, kind] > 0.0
-            new = all(each % hopes.shape[1] != kind for each in found.values())
-            if fits and new and len(found) < self.config.tries:
-                found[slot], room = number, room - float(sizes[slot, kind])
-        together = tuple(found.values())
+        order = _in_order(self.hopes(signals), open_)
+        together = self._together(signals, _in_order(self.remembered.gain[0], open_))
         alone = [(number,) for number in order if (number,) != together]
         return ((together,) * bool(together) + tuple(alone))[: self.config.casts]
+
+    def _together(self, signals: Signals, order: list[int]) -> Cast:
+        """Of those still in the race: the first of every kind, each in a slot of its own, as far as
+        they fit; then more of the same kinds. What is silent alone need not be beside others.
+        """
+        sizes, going = signals.catalogue.total_costs[:, :, Blend.IMMEDIATE], self.remembered.going
+        room, found = float(signals.budget[0]), dict[int, int]()  # by slot
+        for again in (False, True):
+            for number in order:
+                slot, kind = divmod(number, going.shape[2])
+                size = int(sizes[slot, kind])
+                known = any(each % going.shape[2] == kind for each in found.values())
+                fits = slot not in found and size <= room and known <= again
+                if fits and going[0, slot, kind] and len(found) < self.config.tries:
+                    found[slot], room = number, room - size
+        return tuple(found.values())
 
     def hopes(self, signals: Signals) -> Tensor:
         """[S, P] of one host: what seeds are expected to be worth, as a share of the best one; of
@@ -238,7 +244,7 @@ class Audition:
         done = (left <= 0) & (memory.large | (memory.planted >= config.seeds))
         done |= ~in_time(signals, 1 + epochs_to_permanence(Blend.IMMEDIATE))  # to plant after it
         going &= ~done[:, None, None]
-        purse = (config.spend * signals.horizon.double() - memory.spent).clamp(min=0.0)
+        purse = (self.spend * signals.horizon.double() - memory.spent).clamp(min=0.0)
         equal = purse / left.clamp(min=1)
         purse = torch.where(begins, torch.maximum(equal, FIRST_ROUND * purse), equal)
         costs = shadows.cost.nan_to_num(1.0)
@@ -311,7 +317,7 @@ class Casting:
 
     def __init__(self, rule: Audition) -> None:
         self.rule = copy(rule)  # whoever gave it may use it elsewhere
-        self.rule.lasts = TRIED_OF
+        self.rule.lasts, self.rule.spend = TRIED_OF, TRIED_SPEND * rule.spend
         self.cast = LISTENING  # or what was planted, or nothing
         self.finalists: tuple[Cast, ...] = ()  # once the audition is over
         self._taken: Cast | None = None  # instead of what is remembered
@@ -402,6 +408,12 @@ def expected(catalogue: BlueprintCatalogue) -> Tensor:
     worth = torch.where(near, torch.where(lines, 0.3 + late, 0.1), 0.06 * brings)
     worth = torch.where(catalogue.has(Trait.NORMALISES), torch.where(lines, 0.1, -0.1), worth)
     return torch.where(~brings & ~lines & catalogue.has(Trait.CONTENT), late, worth)
+
+
+def _in_order(score: Tensor, among: Tensor) -> list[int]:
+    """Numbers of those `among` [S, P], highest score first, of equal ones the first slot."""
+    order = score.masked_fill(~among, -math.inf).flatten().argsort(descending=True, stable=True)
+    return [int(number) for number in order[: int(among.sum())]]
 
 
 def _fitting(signals: Signals) -> Tensor:
