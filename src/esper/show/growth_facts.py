@@ -246,12 +246,6 @@ class Report(Pictured):
         return str(self.settings["controller"])
 
     @property
-    def where(self) -> str:
-        """Device and precision, as far as they are known."""
-        known = (self.settings.get(name) for name in ("device", "precision"))
-        return ", ".join(str(each) for each in known if each) or "device not recorded"
-
-    @property
     def flops(self) -> float | None:
         counted = [epoch.flops for epoch in self.epochs if epoch.flops is not None]
         return sum(counted) if counted else None

@@ -52,7 +52,7 @@ def page(facts: Report) -> Page:
         tiles=tiles(facts),
         sections=contents(facts),
         cautions=cautions(facts),
-        settings={"run": facts.settings} | ({"versions": facts.versions} if facts.versions else {}),
+        settings={"run": facts.settings, "versions": facts.versions},
     )
 
 
@@ -69,11 +69,12 @@ def tiles(facts: Report) -> list[Tile]:
     added = f"{facts.host_params:,} + {facts.added:,}"
     planted = f"of {len(facts.seeds)} planted" if facts.seeds else "none was planted"
     spent = duration(sum(facts.seconds.values())) if facts.seconds else "not recorded"
+    where = (facts.settings.get(name) for name in ("device", "precision"))
     return [
         *found,
         Tile("parameters", added, f"{facts.share:+.1f} %, {facts.limit}"),
         Tile("seeds kept", str(len(facts.grown)), planted),
-        Tile("time", spent, facts.where),
+        Tile("time", spent, ", ".join(filter(None, where)) or "device not recorded"),
         Tile("FLOPs of training", spoken_flops(facts.flops), "matrix products"),
     ]
 

@@ -136,7 +136,6 @@ class Page:
     sections: Sequence[Section]
     cautions: Sequence[str]
     settings: Mapping[str, Mapping[str, Any]]  # tables, by their names
-    absent: Sequence[str] = ()  # what is not known of settings
 
     def drawn(self) -> "Page":
         return replace(self, sections=[drawn(section) for section in self.sections])
@@ -150,6 +149,7 @@ class Page:
                 "rows": fill_each("setting", ({"key": k, "value": _value(rows[k])} for k in rows)),
             }
             for name, rows in self.settings.items()
+            if rows
         )
         return fill(
             "page",
@@ -160,7 +160,6 @@ class Page:
             cautions=fill("cautions", sentences=sentences) if sentences else "",
             links=fill_each("link", numbered),
             sections=fill_each("section", numbered),
-            absent=fill_each("absent", self.absent),
             settings=fill_each("settings", tables),
         )
 

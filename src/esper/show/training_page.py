@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle, product
 from statistics import fmean, median
-from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -54,15 +53,13 @@ HEALTH = ("kl", "explained_variance", "entropy", "clip_fraction", "gradient_norm
 
 def page(facts: Facts) -> Page:
     """The whole page, its pictures not drawn yet."""
-    absent, settings = _settings(facts)
     return Page(
         name=f"run {facts.path.resolve().name}",
         headline=facts.headline,
         tiles=_tiles(facts),
         sections=contents(facts),
         cautions=cautions(facts),
-        settings=settings,
-        absent=absent,
+        settings=_settings(facts),
     )
 
 
@@ -174,21 +171,14 @@ def _not_told(facts: Facts) -> list[str]:
     return [] if BEST in told else [f"In {facts.late_words} nothing was planted."]
 
 
-def _settings(facts: Facts) -> tuple[list[str], dict[str, Row]]:
-    """What is not known, and tables of settings and versions."""
+def _settings(facts: Facts) -> dict[str, Row]:
+    """Tables of settings and versions, as far as they are known."""
     inner = {name: v for name, v in facts.config.items() if isinstance(v, Mapping)}
     plain = {name: v for name, v in facts.config.items() if name not in inner}
-    tables: dict[str, Row] = ({"run": plain} if plain else {}) | inner
-    absent = [] if tables else ["There is no config.toml."]
+    known = {name: facts.about[name] for name in ("machine",) if name in facts.about}
     versions = facts.about.get("versions")
-    known: dict[str, Any] = dict(versions) if isinstance(versions, Mapping) else {}
-    if "machine" in facts.about:
-        known["machine"] = facts.about["machine"]
-    if known:
-        tables["versions"] = known
-    else:
-        absent.append("The versions of this run were not recorded.")
-    return absent, tables
+    known |= versions if isinstance(versions, Mapping) else {}
+    return {"run": plain, **inner, "versions": known}
 
 
 # --- sentences ------------------------------------------------------------------------------
@@ -208,6 +198,8 @@ def cautions(facts: Facts) -> list[str]:
         "dropped": facts.dropped,
         "no_update": facts.played and not facts.updates,
         "short": isinstance(envs, int) and short,
+        "no_settings": not facts.config,
+        "no_versions": not facts.about.get("versions"),
     }
     found = pages.cautions_of(
         "training",
