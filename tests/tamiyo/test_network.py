@@ -287,6 +287,33 @@ def test_running_normalisation_equals_that_of_all_rows_together_and_changes_only
         norm.observe(torch.zeros(STATE))
 
 
+def test_marks_that_are_absent_stay_zero_where_that_is_asked_for() -> None:
+    torch.manual_seed(0)
+    rare, common = torch.rand(2, 400) < torch.tensor([[0.2], [0.8]])
+    always, never = torch.ones(400), torch.zeros(400)
+    measured = torch.rand(400)  # in the same range, and no mark
+    rows = torch.stack((rare.float(), common.float(), always, never, measured), 1)
+    kept, plain = RunningNorm(5, keeps_marks=True), RunningNorm(5)
+    for norm in (kept, plain):
+        for part in rows.split((100, 250, 50)):
+            norm.observe(part)
+    seen = kept(rows)
+    assert torch.equal(seen[:, 1:], plain(rows)[:, 1:])
+    assert torch.equal(seen[:, 0] == 0, ~rare)
+    assert float(seen[:, 0].std(correction=0)) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_direct_network_learns_nothing_of_its_memory_from_values() -> None:
+    network = FactoredRecurrentActorCritic(independent_heads((3,)), STATE, 8, direct=True)
+    nn.init.ones_(network.value_head[-1].weight)  # it starts at zero, which would hide it
+    outlook = network(torch.randn(2, 5, STATE))
+    outlook.values.sum().backward()
+    learned = {n.split(".")[0] for n, p in network.named_parameters() if p.grad is not None}
+    assert learned == {"value_head"}
+    network(torch.randn(2, 5, STATE)).logits.sum().backward()
+    assert float(network.lstm.weight_hh_l0.grad.abs().sum()) > 0
+
+
 def test_values_stay_what_they_are_when_the_return_scale_changes() -> None:
     network = make(independent_heads((2,)))
     states = torch.randn(9, STATE)

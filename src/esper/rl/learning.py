@@ -32,10 +32,11 @@ _ANY = PPOConfig(
     learning_rate=1e-3, epochs=10, minibatches=8, entropy_coef=0.01, target_kl=None, gamma=0.99
 )
 _LONG = replace(_ANY, gae_lambda=0.95, sequence=32)
+_MEMORY = replace(_ANY, gae_lambda=0.3, sequence=64, learning_rate=4e-3, value_coef=0.1)
 # Steps of every environment between updates, and the settings; the reasons are in docs/rl.md.
 PRESETS = {
     "reactive": (32, replace(_ANY, gae_lambda=0.9, sequence=16)),
-    "memory": (64, replace(_LONG, gae_lambda=0.3, learning_rate=4e-3, value_coef=0.1)),
+    "memory": (64, _MEMORY),
     "long": (64, _LONG),
 }
 
@@ -64,6 +65,9 @@ def train(
     fitting = "reactive" if steps < FEW else "long" if far else "memory"
     rollout, config = PRESETS[fitting if preset == "auto" else preset]
     config, round_, taken, enough = replace(config, **settings), played.envs * rollout, 0, False
+    if "minibatches" not in settings:  # few environments have no more than so many sequences
+        most = played.envs * (rollout // (config.sequence or rollout))
+        config = replace(config, minibatches=min(config.minibatches, most))
     sizes = (played.space, played.state_dim, played.envs, rollout, config)
     agent = PPOAgent.build(*sizes, lstm_hidden_dim=MEMORY, direct=True, seed=seed)
     with ExitStack() as stack:

@@ -25,6 +25,7 @@ FORGET_BIAS = 1.0  # remember by default
 
 CLIP = 10.0  # standard deviations; an outlier must not drown the other features
 EPSILON = 1e-8
+MARKS_ROUNDING = 1e-9  # of mean squares
 # Of features that are made to span about 1: what hardly ever changed while learning must not be
 # blown up where it differs, as costs do on another host.
 GARDEN_FLOOR = 1e-2
@@ -226,6 +227,7 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
     With `direct` the heads see the present beside the memory, and tanh stands in place of layer
     norms and ReLU: what is learned of one state then hardly moves the choice in another. The memory
     sees what was observed itself, and forgets by default: so it learns first what was seen of late.
+    It learns from the policy alone: a value that nothing could foretell is noise to it.
     """
 
     visible: Tensor  # [F] 1 or 0: features that count; the others might as well not be there
@@ -249,7 +251,7 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         self.space, self.state_dim = space, state_dim
         self.lstm_hidden_dim, self.lstm_layers = lstm_hidden_dim, lstm_layers
         self.direct = direct
-        self.observation_norm = RunningNorm(state_dim)
+        self.observation_norm = RunningNorm(state_dim, keeps_marks=direct)
         inwards = nn.Linear(state_dim, lstm_hidden_dim)
         shape = (nn.Tanh(),) if direct else (nn.LayerNorm(lstm_hidden_dim), nn.ReLU())
         self.features = nn.Sequential(inwards, *shape)
@@ -270,12 +272,13 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
 
     def conclude(self, memory: Tensor, sensed: Tensor, states: Tensor) -> tuple[Logits, Tensor]:
         memory = self.memory_norm(memory + self.features(sensed) if self.direct else memory)
+        judged = memory.detach() if self.direct else memory
         logits, widest = [head(memory) for head in self.heads], max(self.space.sizes)
         for place, size in enumerate(self.space.sizes):
             if size < widest:
                 closed = (0, widest - size)
                 logits[place] = pad(logits[place], closed, value=constants.MASK_VALUE)
-        return torch.stack(logits, -2), self.value_head(memory).squeeze(-1)
+        return torch.stack(logits, -2), self.value_head(judged).squeeze(-1)
 
 
 def mlp(inputs: int, outputs: int, direct: bool = False) -> nn.Sequential:
@@ -304,6 +307,9 @@ class RunningNorm(nn.Module):
     It changes only in `observe`, which the agent calls between an update and the next rollout:
     what was decided and what is learned from it see the same numbers. Before the first time it
     only clips. Its buffers are saved with the network.
+
+    With `keeps_marks` a feature that was only ever 0 or 1, and 0 more often, is scaled and not
+    shifted: what is absent stays 0, or each card that is not there would write into a memory too.
     """
 
     mean: Tensor
@@ -311,8 +317,9 @@ class RunningNorm(nn.Module):
     count: Tensor
     floor: Tensor  # the smallest variance that is divided by
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, keeps_marks: bool = False) -> None:
         super().__init__()
+        self.keeps_marks = keeps_marks
         self.register_buffer("mean", torch.zeros(features, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(features, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -321,7 +328,11 @@ class RunningNorm(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """[..., F] in the type of the input."""
         scale = self.variance.clamp(min=self.floor).rsqrt()
-        shift = (-self.mean * scale).to(states.dtype)
+        mean = self.mean
+        if self.keeps_marks:  # only of zeros and ones the mean is that of their squares
+            marks = (self.variance + mean.square() - mean).abs() < MARKS_ROUNDING
+            mean = mean.masked_fill(marks & (mean < 0.5), 0.0)
+        shift = (-mean * scale).to(states.dtype)
         return torch.addcmul(shift, states, scale.to(states.dtype)).clamp(-CLIP, CLIP)
 
     @torch.no_grad()
