@@ -45,6 +45,20 @@ class _Deliver(torch.autograd.Function):
         return torch.where(gradient == 0, 0.0, grad * gradient), None, None
 
 
+class _Shield(torch.autograd.Function):
+    """Passes activations on to seeds; gradient comes back only where the way is open."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, open_: Tensor) -> Tensor:
+        ctx.save_for_backward(open_)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (open_,) = ctx.saved_tensors
+        return torch.where(open_, grad, 0.0), None
+
+
 def _over(vector: Tensor, like: Tensor) -> Tensor:
     """A value a row, shaped to multiply rows of activations."""
     return vector.view(-1, *(1,) * (like.dim() - 1))
@@ -108,9 +122,8 @@ class Engine:
         if not slot.groups:
             return h
         x = h.index_select(0, slot.where)
-        if slot.isolated and x.requires_grad:  # gradient comes back only where the way is open
-            open_ = _over(slot.open_, x)
-            x.register_hook(lambda grad: torch.where(open_, grad, 0.0))
+        if slot.isolated:
+            x = _Shield.apply(x, _over(slot.open_, x))  # type: ignore[no-untyped-call]
         parts = x.split([len(group.rows) for group in slot.groups])
         outputs = []
         for group, part in zip(slot.groups, parts, strict=True):
