@@ -386,6 +386,9 @@ def test_the_page_holds_every_task_and_what_came_out(
     assert "Optuna is not installed" in text
     assert "With caution" not in text
     assert len(growing.page.draw_gains(results)) > 10_000
+    third = growing.page.own_page(3, results)
+    assert third.startswith("# The third set of tasks")
+    assert "--set 3 --runs DIR --report --json docs/growing-third.json --write" in third
 
 
 def test_the_page_warns_of_a_task_whose_bare_host_fails(
