@@ -77,13 +77,11 @@ def test_a_run_goes_on_with_the_controller_that_it_began_with(agent: Path, tmp_p
 
 def test_it_is_refused_for_hosts_that_it_does_not_know(agent: Path) -> None:
     with pytest.raises(
-        EsperError, match=r"for other hosts; given: .* controller has 2, the host has 1; name"
+        EsperError, match=r"trained for other hosts; given: 1 slots .* valid: 2 slo"
     ):
         esper.grow(mlp(), TRAIN, VAL, controller=agent, **{**SETTINGS, "slots": ["2"]})
     images = wrap(build_host("conv2d"), torch.randn(2, 3, 32, 32), budget=esper.Budget(epochs=9))
-    with pytest.raises(
-        EsperError, match=r"for other hosts; given: .* controller has 2, the host has"
-    ):
+    with pytest.raises(EsperError, match="valid: 2 slots; name 2 places"):
         images.require_controller(agent)
 
 
@@ -119,7 +117,5 @@ def test_the_one_in_the_box_decides_for_hosts_like_those_it_was_trained_on() -> 
 
 
 def test_the_one_in_the_box_says_for_which_hosts_it_was_trained() -> None:
-    with pytest.raises(
-        EsperError, match=r"for other hosts; given: .* controller has 3, the host has 2"
-    ):
+    with pytest.raises(EsperError, match=r"trained for other hosts; .* valid: 3 slots with"):
         wrapped(budget=esper.Budget(epochs=9)).require_controller("tamiyo")

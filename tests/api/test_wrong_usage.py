@@ -121,9 +121,9 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
     "layers without a forward": (
         lambda _: grow(nn.ModuleList(mlp()), TRAIN, VAL), 'missing the required "forward"'),
     "a model that is compiled": (
-        lambda _: grow(torch.compile(mlp()), TRAIN, VAL), "attach slots first, then torch.comp"),
+        lambda _: grow(torch.compile(mlp()), TRAIN, VAL), "compile what comes of it"),
     "a model that compiled itself": (
-        lambda _: grow(in_place(), TRAIN, VAL), "attach slots first, then torch.compile"),
+        lambda _: grow(in_place(), TRAIN, VAL), "compile what comes of it"),
     "a model without values": (
         lambda _: grow(mlp().to("meta"), TRAIN, VAL), "build it on a device that computes"),
     "a model that was never run": (
@@ -294,7 +294,7 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
     # settings
     "an optimiser with old parameters": (
         lambda _: grow(optimizer=torch.optim.SGD(mlp().parameters(), lr=0.1)),
-        "not callable; pass the class and its settings"),
+        "pass its class: optimizer=torch.optim.SGD, lr="),
     "an optimiser that asks again": (lambda _: grow(optimizer="LBFGS"), "such as SGD or AdamW"),
     "an optimiser of sparse gradients": (
         lambda _: grow(optimizer=torch.optim.SparseAdam), "such as SGD or AdamW"),
@@ -344,7 +344,8 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda _: grow(controller=Silent({})), r"return Actions.of\(legality.space, op="),
     "a controller for other hosts": (
         lambda _: grow(controller="tamiyo"),
-        "given: the trained controller has 3, the host has 2; name as many.* or use 'heuristic'"),
+        "given: 2 slots with the blueprints norm, gate, lowrank.*valid: 3 slots with the "
+        "blueprints norm, squeeze.*name 3 places in .*, or use 'heuristic'"),
     # folders
     "a folder inside a file": (
         lambda folder: grow(out=_file(folder / "file") / "run"),
@@ -379,7 +380,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "a sample of the wrong shape": (
         lambda _: esper.wrap(mlp(), torch.randn(4, 9)), "fails on the sample.*valid: a tensor"),
     "a compiled model": (
-        lambda _: esper.wrap(torch.compile(mlp()), X), "attach slots first, then torch.compile"),
+        lambda _: esper.wrap(torch.compile(mlp()), X), "compile what comes of it"),
     "wrapped twice": (lambda _: esper.wrap(wrapped(), X), "wrap it once"),
     # slots
     "a path with a typo": (lambda _: esper.wrap(mlp(), X, slots=["22"]), "valid: .*2"),

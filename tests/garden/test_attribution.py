@@ -96,7 +96,7 @@ def test_all_questions_are_put_in_one_call_and_each_subset_is_run_once(
     calls, runs = [], []
     ask, score = population.counterfactual, population._score
     monkeypatch.setattr(population, "counterfactual", lambda *a: calls.append(1) or ask(*a))
-    monkeypatch.setattr(population, "_score", lambda *a: runs.append(len(a[3])) or score(*a))
+    monkeypatch.setattr(population, "_score", lambda *a: runs.append(len(a[2])) or score(*a))
     leave_one_out(population, 4)
     shapley(population, 4)
     assert len(calls) == 2

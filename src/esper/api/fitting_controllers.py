@@ -47,14 +47,23 @@ def require_fitting(
             "A trained controller has to know how many epochs there are",
             fix="give them with the budget: Budget(params='+15%', epochs=20)",
         )
-    if not isinstance(controller, Checkable):
+    if type(controller) is not LearnedController:
+        if isinstance(controller, Checkable):
+            controller.require_possible(catalogue, horizon or ENDLESS)
         return
     try:
         controller.require_possible(catalogue, horizon or ENDLESS)
     except AgreementError as error:
+        known, slots = controller.blueprints, controller.network.space.size("slot")
+        named = f"give blueprints={list(known)} and " if known else ""
         raise EsperError(
             f"Controller {controller.name!r} was trained for other hosts",
-            given=error.given,
-            fix="name as many places in slots=[...] and the same blueprints=[...], or use "
-            "'heuristic', which fits any model",
+            given=_told(len(catalogue.slots), catalogue.names),
+            valid=_told(slots, known),
+            fix=f"{named}name {slots} places in slots=[...], or use 'heuristic', which fits any "
+            "model",
         ) from error
+
+
+def _told(slots: int, blueprints: tuple[str, ...]) -> str:
+    return f"{slots} slots" + f" with the blueprints {', '.join(blueprints)}" * bool(blueprints)

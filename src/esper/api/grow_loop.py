@@ -551,6 +551,9 @@ def _optimizer(kind: str | MakeOptimizer, host: GrowingModel, settings: GrowSett
     asked: dict[str, Any] = {"lr": settings.lr}
     if settings.weight_decay is not None:
         asked["weight_decay"] = settings.weight_decay
+    if isinstance(kind, Optimizer):
+        fix = f"pass its class: optimizer=torch.optim.{type(kind).__name__}, lr=..."
+        raise EsperError("The optimiser is made already, and knows no seeds", fix=fix)
     return host.optimizer(kind, **asked)
 
 

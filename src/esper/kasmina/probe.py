@@ -403,7 +403,7 @@ def _require_hooks_work(path: str, outer: str, module: nn.Module) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         kind, fix = "is TorchScript", "use the module it was scripted from"
     elif hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
-        kind, fix = "is inside compiled code", "attach slots first, then torch.compile the result"
+        kind, fix = "is inside compiled code", "give it as it is, and compile what comes of it"
     elif any(each.__name__ in _PARALLEL for each in type(module).__mro__):
         kind = "is inside a parallel wrapper"
         fix = "attach slots to the model inside the wrapper (its .module)"
