@@ -159,7 +159,7 @@ def test_buffers_that_are_no_part_of_the_state_come_back(tmp_path: Path) -> None
     assert again.history == whole.history
     require_same(states(whole.host), states(again.host))
     require_same(dict(whole.host.named_buffers()), dict(again.host.named_buffers()))
-    with pytest.raises(EsperError, match="not describe a growing host; given: KeyError: 'spare'"):
+    with pytest.raises(EsperError, match=r"of another model; given: it has no buffer model\.spare"):
         load_run(folder, Lacking())
 
 

@@ -347,6 +347,8 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
         "given: 2 slots with the blueprints norm, gate, lowrank.*valid: 3 slots with the "
         "blueprints norm, squeeze.*name 3 places in .*, or use 'heuristic'"),
     # folders
+    "an origin that no file can hold": (
+        lambda _: grow(origin={"a": object()}), "valid: numbers, texts, lists and dicts"),
     "a folder inside a file": (
         lambda folder: grow(out=_file(folder / "file") / "run"),
         "name a directory that can be made"),

@@ -303,6 +303,16 @@ def test_known_data_sets_are_found_by_name() -> None:
     assert torch.equal(flat["train"][1], data["train"][1][:100])
 
 
+def test_a_function_may_say_that_there_are_no_test_data(tmp_path: Path) -> None:
+    pair = "(torch.zeros(9, 2, 3), torch.zeros(9))"
+    (tmp_path / "own.py").write_text(
+        f"import torch\ndef both():\n    return {pair}, {pair}, None\n", encoding="utf-8"
+    )
+    data = load_data(f"{tmp_path}/own.py:both", flat=True)
+    assert data.keys() == {"train", "val"}
+    assert data["val"][0].shape == (9, 6)
+
+
 def test_a_file_without_splits_is_split_at_random_and_the_same_way_every_time(
     tmp_path: Path,
 ) -> None:

@@ -2,6 +2,7 @@
 and checkpoints. Without torch, so that the command line can show it at once.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -107,6 +108,14 @@ class GrowSettings:
     def __post_init__(self) -> None:
         require_settings(self, "The setting")
         require_known("precision", self.precision, (FULL, HALF))
+        try:
+            json.dumps(self.origin)
+        except (TypeError, ValueError) as error:
+            raise EsperError(
+                "Something to be kept with the run is not of the kind that JSON holds",
+                given=error,
+                valid="numbers, texts, lists and dicts",
+            ) from error
 
     @property
     def limits(self) -> Budget:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 Train = Callable[[nn.Module, float], "GrownRun"]  # a plain module, at this rate
 CHECKPOINT, BEFORE, SAMPLE = "checkpoint", "checkpoint-before", "sample"
-KIND, VERSION = "grow-run", 3
+KIND, VERSION = "grow-run", 4
 SAMPLE_KIND = "grow-sample"
 
 

@@ -79,6 +79,14 @@ def _require_fitting(host: "GrowingModel", archive: Archive, *, training: bool) 
             given=f"{added:,} parameters in seeds, allowed {host.room:,}",
             fix="wrap the model with the budget that it was saved with",
         )
+    # Seeds are built anew from their blueprints; the model must have what was saved of it.
+    of_model = {name for name in archive.part("buffer") if name.startswith("model.")}
+    if missing := sorted(of_model - _passing_buffers(host).keys()):
+        raise KeepingError(
+            "What was saved is of another model",
+            given=f"it has no buffer {', '.join(missing[:3])}",
+            fix="build the model as it was built for the run",
+        )
 
 
 # --- memory as part of a host's state --------------------------------------------------------

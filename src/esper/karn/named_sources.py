@@ -125,7 +125,8 @@ NamedData = dict[str, Any]
 
 
 def _named(parts: Iterable[Any]) -> NamedData:
-    return dict(zip(PARTS, parts, strict=False))
+    pairs = zip(PARTS, parts, strict=False)
+    return {name: part for name, part in pairs if part is not None}
 
 
 def _split(splits: Splits) -> NamedData:

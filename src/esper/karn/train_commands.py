@@ -1,5 +1,6 @@
 """Runs of `esper train`: new ones and old ones, their progress, and how they ended."""
 
+import itertools
 import platform
 import sys
 import time
@@ -123,10 +124,12 @@ def _trained(run: RunFolder, quiet: bool, json: Path | None, processes: Processe
     with ExitStack() as bars:
         tell = bars.enter_context(progress(quiet=quiet))
 
+        played = itertools.count(1)  # from a damaged checkpoint some rounds are played again
+
         def listen(report: RoundReport) -> None:
             bars.close()  # which would be drawn over the lines
+            each = (time.monotonic() - began) / next(played)
             if not quiet:
-                each = (time.monotonic() - began) / (report.round - done)
                 print(round_line(report, config, (config.rounds - report.round) * each), flush=True)
 
         finished = train_run(run, listener=listen, tell=tell, stop=stop, processes=processes)

@@ -173,6 +173,8 @@ class Numeric(Field):
 
     def stored(self, name: str, value: NDArray[Any], layout: RunLayout) -> dict[str, Any]:
         columns = list(self.columns(name, layout))
+        if not columns:
+            return {}
         if self.named:
             found = value.tolist()
             names = {number: self.named(layout, number) for number in set(found)}
