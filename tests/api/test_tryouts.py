@@ -117,7 +117,26 @@ def test_several_are_planted_one_after_the_other_and_all_of_them_are_kept() -> N
     assert last["added"] == sum(seed.params for seed in tried.report().grown)
 
 
-def test_what_does_not_get_ahead_together_may_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+class Nested(torch.optim.Optimizer):
+    """Remembers squares of gradients in a list, and changes them in place."""
+
+    def __init__(self, params: Any, lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    (seen,) = self.state[each].setdefault("GG", [torch.zeros_like(each)])
+                    seen.add_(each.grad.square())
+                    each.addcdiv_(each.grad, seen.sqrt() + 1e-8, value=-group["lr"])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", Nested])
+def test_what_does_not_get_ahead_together_may_alone(
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained = Growth.epoch
     seen: list[int] = []
 
@@ -130,11 +149,11 @@ def test_what_does_not_get_ahead_together_may_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tryouts, "MOST_TRIED", 9.0)
     with monkeypatch.context() as patch:
         patch.setattr(Growth, "epoch", diverging)
-        tried = run(ahead_by(-9.0))
+        tried = run(ahead_by(-9.0), optimizer=optimizer)
     first, second = tryouts_of(tried)
     assert len(first["seeds"]) >= 2
     assert [each["chosen"] for each in (first, second)] == [False, True]
-    assert same(tried, run(plan_of(tried)))
+    assert same(tried, run(plan_of(tried), optimizer=optimizer))
 
 
 def test_a_host_that_is_ahead_of_its_finalists_goes_on_as_if_nothing_had_been(
@@ -176,6 +195,25 @@ def test_who_is_ahead_by_less_than_the_host_gains_in_a_part_of_an_epoch_is_left_
         assert tryouts_of(run(rule))[0]["chosen"] is chosen
 
 
+def test_a_host_that_gets_worse_sets_no_higher_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    mean = tryouts._validation_loss
+
+    def better_before(history: Any) -> float:
+        return mean(history) - 1e6 * (history[-1]["epoch"] == LAST - 1)
+
+    monkeypatch.setattr(tryouts, "_validation_loss", better_before)
+    assert tryouts_of(run(ahead_by(0.0)))[0]["chosen"]
+
+
+def test_where_flops_cannot_be_counted_trying_out_ends_after_half_as_many_epochs_as_a_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("esper.api.grow_loop.step_flops", lambda host: None)
+    held = tryouts_of(run(ahead_by(9.0, f"{HEARD},casts=3")))
+    epochs = LAST - 1  # of each
+    assert (len(held) - 1) * epochs <= EPOCHS / 2 < len(held) * epochs
+
+
 @pytest.mark.parametrize("after", [1, 3, LAST, LAST + 1])
 def test_a_run_that_stops_goes_on_to_the_bit_whatever_it_was_doing(
     after: int, tmp_path: Path
@@ -187,7 +225,7 @@ def test_a_run_that_stops_goes_on_to_the_bit_whatever_it_was_doing(
     whole, place = undisturbed(HEARD), tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         run(HEARD, out=place, on_epoch=stop)
-    assert (place / START).is_dir() == (after < LAST)
+    assert (place / START).is_dir() == (after <= LAST)  # the checkpoint before needs it too
     other = again(place)
     assert same(whole, other)
     assert json.dumps(whole.history) == json.dumps(other.history)
@@ -211,6 +249,38 @@ def test_a_run_that_stops_in_the_middle_of_a_tryout_begins_it_again(
         with pytest.raises(KeyboardInterrupt):
             run(HEARD, out=place)
     assert same(whole, again(place))
+
+
+def test_after_the_tryouts_the_checkpoint_before_them_ends_as_the_run_would_have(
+    tmp_path: Path,
+) -> None:
+    def stop(record: dict[str, Any]) -> None:
+        if record["epoch"] == LAST:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(HEARD, out=tmp_path, on_epoch=stop)
+    (file,) = (tmp_path / "checkpoint").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-8] + b"damaged!")
+    whole, other = undisturbed(HEARD), again(tmp_path)
+    assert same(whole, other)
+    assert json.dumps(whole.history) == json.dumps(other.history)
+    assert not (tmp_path / START).exists()
+
+
+def test_a_run_that_stops_before_it_removes_its_beginning_does_so_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tryouts.shutil, "rmtree", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(HEARD, out=tmp_path)
+    assert (tmp_path / START).is_dir()
+    assert same(undisturbed(HEARD), again(tmp_path))
+    assert not (tmp_path / START).exists()
 
 
 def test_a_damaged_beginning_is_refused_when_the_run_goes_on(tmp_path: Path) -> None:

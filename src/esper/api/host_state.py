@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -222,10 +223,11 @@ def _unpack_optimizer(
 
 def placed(state: Mapping[str, Any], parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
     """Copies of what an optimiser remembers of a parameter, where it wants them: step counters stay
-    on the CPU unless its kernel wants them."""
+    on the CPU unless its kernel wants them. Tensors may lie in lists or dicts, and change in place.
+    """
     on_cpu = () if group.get("capturable") or group.get("fused") else ("step",)
-    return dict(state) | {
-        name: value.to("cpu" if name in on_cpu else parameter.device, copy=True)
+    place = {name: "cpu" if name in on_cpu else parameter.device for name in state}
+    return {
+        name: tree_map_only(Tensor, methodcaller("to", place[name], copy=True), value)
         for name, value in state.items()
-        if isinstance(value, Tensor)
     }

@@ -1,7 +1,7 @@
 """Trying out the finalists of an audition: one cast after the other is planted where it began, and
 the host is trained from there up to now, as if it had been chosen then.
 
-    OUT/start/   the run as it was where the audition began, until the finalists were tried out
+    OUT/start/   the run as it was where the audition began, until no checkpoint needs it
 
 Nothing of a tryout is kept but what it came to: a run that is stopped in one begins it again, and
 comes to the same.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from esper.api.grow_loop import Growth
 
 START, KIND, VERSION = "start", "grow-start", 2
-MOST_TRIED = 0.5  # of the FLOPs of a training of the host: after that no other cast is tried out
+MOST_TRIED = 0.5  # of what a training of the host costs: after that no other cast is tried out
 EARLY = 0.2  # epochs of the host, by which who is ahead may only be early
 COMPARED = 2  # epochs, the last ones, over which validation losses are averaged
 
@@ -62,6 +62,8 @@ class Tryouts:
     def __init__(self, growth: "Growth", casting: Casting) -> None:
         self.growth, self.casting = growth, casting
         self.start: tuple[Archive, Trained] | None = None  # where the audition began
+        rounds = casting.rule.rounds(torch.tensor(growth.host.horizon or 0))
+        self._last = casting.first + int(rounds)  # the epoch after which finalists are tried out
         folder = growth.run.folder
         self._place = None if folder is None else folder.path / START
 
@@ -79,17 +81,21 @@ class Tryouts:
             )
 
     def go_on(self) -> None:
-        """With what a stopped run has kept."""
-        if self._place is not None and self._place.is_dir():
+        """With what a stopped run has kept, unless its finalists were tried out already."""
+        if self._place is not None and self.casting.first <= self._epochs < self._last:
             archive = read_archive(self._place, kind=KIND, version=VERSION)
             notes = archive.notes
             trained = Trained(notes["loss"], Scores(**notes["scores"]), notes["flops"], Clock())
             self.start = Archive(archive.tensors, notes["state"]), trained
 
     def kept(self) -> None:
-        """The run is, and needs no start any more once its finalists were tried out."""
-        if self.start is None and self._place is not None and self._place.is_dir():
+        """The run is. Once also the checkpoint before lies past the tryouts, no start is needed."""
+        if self._epochs > self._last and self._place is not None and self._place.is_dir():
             shutil.rmtree(self._place)
+
+    @property
+    def _epochs(self) -> int:
+        return len(self.growth.run.history)
 
     # --- trying out ----------------------------------------------------------------------------
 
@@ -103,8 +109,8 @@ class Tryouts:
         run.host.shadows.end()
         alone, history = self.growth.state(), [*run.history, news.record]
         before, fell = _validation_loss(history), _validation_loss(history[:-1])
-        lead = casting.rule.config.ahead * abs(before) + EARLY * abs(fell - before)
-        purse = MOST_TRIED * (news.record["flops"] or 0.0) * (run.host.horizon or 0)
+        lead = casting.rule.config.ahead * abs(before) + EARLY * max(fell - before, 0.0)
+        purse = MOST_TRIED * (run.host.horizon or 0)  # epochs of the host
         record, spent, tryouts = news.record, Counter(news.seconds), list[dict[str, Any]]()
         for cast in casts:
             told = self._tried(cast, last)
@@ -112,7 +118,7 @@ class Tryouts:
             after = _validation_loss([each.record for each in told]) if whole else math.nan
             chosen = after < before - lead
             flops = sum(each.record["flops"] or 0.0 for each in told[1:])
-            purse -= flops
+            purse -= sum(_epochs_of(each.record, news.record) for each in told[1:])
             for each in told:
                 spent.update(each.seconds)
             note = {"seeds": self._names(cast), "val_loss": after if whole else None}
@@ -162,6 +168,12 @@ def _record_of(told: list[EpochNews], alone: Mapping[str, Any]) -> dict[str, Any
         "events": [event for record in records for event in record["events"]],
         "most_added": max(record["most_added"] for record in records),
     }  # fmt: skip
+
+
+def _epochs_of(record: Mapping[str, Any], alone: Mapping[str, Any]) -> float:
+    """What an epoch cost, in epochs of the host alone; about one where FLOPs are not counted."""
+    flops, own = record["flops"], alone["flops"]
+    return float(flops / own) if flops and own else 1.0
 
 
 def _validation_loss(history: Sequence[Mapping[str, Any]]) -> float:
