@@ -85,7 +85,7 @@ def grow_one(seed: int, folder: Path | None = None) -> tuple[Audit, dict[str, fl
         "A small network is to tell glyphs apart that may be anywhere on a line. What does it lack?"
     )
     found = audit(
-        network(seed), train, val, loss="cross_entropy", budget=BUDGET, lr=RATE, epochs=1, seed=seed
+        network(seed), train, val, loss="cross_entropy", budget=BUDGET, lr=RATE, seed=seed
     )
     print(f"\n{found}\n", flush=True)
 
