@@ -14,7 +14,8 @@ without evaluation. Returns are greedy, on fresh episodes; sampled ones are note
 Esper is better or worse than the better peer where the 95 % interval of the difference of returns
 leaves out 0. Where every run of both came to the greatest return that the task has, returns cannot
 differ: there, and only there, the steps until the bar was first passed decide in the same way, and
-the table says so. Peers need `pip install sb3-contrib`.
+the table says so. Presets were chosen by four of the tasks: figures count the verdicts on those and
+on the other six apart. Peers need `pip install sb3-contrib`.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from typing import Any
 
 import torch
 from _report import write_json, write_section
-from foreign_tasks import TASKS, Task
+from foreign_tasks import CHOSEN_BY, TASKS, Task
 from gymnasium import spaces
 from gymnasium.wrappers import FlattenObservation
 from rich.console import Console
@@ -58,6 +59,7 @@ HEADER = (
     "peers",
     "bar at",
 )
+VERDICTS = {"worse": -1, "equal": 0, "better": 1}
 Result = dict[str, Any]
 
 
@@ -232,7 +234,19 @@ def report(folder: Path) -> tuple[dict[str, float], list[list[str]]]:
         peers = [key for key in found if key[0] != "esper"]
         if ("esper", "auto") in found and peers:
             rows.append(compared(name, task, found, peers, figures))
-    return figures, rows
+    return figures | counted_verdicts(figures), rows
+
+
+def counted_verdicts(figures: dict[str, float]) -> dict[str, float]:
+    """How many there are of each, on tasks that presets were chosen by and on the others."""
+    counts = dict.fromkeys(
+        (f"{group}.{verdict}" for group in ("chosen_by", "others") for verdict in VERDICTS), 0.0
+    )
+    for name in TASKS:
+        if (found := figures.get(f"{name}.verdict")) is not None:
+            verdict = next(word for word, number in VERDICTS.items() if number == found)
+            counts[f"{'chosen_by' if name in CHOSEN_BY else 'others'}.{verdict}"] += 1
+    return counts
 
 
 def compared(
@@ -262,7 +276,7 @@ def compared(
         shown = f"none, both at the most; bar {difference:+,.0f} ± {half:,.0f} steps earlier"
     figures[f"{name}.decided_by_steps_to_bar"] = float(by_steps)
     verdict = "better" if difference > half else "worse" if difference < -half else "equal"
-    figures[f"{name}.verdict"] = {"worse": -1, "equal": 0, "better": 1}[verdict]
+    figures[f"{name}.verdict"] = VERDICTS[verdict]
     seconds = fmean(run["seconds"] for run in ours)
     shares = []
     for peer in dict.fromkeys(key[0] for key in peers):

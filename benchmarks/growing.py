@@ -122,6 +122,12 @@ def measured_seconds(study: Study, name: str) -> float:
 def report(study: Study, number: int, json_file: Path | None, write: bool) -> None:
     results = read_results(study, SETS[number])
     found = figures(results)
+    if not found or (write and not for_report(results)):
+        raise EsperError(
+            f"nothing of set {number} is trained to the end, so nothing was written",
+            given=f"--runs {study.folder}",
+            fix=f"train it first: --set {number} --runs {study.folder} --jobs 16",
+        )
     for name, value in found.items():
         print(f"{name} {value:.4g}")
     write_json(json_file, found)
@@ -130,8 +136,7 @@ def report(study: Study, number: int, json_file: Path | None, write: bool) -> No
 
         whole = pages.page(study, results) if number == 2 else pages.own_page(number, results)
         PAGES[number].write_text(whole, encoding="utf-8")
-        if for_report(results):
-            PICTURES[number].write_bytes(pages.draw_gains(results))
+        PICTURES[number].write_bytes(pages.draw_gains(results))
 
 
 if __name__ == "__main__":

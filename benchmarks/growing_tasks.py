@@ -1,8 +1,8 @@
 """The tasks of `growing.py`: hosts that may lack something, and what they learn.
 
 Rules are tuned on those for development. Those for a report were written down in
-docs/growing-results.md before anything was trained on them, in sets: what one showed led to
-changes, so the next one was registered that nobody had looked at.
+docs/growing-results.md before anything grew on them, in sets: what one showed led to changes, so
+the next one was registered. Of the third, bare hosts had been trained once before that.
 """
 
 import math

@@ -101,6 +101,23 @@ def test_the_report_names_the_better_peer_and_says_what_is_clear(tmp_path: Path)
     assert figures["locks.esper.auto.steps_to_bar"] == 30_000
 
 
+def test_verdicts_are_counted_apart_for_tasks_that_presets_were_chosen_by(tmp_path: Path) -> None:
+    high, low = (0.9, 0.92, 0.91), (0.5, 0.52, 0.51)
+    for task, ours, theirs in (
+        ("locks", high, low),
+        ("identity_70", high, high),
+        ("strides", low, high),
+        ("repeat_two", high, low),
+    ):
+        peer = "maskable" if task in ("identity_70", "strides") else "recurrent"
+        write_runs(tmp_path, task, {("esper", "auto"): ours, (peer, "documented"): theirs})
+    figures, _ = foreign.report(tmp_path)
+    groups = ("chosen_by", "others")
+    counts = [[figures[f"{each}.{word}"] for word in foreign.VERDICTS] for each in groups]
+    assert counts == [[0, 1, 1], [1, 0, 1]]  # worse, equal, better
+    assert set(foreign.CHOSEN_BY) < set(TASKS)
+
+
 def test_steps_to_the_bar_decide_only_where_every_run_of_both_has_all_there_is(
     tmp_path: Path,
 ) -> None:

@@ -323,6 +323,37 @@ def write_study(jobs: ModuleType, tasks: ModuleType, folder: Path, name: str) ->
     return study
 
 
+def test_tasks_that_learn_the_same_data_count_as_one_from_the_third_set_on(
+    growing: SimpleNamespace,
+) -> None:
+    def over(*values: tuple[str, float]) -> Any:
+        tasks = growing.tasks.TASKS
+        return growing.figures.over_tasks([(tasks[name], value) for name, value in values])
+
+    twins = over(("hums_mlp", 1.0), ("hums_mlp_large", 3.0), ("beam", 4.0), ("rails_cnn", 6.0))
+    assert twins == growing.figures.t_interval([2.0, 4.0, 6.0])
+    assert over(("hums_mlp", 1.0), ("hums_mlp_large", 3.0)).high == math.inf
+    for pair in (("melodies_mlp", "melodies_conv"), ("friedman_small", "friedman_large")):
+        found = over((pair[0], 1.0), (pair[1], 3.0))  # as the first two sets were published
+        assert found == growing.figures.t_interval([1.0, 3.0])
+    names = growing.tasks.tasks_for("report 3")
+    assert len({growing.tasks.TASKS[name].load for name in names}) == len(names) - 4
+
+
+def test_a_report_of_nothing_is_refused_and_writes_nothing(
+    growing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = dict.fromkeys((1, 2, 3), tmp_path / "page.md")
+    monkeypatch.setattr(sys.modules["growing"], "PAGES", pages)
+    figures = str(tmp_path / "figures.json")
+    words = ["growing.py", "--runs", str(tmp_path), "--report", "--json", figures]
+    for more in ([], ["--write"], ["--write", "--set", "2"]):
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        with pytest.raises(SystemExit, match="is trained to the end, so nothing was written"):
+            growing.main()
+    assert not list(tmp_path.iterdir())
+
+
 def test_figures_of_known_results(
     growing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,13 +410,20 @@ def test_the_page_holds_every_task_and_what_came_out(
     results = growing.figures.read_results(study, "report 1")
     text = growing.page.page(study, results)
     for name, task in growing.tasks.TASKS.items():
-        never_run = ", never run" if task.group in ("report 2", "report 3") else ""
-        assert f"| `{name}` | {task.group}{never_run} |" in text
+        never_grown = ", never grown" if task.group in ("report 2", "report 3") else ""
+        assert f"| `{name}` | {task.group}{never_grown} |" in text
+    assert "on which nothing has grown yet" in text
     assert "| `share_of_best_place` | 0.80" in text
     assert "| `harm_rate` | 0.20 | < 0.1: not reached |" in text
     assert "Optuna is not installed" in text
     assert "With caution" not in text
     assert len(growing.page.draw_gains(results)) > 10_000
+    published = tmp_path / "growing-third.json"
+    published.touch()
+    monkeypatch.setattr(growing.page, "THIRD_JSON", published)
+    text = growing.page.page(study, results)
+    assert "| `beam` | report 3 |" in text
+    assert "is said by [the third set](growing-third.md)" in text
     third = growing.page.own_page(3, results)
     assert third.startswith("# The third set of tasks")
     assert "--set 3 --runs DIR --report --json docs/growing-third.json --write" in third
