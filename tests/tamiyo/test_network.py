@@ -303,6 +303,46 @@ def test_marks_that_are_absent_stay_zero_where_that_is_asked_for() -> None:
     assert float(seen[:, 0].std(correction=0)) == pytest.approx(1.0, abs=1e-4)
 
 
+def test_what_is_a_mark_is_decided_once_and_a_fair_bit_does_not_jump_between_updates() -> None:
+    torch.manual_seed(1)
+    norm, shares = RunningNorm(4, keeps_marks=True), torch.tensor([0.5, 0.2, 0.8, 0.3])
+    norm.observe(torch.empty(0, 4))  # nothing was seen, and nothing is decided
+    seen, sides = [], set()
+    for _ in range(60):
+        norm.observe((torch.rand(100, 4) < shares).float())
+        sides.add(float(norm.mean[0]) < 0.5)
+        seen.append(norm(torch.zeros(4)))
+    assert sides == {True, False}, "the mean of a fair bit was on both sides of a half"
+    for step in torch.stack(seen).diff(dim=0):
+        assert float(step.abs().max()) < 0.3
+    assert torch.equal(seen[-1] == 0, torch.tensor([False, True, False, True]))
+
+
+def test_what_turns_out_to_be_no_mark_is_shifted_from_then_on() -> None:
+    norm, plain = RunningNorm(4, keeps_marks=True), RunningNorm(4)
+    late = torch.tensor([0.0, 1.0] * 50)  # never 1 at first, and half of the time later
+    for step in range(40):
+        first = step == 0
+        measured = torch.zeros(100) if first else torch.linspace(900, 1100, 100)
+        mark = (torch.arange(100) % 5 == 0).float()
+        of_late = torch.zeros(100) if first else late
+        always = torch.zeros(100) if first else torch.ones(100)
+        rows = torch.stack((measured, mark, of_late, always), 1)
+        for each in (norm, plain):
+            each.observe(rows)
+    found, usual = norm(rows), plain(rows)
+    assert torch.equal(found[:, 0], usual[:, 0])
+    assert torch.equal(found[:, 3], usual[:, 3])
+    assert torch.equal(found[:, 1:3] == 0, rows[:, 1:3] == 0)
+    torch.testing.assert_close(found[:, 2].std(correction=0), torch.tensor(1.0), atol=0.01, rtol=0)
+    again = RunningNorm(4, keeps_marks=True)
+    again.load_state_dict(norm.state_dict())
+    for each in (norm, again):  # what was decided stays: the first is no mark any more
+        each.observe(torch.zeros(10**6, 4))
+    assert torch.equal(again(rows), norm(rows))
+    assert float(norm(torch.zeros(4))[0]) < 0
+
+
 def test_a_direct_network_learns_nothing_of_its_memory_from_values() -> None:
     network = FactoredRecurrentActorCritic(independent_heads((3,)), STATE, 8, direct=True)
     nn.init.ones_(network.value_head[-1].weight)  # it starts at zero, which would hide it

@@ -67,7 +67,7 @@ def train(
     config, round_, taken, enough = replace(config, **settings), played.envs * rollout, 0, False
     if "minibatches" not in settings:  # few environments have no more than so many sequences
         most = played.envs * (rollout // (config.sequence or rollout))
-        config = replace(config, minibatches=min(config.minibatches, most))
+        config = replace(config, minibatches=max(1, min(config.minibatches, most)))
     sizes = (played.space, played.state_dim, played.envs, rollout, config)
     agent = PPOAgent.build(*sizes, lstm_hidden_dim=MEMORY, direct=True, seed=seed)
     with ExitStack() as stack:

@@ -26,6 +26,7 @@ FORGET_BIAS = 1.0  # remember by default
 CLIP = 10.0  # standard deviations; an outlier must not drown the other features
 EPSILON = 1e-8
 MARKS_ROUNDING = 1e-9  # of mean squares
+RARE, COMMON = 0.4, 0.6  # shares of ones up to which a mark is taken for one, and stays one
 # Of features that are made to span about 1: what hardly ever changed while learning must not be
 # blown up where it differs, as costs do on another host.
 GARDEN_FLOOR = 1e-2
@@ -272,7 +273,8 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
 
     def conclude(self, memory: Tensor, sensed: Tensor, states: Tensor) -> tuple[Logits, Tensor]:
         memory = self.memory_norm(memory + self.features(sensed) if self.direct else memory)
-        judged = memory.detach() if self.direct else memory
+        # Without marks also an agent that was saved before there were any: its value shapes it.
+        judged = memory if self.observation_norm.shifted is None else memory.detach()
         logits, widest = [head(memory) for head in self.heads], max(self.space.sizes)
         for place, size in enumerate(self.space.sizes):
             if size < widest:
@@ -308,30 +310,33 @@ class RunningNorm(nn.Module):
     what was decided and what is learned from it see the same numbers. Before the first time it
     only clips. Its buffers are saved with the network.
 
-    With `keeps_marks` a feature that was only ever 0 or 1, and 0 more often, is scaled and not
+    With `keeps_marks` a feature that was only ever 0 or 1, and rarely 1, is scaled and not
     shifted: what is absent stays 0, or each card that is not there would write into a memory too.
+    The first time decides; what turns out to be no mark later is shifted from then on, for good:
+    inputs must not jump to and fro.
     """
 
     mean: Tensor
     variance: Tensor
     count: Tensor
     floor: Tensor  # the smallest variance that is divided by
+    shifted: Tensor | None  # [F] 0: a mark, 1: any other feature; none where no marks are kept
 
     def __init__(self, features: int, keeps_marks: bool = False) -> None:
         super().__init__()
-        self.keeps_marks = keeps_marks
         self.register_buffer("mean", torch.zeros(features, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(features, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("floor", torch.full((), EPSILON, dtype=torch.float64))
+        self.register_buffer("shifted", torch.zeros_like(self.mean) if keeps_marks else None)
+
+    def keep_no_marks(self) -> None:
+        self.shifted = None
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., F] in the type of the input."""
         scale = self.variance.clamp(min=self.floor).rsqrt()
-        mean = self.mean
-        if self.keeps_marks:  # only of zeros and ones the mean is that of their squares
-            marks = (self.variance + mean.square() - mean).abs() < MARKS_ROUNDING
-            mean = mean.masked_fill(marks & (mean < 0.5), 0.0)
+        mean = self.mean if self.shifted is None else self.mean * self.shifted
         shift = (-mean * scale).to(states.dtype)
         return torch.addcmul(shift, states, scale.to(states.dtype)).clamp(-CLIP, CLIP)
 
@@ -362,6 +367,10 @@ class RunningNorm(nn.Module):
         between = apart**2 * weight * (before / count.clamp(min=1))
         self.variance.lerp_(variance, weight).add_(between)
         self.mean.add_(apart * weight)
+        if self.shifted is not None:  # only of zeros and ones the mean is that of their squares
+            other = (self.variance + self.mean.square() - self.mean).abs() >= MARKS_ROUNDING
+            other |= self.mean >= torch.where(before > 0, COMMON, RARE)
+            self.shifted.masked_fill_(other & (count > 0), 1.0)
         self.count.copy_(count)
 
 

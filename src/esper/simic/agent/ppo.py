@@ -352,6 +352,8 @@ class PPOAgent:
         share = (first, sizes["envs"])
         own = {name: found[name].narrow(rows, *share) for name, rows in _OF_ENVIRONMENTS.items()}
         agent = cls.build(saved_space, config=eager, device=device, processes=processes, **sizes)
+        if "network.observation_norm.shifted" not in found:  # it learned from all features shifted
+            agent.network.observation_norm.keep_no_marks()
         agent._restore(Archive({**found, **own}, archive.notes), path)
         agent.config = config
         agent._compile()  # after the weights are in
