@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from esper.leyline import AgreementError, BlueprintCatalogue, EsperError, UnknownNameError
+from esper.kasmina.blueprints import blueprint_names
+from esper.leyline import AgreementError, BlueprintCatalogue, EsperError, Family, UnknownNameError
 from esper.simic.training.training_runs import CONFIG, RunFolder, load_controller
 from esper.tamiyo.controllers import LearnedController, controller_names, make_controller
 from esper.tamiyo.controllers.protocol import Checkable, Controller, Privileged
@@ -13,12 +14,23 @@ ENDLESS = 2**31  # epochs, where no budget says how many
 def resolve(asked: str | Path, catalogue: BlueprintCatalogue, horizon: int | None) -> Controller:
     """The controller of that name, description or path, if it can decide for this host."""
     controller = made(asked)
-    folder = Path(controller.name)  # if it is kept in one
-    if type(controller) is LearnedController and (folder / CONFIG).is_file():
-        known = RunFolder.open(folder).suite.training[0].catalogue().names
+    if type(controller) is LearnedController and not controller.blueprints:
+        known = _known(controller)
         controller = LearnedController(controller.network, name=controller.name, blueprints=known)
     require_fitting(controller, catalogue, horizon)
     return controller
+
+
+def _known(controller: LearnedController) -> tuple[str, ...]:
+    """The blueprints of the hosts that it was trained on: as its run says, or else those of the
+    only family that has as many as it can choose from."""
+    folder = Path(controller.name)  # if it is kept in one
+    if (folder / CONFIG).is_file():
+        return RunFolder.open(folder).suite.training[0].catalogue().names
+    lists = [blueprint_names(kind, wrapped=both) for kind in Family for both in (False, True)]
+    number = controller.network.space.size("blueprint")
+    alike = [names for names in lists if len(names) == number]
+    return alike[0] if len(alike) == 1 else ()
 
 
 def made(asked: str | Path) -> Controller:
