@@ -194,6 +194,7 @@ def test_a_run_whose_process_was_killed_turns_stale(page: Any, folder: Path) -> 
         fcntl.flock(lock, fcntl.LOCK_EX)
         run.learn(1)
         page.get_by_role("link", name="killed").click()
+        page.get_by_role("heading", name="killed").wait_for()  # the list has badges of its own
         page.locator(".badge.running").wait_for()
         lock.close()  # as the end of its process would
         page.locator(".badge.stale").wait_for()
