@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from esper.archive import ArchiveError, read_archive, write_archive
-from esper.leyline import EsperError, LifecycleOp
+from esper.leyline import Actions, EsperError, LifecycleOp
 from esper.tamiyo import TokenActorCritic, TokenController, TokenLayout
 from esper.tamiyo.controllers import Audition, make_controller
+from esper.tamiyo.controllers.auditioning import Casting, fitting
 from esper.tamiyo.controllers.learned import (
     KIND,
     VERSION,
@@ -35,6 +38,39 @@ def test_without_training_it_decides_as_the_rule_does(host: str, spec: str) -> N
     assert torch.equal(decisions(garden, controller), alone)
     assert torch.equal(garden.spent, spent)
     assert bool((alone[..., 0] == LifecycleOp.GERMINATE).any())
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 999), trained=st.booleans())
+def test_it_adds_what_it_has_learned_to_the_rules_hopes_of_who_is_tried_out_alone(
+    seed: int, trained: bool
+) -> None:
+    controller = over_tokens(True) if trained else TokenController(TokenActorCritic())
+    assert isinstance(controller, TokenController)
+    alone, casting = Casting(controller.rule), Casting(controller.rule, controller)
+    casts = []
+    for each in (alone, casting):
+        garden = TapeGarden(Tape.random(1, seed=seed))
+        casts.append(next((each.finalists for _ in play(garden, each) if each.finalists), ()))
+    assume(casts[0])  # something fits the budget
+    assert casting.name == controller.name
+    assert casts[0][0] == casts[1][0], "those that are tried out together"
+    signals, legal = garden.signals(), garden.legal()
+    found, fits = controller.hopes(signals), fitting(signals)[0]
+    if not trained:
+        assert casts[0] == casts[1]
+        assert torch.equal(found[fits], torch.zeros_like(found[fits]))
+    waits = Actions.of(legal.space, 1, op=LifecycleOp.WAIT)
+    with torch.no_grad():
+        seen = controller.network.layout.observe(signals, waits)
+        _, slots, kinds, _ = controller.network(seen).logits
+    for slot, kind in fits.nonzero().tolist():
+        rows = torch.tensor([s for s in range(len(fits)) if fits[s].any()])
+        own = slots[0, LifecycleOp.GERMINATE].double()
+        chance = own[slot].exp() / own[rows].exp().sum() * len(rows)
+        within = kinds[0, slot].double()
+        chance *= within[kind].exp() / within[fits[slot]].exp().sum() * fits[slot].sum()
+        assert float(found[slot, kind]) == pytest.approx(float(chance.log()), abs=1e-6)
 
 
 def test_one_controller_decides_for_hosts_of_other_shapes_in_turn() -> None:

@@ -26,6 +26,7 @@ from esper.archive import Archive, read_archive, write_archive
 from esper.nissa import Clock
 from esper.show.terminal import listed
 from esper.tamiyo.controllers.auditioning import ALONE, LEAST_TRIED, Audition, Cast, Casting
+from esper.tamiyo.controllers.learned import TokenController
 from esper.tamiyo.controllers.protocol import Controller
 
 if TYPE_CHECKING:
@@ -49,9 +50,11 @@ class Trained:
 
 def casting_of(controller: Controller, host: GrowingModel) -> Casting | None:
     """Who decides where finalists can be tried out; None: the controller itself does."""
-    if not isinstance(controller, Audition) or controller.config.tries == 0:
+    adviser = controller if isinstance(controller, TokenController) else None
+    rule = adviser.rule if adviser else controller
+    if not isinstance(rule, Audition) or rule.config.tries == 0:
         return None
-    casting = Casting(controller)
+    casting = Casting(rule, adviser)
     rounds = int(casting.rule.rounds(torch.tensor(host.horizon or 0)))
     return casting if rounds >= LEAST_TRIED else None
 

@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -160,13 +160,14 @@ class Audition:
         """[N] bool: is the audition over?"""
         return self.remembered.rounds >= self.rounds(signals.horizon)
 
-    def best(self, signals: Signals) -> tuple[Cast, ...]:
-        """Of one host: those whose shadows gained most together; then the most promising alone."""
+    def best(self, signals: Signals, hopes: Tensor) -> tuple[Cast, ...]:
+        """Of one host: those whose shadows gained most together; then alone who is hoped [S, P]
+        most of."""
         gradient = self._readings(signals).gradient[0]
         # Where all that was heard is without one, no way leads to the loss.
         ways = (gradient.nan_to_num(0.0) != 0.0).any(1) | gradient.isnan().all(1)
-        open_ = _fitting(signals)[0] & (gradient != 0.0) & ways[:, None]
-        order = _in_order(self.hopes(signals), open_)
+        open_ = fitting(signals)[0] & (gradient != 0.0) & ways[:, None]
+        order = _in_order(hopes, open_)
         together = self._together(signals, _in_order(self.remembered.gain[0], open_))
         alone = [(number,) for number in order if (number,) != together]
         return ((together,) * bool(together) + tuple(alone))[: self.config.casts]
@@ -233,7 +234,7 @@ class Audition:
         or of those `among` [N, S, P].
         """
         config, shadows, memory = self.config, self._readings(signals), self.remembered
-        life, open_ = signals.lifecycle, _fitting(signals) if among is None else among
+        life, open_ = signals.lifecycle, fitting(signals) if among is None else among
         begins = (memory.rounds == 0) & (life.epoch >= config.first)
         left = self.rounds(signals.horizon) - memory.rounds
         going = torch.where(begins[:, None, None], open_, memory.going & open_)
@@ -306,6 +307,16 @@ class Audition:
         return Proposal(where & open_.any(1), LifecycleOp.GERMINATE, slot, kind, int(blend))
 
 
+class Adviser(Protocol):
+    """Has a say in who is tried out alone."""
+
+    @property
+    def name(self) -> str: ...
+
+    def hopes(self, signals: Signals) -> Tensor:
+        """[S, P] of one host: what is to be added to the rule's own hopes."""
+
+
 class Casting:
     """The rule for one host that can be trained again from where its audition began.
 
@@ -315,8 +326,9 @@ class Casting:
     ahead, or with the host alone.
     """
 
-    def __init__(self, rule: Audition) -> None:
+    def __init__(self, rule: Audition, adviser: "Adviser | None" = None) -> None:
         self.rule = copy(rule)  # whoever gave it may use it elsewhere
+        self.adviser = adviser
         self.rule.lasts, self.rule.spend = TRIED_OF, TRIED_SPEND * rule.spend
         self.cast = LISTENING  # or what was planted, or nothing
         self.finalists: tuple[Cast, ...] = ()  # once the audition is over
@@ -324,7 +336,7 @@ class Casting:
 
     @property
     def name(self) -> str:
-        return self.rule.name
+        return (self.adviser or self.rule).name
 
     @property
     def first(self) -> int:
@@ -351,7 +363,10 @@ class Casting:
         self._taken = None
         self.rule.remember(signals, starts)
         if self.cast == LISTENING and bool(self.rule.heard(signals)):
-            self.finalists = self.rule.best(signals)
+            hopes = self.rule.hopes(signals)
+            if self.adviser is not None:
+                hopes = hopes + self.adviser.hopes(signals)
+            self.finalists = self.rule.best(signals, hopes)
             self.cast = self.cast if self.finalists else ALONE
         if self.cast in (LISTENING, ALONE):
             return Actions.of(legality.space, legality.hosts, op=LifecycleOp.WAIT)
@@ -370,7 +385,7 @@ class Casting:
         )
 
     def audition(self, signals: Signals, legality: Legality) -> AuditionPlan:
-        fits = _fitting(signals)
+        fits = fitting(signals)
         if self.cast != LISTENING or self.finalists:
             nobody = torch.zeros(len(signals), dtype=torch.float64)
             return AuditionPlan(torch.zeros_like(fits), nobody)
@@ -390,7 +405,7 @@ class Listening:
         return Actions.of(legality.space, legality.hosts, op=LifecycleOp.WAIT)
 
     def audition(self, signals: Signals, legality: Legality) -> AuditionPlan:
-        going = _affordable(fits := _fitting(signals), fits.double(), fits.sum() / self.every)
+        going = _affordable(fits := fitting(signals), fits.double(), fits.sum() / self.every)
         waits = signals.lifecycle.epoch < self.first
         return AuditionPlan(going & ~waits, torch.full((1,), self.share, dtype=torch.float64))
 
@@ -416,7 +431,7 @@ def _in_order(score: Tensor, among: Tensor) -> list[int]:
     return [int(number) for number in order[: int(among.sum())]]
 
 
-def _fitting(signals: Signals) -> Tensor:
+def fitting(signals: Signals) -> Tensor:
     """[N, S, P] bool: seeds that fit a free slot and what is left of the budget."""
     life = signals.lifecycle
     costs = signals.catalogue.total_costs[:, :, Blend.RAMP]  # [S, P]

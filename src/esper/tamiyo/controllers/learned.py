@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +24,21 @@ from torch import Tensor
 
 from esper.archive import Archive, ArchiveError, kind_of, read_archive, write_archive
 from esper.archive.tensors import not_finite
-from esper.leyline import HEADS, Actions, ActionSpace, EsperError, Legality, require_agreement
+from esper.leyline import (
+    HEADS,
+    Actions,
+    ActionSpace,
+    EsperError,
+    Legality,
+    LifecycleOp,
+    require_agreement,
+)
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import ActionError, require_known
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
 from esper.tamiyo.choosing import Logits, MaskedCategorical, head_logits, logits_given
-from esper.tamiyo.controllers.auditioning import Audition, AuditionConfig
+from esper.tamiyo.controllers.auditioning import Audition, AuditionConfig, fitting
 from esper.tamiyo.controllers.proposals import draw
 from esper.tamiyo.controllers.protocol import Thoughts
 from esper.tamiyo.controllers.specs import parse_settings
@@ -173,15 +182,36 @@ class TokenController(LearnedController):
     def audition(self, signals: Signals, legality: Legality) -> AuditionPlan:
         return self.rule.audition(signals, legality)
 
-    def _observed(self, signals: Signals, legality: Legality, starts: Tensor) -> Tensor:
-        layout = TokenLayout.of(signals.catalogue)
+    @torch.no_grad()
+    def hopes(self, signals: Signals) -> Tensor:
+        """[S, P] of one host: how much likelier than by chance each seed is to be planted, if one
+        is, as a logarithm; 0 without training."""
+        layout, fits = self._laid_out(signals.catalogue), fitting(signals)[0]
+        waits = Actions.of(layout.space, 1, op=LifecycleOp.WAIT)
+        seen = layout.observe(signals, waits).to(self.network.return_scale.device)
+        _, slots, kinds, _ = (each[0].cpu() for each in self.network(seen).logits)
+        found: Tensor = _over_chance(slots[LifecycleOp.GERMINATE], fits.any(1))[:, None]
+        return found + _over_chance(kinds, fits)
+
+    def _laid_out(self, catalogue: BlueprintCatalogue) -> TokenLayout:
+        layout = TokenLayout.of(catalogue)
         if layout != self.network.layout:
             self.network = self.network.laid_out(layout)
+        return layout
+
+    def _observed(self, signals: Signals, legality: Legality, starts: Tensor) -> Tensor:
+        layout = self._laid_out(signals.catalogue)
         self._advice = self.rule.act(signals, legality, starts)
         return layout.observe(signals, self._advice)
 
 
 _RULE = "rule."  # before what the rule remembers
+
+
+def _over_chance(logits: Tensor, open_: Tensor) -> Tensor:
+    """[..., A]: log-chances of what is open, less those of a fair choice."""
+    chances = logits.double().masked_fill(~open_, -inf).log_softmax(-1).nan_to_num(-inf)
+    return chances + open_.double().sum(-1, keepdim=True).clamp(min=1).log()
 
 
 def _rule(spec: str) -> Audition:
