@@ -3,7 +3,7 @@
     python -m studies.greenhouse collect --out gains --plots 400 --device cuda
     python -m studies.greenhouse fit --gains gains --out fitted
     python -m studies.greenhouse train --out trained --fitted fitted/best --rounds 50 --device cuda
-    python -m studies.greenhouse judge --out judged --group validation audition fitted/best
+    python -m studies.greenhouse judge audition fitted/best --out judged --group validation
 
 `collect` plays drawn worlds. Of every case a control, the rule `audition`, four seeds planted at
 one moment, and three seeds planted later beside the first of them. What they gained is kept with
@@ -25,7 +25,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -33,10 +32,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
 from esper.archive import Archive, read_archive, write_archive, write_whole
-from esper.garden import LAYOUT, Greenhouse, Plot, Plots
-from esper.garden.evaluation import Result, evaluate
-from esper.garden.greenhouse import LISTED
-from esper.garden.playing import Playground
+from esper.garden import LAYOUT, Greenhouse, Plots
 from esper.leyline import Actions, Legality, LifecycleOp
 from esper.leyline.streams import derive_seed
 from esper.simic.agent.ppo import PPOAgent
@@ -45,9 +41,10 @@ from esper.simic.agent.processes import Processes
 from esper.simic.agent.rollouts import collect as play_round
 from esper.simic.agent.types import Decision, Outcome
 from esper.tamiyo import MaskedCategorical, TokenActorCritic, logits_given
-from esper.tamiyo.controllers import make_controller
-from esper.tamiyo.controllers.learned import keep_controller, kept_controller, read_kept
+from esper.tamiyo.controllers.learned import keep_controller, read_kept
+from studies.ablations import ABLATION, SEEN, ablated_gains
 from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack
+from studies.judging import JUDGED, judge
 
 REMEMBERED = 0.99  # of the mean of weights, with every step
 CLEAR = 0.05  # difference of two gains, in units of their scale, that is no noise
@@ -184,6 +181,7 @@ def _apart(plot: Tensor) -> tuple[Tensor, Tensor]:
 def fit(options: argparse.Namespace) -> None:
     """Fit the network's preferences; every eighth plot is kept apart. The same command goes on."""
     data, anchors = Gains.load(options.gains), Anchors.load(options.gains)
+    data, anchors = ablated_gains(options.ablation, data, anchors)
     if options.contexts:
         some, few = ((each.plot < options.contexts) | (each.plot % 8 == 7)
                      for each in (data, anchors))  # fmt: skip
@@ -209,7 +207,8 @@ def fit(options: argparse.Namespace) -> None:
         told = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
         print(f"epoch {len(done)}: {told}", flush=True)
         if _lost(figures) == min(map(_lost, done)):
-            keep_controller(fitting.mean, at, None, {"figures": figures})
+            lacks = {ABLATION: options.ablation} if options.ablation else {}
+            keep_controller(fitting.mean, at, None, {"figures": figures, **lacks})
         notes = {"done": done}
         write_archive(state, kind=KIND, version=VERSION, tensors=fitting.tensors(), notes=notes)
 
@@ -284,43 +283,6 @@ def train(options: argparse.Namespace) -> None:
         keep_controller(agent.network, options.out / "last", None, {"rounds": len(done)})
 
 
-# --- judging --------------------------------------------------------------------------------------
-
-
-def judge(options: argparse.Namespace) -> None:
-    """Controllers on the same cases of a group's worlds, or of a stream of training worlds."""
-    options.out.mkdir(parents=True, exist_ok=True)
-    worlds = options.worlds or LISTED
-    house = Greenhouse(derive_seed(options.seed, "judge"), options.group, longest=options.longest)
-    until, results = deadline(options), list[tuple[Plot, Result]]()
-    for number in range(worlds)[options.place :: options.of]:
-        if time.monotonic() > until:
-            print(f"stopped before world {number}; the same command goes on")
-            break
-        plot, began = house.plot(number), time.monotonic()
-        how: Any = {"horizon": plot.horizon, "config": plot.population(), "rent": plot.rent}
-        found = evaluate(
-            [_controller(name) for name in options.controllers],
-            plot.contexts,
-            Playground(options.rows, device=options.device, **how),
-            seeds=options.cases,
-            file=options.out / f"{options.group}-{number:03d}.jsonl",
-        )
-        results += [(plot, result) for result in found]
-        took = time.monotonic() - began
-        print(f"world {number}: {plot.contexts[0].host}, {took:.0f} s", flush=True)
-    for name in dict.fromkeys(result.controller for _, result in results):
-        own = [result.net_gain(plot.rent) for plot, result in results if result.controller == name]
-        harmed = fmean(gain < -0.5 for gain in own)
-        print(f"{name}: {fmean(own):+.2f} points, harmful {harmed:.3f}, {len(own)} episodes")
-
-
-def _controller(name: str) -> Any:
-    """By its spec, or a kept one by its folder: that is its name then."""
-    folder = Path(name)
-    return kept_controller(folder, name) if folder.is_dir() else make_controller(name)
-
-
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     top = argparse.ArgumentParser(prog="python -m studies.greenhouse")
     parts = top.add_subparsers(required=True)
@@ -345,6 +307,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     two.add_argument("--batch", type=int, default=256, help="decisions")
     two.add_argument("--contexts", type=int, help="learn from the first so many plots only")
     two.add_argument("--rate", type=float, default=1e-3)
+    two.add_argument("--ablation", choices=SEEN, help="what it does not see, nor will later")
     three = parts.add_parser("train", parents=[common])
     three.add_argument("--fitted", type=Path, help="what `fit` wrote")
     three.add_argument("--rounds", type=int, default=50)
@@ -354,8 +317,10 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     three.add_argument("--minibatches", type=int, default=8)
     three.add_argument("--rate", type=float, default=3e-4)
     four = parts.add_parser("judge", parents=[common])
-    four.add_argument("controllers", nargs="+", help="specs, or folders of kept controllers")
-    four.add_argument("--group", default="validation")
+    four.add_argument("controllers", nargs="+", help="specs, or kept ones: FOLDER, name=FOLDER")
+    four.add_argument("--group", nargs="+", default=["validation"], help=", ".join(JUDGED))
+    four.add_argument("--final", action="store_true", help="held-out groups too")
+    four.add_argument("--first", type=int, default=0, help="world")
     four.add_argument("--worlds", type=int, help="as many as are registered if not said")
     four.add_argument("--cases", type=int, default=16)
     four.add_argument("--rows", type=int, default=256, help="that train at once")

@@ -13,6 +13,7 @@ import io
 import json
 import lzma
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -50,6 +51,7 @@ class Gains(NamedTuple):
     rule: Tensor  # [D] net points of the rule over the control; NaN: a later decision
     scale: Tensor  # [D]
     plot: Tensor  # [D] its number
+    seed: Tensor  # [D] of the greenhouse; -1: nobody knows
 
     @classmethod
     def load(cls, folders: Sequence[Path]) -> "Gains":
@@ -78,6 +80,7 @@ class Anchors(NamedTuple):
     mask: Tensor  # [A, ops]
     op: Tensor  # [A]
     plot: Tensor  # [A]
+    seed: Tensor  # [A]
 
     @classmethod
     def load(cls, folders: Sequence[Path]) -> "Anchors":
@@ -93,10 +96,19 @@ def _parts(folders: Sequence[Path]) -> list[Mapping[str, Any]]:
     files = [file for each in folders for file in sorted(each.glob("gains-*.npz")) or [each]]
     if lost := [file for file in files if not file.is_file()]:
         raise SystemExit(f"{lost[0]} has no parts of gains: collect them first")
-    return [
-        np.load(io.BytesIO(lzma.decompress(file.read_bytes())) if file.suffix == ".xz" else file)
-        for file in files
-    ]
+    return list(map(_part, files))
+
+
+def _part(file: Path) -> Mapping[str, Any]:
+    packed = file.suffix == ".xz"
+    part = dict(np.load(io.BytesIO(lzma.decompress(file.read_bytes())) if packed else file))
+    if "seed" not in part:  # the folder says it, or a file's name, as in `gains-seed1`
+        made, named = file.parent / "made.json", re.search(r"seed(\d+)", file.name)
+        known = int(named[1]) if named else -1
+        seed = json.loads(made.read_text())["seed"] if made.exists() else known
+        for kind in ("", "anchor_"):
+            part[f"{kind}seed"] = np.full(len(part[f"{kind}plot"]), seed)
+    return part
 
 
 def pack(options: argparse.Namespace) -> None:

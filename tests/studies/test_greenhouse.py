@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from esper.garden import LAYOUT, Bed, Greenhouse
+from esper.garden.greenhouse import GROUPS
 from esper.leyline import LifecycleOp
 from esper.simic.agent.ppo import PPOAgent
 from esper.tamiyo.controllers.learned import read_kept
-from studies import greenhouse, greenhouse_gains
+from studies import greenhouse, greenhouse_gains, judging
 from studies.greenhouse import Fitting, figures_of, parsed, preferences
 from studies.greenhouse_gains import Anchors, Gains, net_points
 
@@ -158,9 +159,34 @@ def test_controllers_are_judged_on_the_same_cases(
 ) -> None:
     run("fit", "--gains", folder, "--out", tmp_path / "fitted", "--epochs", 1)
     words = ("judge", "--out", tmp_path / "judged", "--worlds", 1, "--cases", 2, "--longest", 14)
-    run(*words, "periodic", tmp_path / "fitted" / "best")
+    run(*words, "periodic", f"one={tmp_path / 'fitted' / 'best'}")
     lines = (tmp_path / "judged" / "validation-000.jsonl").read_text().splitlines()[1:]
     found = [json.loads(line) for line in lines]
-    assert len({each["controller"] for each in found}) == 2
+    assert {each["controller"] for each in found} == {"periodic", "one"}
     assert len({(each["seed"], each["control"]) for each in found}) == 2
     assert "periodic" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_is_held_out_is_not_looked_at_by_accident(group: str, tmp_path: Path) -> None:
+    words = ("judge", "periodic", "--out", tmp_path / "judged", "--group", "validation", group)
+    with pytest.raises(SystemExit, match="held out"):
+        run(*words)
+    assert not (tmp_path / "judged").exists()
+
+
+def test_worlds_of_several_groups_are_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = list[str]()
+
+    def note(options: object, world: judging.World, until: float) -> list[object]:
+        played.append(world.file)
+        return []
+
+    monkeypatch.setattr(judging, "_judged", note)
+    words = ("judge", "never", "--out", tmp_path, "--worlds", 1, "--group", "validation", "garden",
+             "training", "--of", 3)  # fmt: skip
+    for place in range(3):
+        run(*words, "--place", place)
+    assert played == ["validation-000.jsonl", "garden-000.jsonl", "training-000.jsonl"]
