@@ -183,8 +183,8 @@ class Task:
         object.__setattr__(self, "masked", "masks" in self.needs)
 
 
-# What the presets of `esper.rl` were chosen by; the others were not.
-CHOSEN_BY = ("blind_cartpole", "repeat_previous", "identity_70", "locks")
+# What network and presets of `esper.rl` were chosen by; the others were not.
+CHOSEN_BY = ("blind_cartpole", "repeat_previous", "repeat_two", "identity_70", "locks")
 MEMORY, MASKS, HEADS = "memory", "masks", "heads"
 TASKS = {
     "blind_cartpole": Task(make=blind_cartpole, needs=(MEMORY,), steps=40_000, bar=450, most=500),

@@ -12,6 +12,7 @@ import torch  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 
 from esper import rl  # noqa: E402
+from esper.archive import ArchiveError  # noqa: E402
 from esper.leyline import AgreementError, Legality, UnknownNameError  # noqa: E402
 from esper.nissa import RunReader  # noqa: E402
 from esper.simic.agent import PPOAgent  # noqa: E402
@@ -80,35 +81,12 @@ def test_a_training_that_was_interrupted_goes_on_to_the_bit_in_another_process(
         rl.train(Countdown, STEPS, out=tmp_path / "run", gamma=0.5, **SMALL)
 
 
-def test_a_training_from_before_marks_were_kept_goes_on_to_the_bit_as_one_that_keeps_none(
-    tmp_path: Path,
-) -> None:
-    world, shown = partial(MaskedIdentity, spaces.Discrete(5), 1), torch.eye(5)
-
-    def earlier(agent: PPOAgent, metrics: Any) -> None:
-        agent.network.observation_norm.keep_no_marks()  # nor is saved that it would
-
-    def interrupted(agent: PPOAgent, metrics: Any) -> None:
-        earlier(agent, metrics)
-        if metrics["steps"] > 0.6 * STEPS:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        rl.train(world, STEPS, out=tmp_path / "run", after_update=interrupted, **SMALL)
-    old = rl.train(world, STEPS, out=tmp_path / "run", **SMALL)
-    whole = rl.train(world, STEPS, after_update=earlier, **SMALL)
-    assert torch.equal(weights(old), weights(whole))
-    new = PPOAgent.load(rl.train(world, STEPS, **SMALL).save(tmp_path / "new"))
-    for agent, keeps in (
-        (old, False),
-        (PPOAgent.load(old.save(tmp_path / "old")), False),
-        (new, True),
-    ):
-        norm = agent.network.observation_norm
-        expected = (shown - norm.mean * (not keeps)) / norm.variance.sqrt()
-        torch.testing.assert_close(norm(shown), expected.float())
-        agent.network(shown[None]).values.sum().backward()
-        assert (agent.network.lstm.weight_ih_l0.grad is None) == keeps
+def test_an_agent_of_an_earlier_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    agent = rl.train(Countdown, 2, **SMALL)
+    del agent.network.presents
+    agent.save(tmp_path / "old")
+    with pytest.raises(ArchiveError, match=r"made by an earlier version.*train it again"):
+        PPOAgent.load(tmp_path / "old")
 
 
 def test_a_sequence_that_does_not_divide_a_rollout_is_what_is_refused() -> None:

@@ -225,10 +225,10 @@ class RecurrentActorCritic(nn.Module, ABC):
 class FactoredRecurrentActorCritic(RecurrentActorCritic):
     """Feature net -> LSTM -> one head for each head of the action space, and a value head.
 
-    With `direct` the heads see the present beside the memory, and tanh stands in place of layer
-    norms and ReLU: what is learned of one state then hardly moves the choice in another. The memory
-    sees what was observed itself, and forgets by default: so it learns first what was seen of late.
-    It learns from the policy alone: a value that nothing could foretell is noise to it.
+    With `direct` the present speaks beside the memory, not through it, and tanh stands in place of
+    layer norms and ReLU: what is learned of one state then hardly moves the choice in another. The
+    memory sees what was observed itself, and forgets by default: so it learns first what was seen
+    of late. It learns from the policy alone: a value that nothing could foretell is noise to it.
     """
 
     visible: Tensor  # [F] 1 or 0: features that count; the others might as well not be there
@@ -261,21 +261,28 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         self.memory_norm = nn.Identity() if direct else nn.LayerNorm(lstm_hidden_dim)
         self.heads = nn.ModuleList(mlp(lstm_hidden_dim, size, direct) for size in space.sizes)
         self.value_head = mlp(lstm_hidden_dim, 1, direct)
+        presents = [nn.Linear(lstm_hidden_dim, size) for size in space.sizes] if direct else []
+        self.presents = nn.ModuleList(presents)
         self.register_buffer("visible", torch.ones(state_dim))
         # Rewards may be tiny, and a first guess drowns them.
         self.draw_weights(POLICY_GAIN, 0.0 if direct else VALUE_GAIN)
         if direct:
             self.lstm.reset_parameters()
+        for present in presents:
+            nn.init.orthogonal_(present.weight, POLICY_GAIN)
 
     def sense(self, states: Tensor) -> Tensor:
         seen: Tensor = self.observation_norm(states) * self.visible.to(states.dtype)
         return seen if self.direct else self.features(seen)
 
     def conclude(self, memory: Tensor, sensed: Tensor, states: Tensor) -> tuple[Logits, Tensor]:
-        memory = self.memory_norm(memory + self.features(sensed) if self.direct else memory)
-        # Without marks also an agent that was saved before there were any: its value shapes it.
-        judged = memory if self.observation_norm.shifted is None else memory.detach()
+        judged = memory = self.memory_norm(memory)
         logits, widest = [head(memory) for head in self.heads], max(self.space.sizes)
+        if self.direct:
+            seen = self.features(self.observation_norm.louder(sensed))
+            judged = (memory + seen).detach()
+            says = zip(logits, self.presents, strict=True)
+            logits = [remembered + present(seen) for remembered, present in says]
         for place, size in enumerate(self.space.sizes):
             if size < widest:
                 closed = (0, widest - size)
@@ -284,8 +291,9 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
 
 
 def mlp(inputs: int, outputs: int, direct: bool = False) -> nn.Sequential:
-    width, bend = (inputs, nn.Tanh()) if direct else (inputs // 2, nn.ReLU())
-    return nn.Sequential(nn.Linear(inputs, width), bend, nn.Linear(width, outputs))
+    width = inputs // 2
+    inner = [nn.Tanh(), nn.Linear(width, width), nn.Tanh()] if direct else [nn.ReLU()]
+    return nn.Sequential(nn.Linear(inputs, width), *inner, nn.Linear(width, outputs))
 
 
 def unwrapped(network: nn.Module) -> RecurrentActorCritic:
@@ -310,17 +318,17 @@ class RunningNorm(nn.Module):
     what was decided and what is learned from it see the same numbers. Before the first time it
     only clips. Its buffers are saved with the network.
 
-    With `keeps_marks` a feature that was only ever 0 or 1, and rarely 1, is scaled and not
-    shifted: what is absent stays 0, or each card that is not there would write into a memory too.
-    The first time decides; what turns out to be no mark later is shifted from then on, for good:
-    inputs must not jump to and fro.
+    With `keeps_marks` a feature that was only ever 0 or 1, and rarely 1, stays as it is: what is
+    absent would write into a memory too, and what is loud there drowns what was seen before. What
+    acts at once may have it `louder`. The first time decides; what turns out to be no mark later is
+    treated as the others from then on, for good: inputs must not jump to and fro.
     """
 
     mean: Tensor
     variance: Tensor
     count: Tensor
     floor: Tensor  # the smallest variance that is divided by
-    shifted: Tensor | None  # [F] 0: a mark, 1: any other feature; none where no marks are kept
+    others: Tensor | None  # [F] 0: a mark, 1: any other feature; none where no marks are kept
 
     def __init__(self, features: int, keeps_marks: bool = False) -> None:
         super().__init__()
@@ -328,17 +336,23 @@ class RunningNorm(nn.Module):
         self.register_buffer("variance", torch.ones(features, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("floor", torch.full((), EPSILON, dtype=torch.float64))
-        self.register_buffer("shifted", torch.zeros_like(self.mean) if keeps_marks else None)
-
-    def keep_no_marks(self) -> None:
-        self.shifted = None
+        self.register_buffer("others", torch.zeros_like(self.mean) if keeps_marks else None)
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., F] in the type of the input."""
         scale = self.variance.clamp(min=self.floor).rsqrt()
-        mean = self.mean if self.shifted is None else self.mean * self.shifted
+        mean = self.mean
+        if self.others is not None:
+            scale, mean = scale.where(self.others > 0, 1.0), mean * self.others
         shift = (-mean * scale).to(states.dtype)
         return torch.addcmul(shift, states, scale.to(states.dtype)).clamp(-CLIP, CLIP)
+
+    def louder(self, seen: Tensor) -> Tensor:
+        """What `forward` gave, with marks in units of their standard deviation: rare ones most."""
+        if self.others is None:
+            return seen
+        scale = self.variance.clamp(min=self.floor).rsqrt().clamp(max=CLIP)
+        return seen * scale.masked_fill(self.others > 0, 1.0).to(seen.dtype)
 
     @torch.no_grad()
     def observe(self, states: Tensor, valid: Tensor | None = None, summed: Summed = alone) -> None:
@@ -367,10 +381,10 @@ class RunningNorm(nn.Module):
         between = apart**2 * weight * (before / count.clamp(min=1))
         self.variance.lerp_(variance, weight).add_(between)
         self.mean.add_(apart * weight)
-        if self.shifted is not None:  # only of zeros and ones the mean is that of their squares
+        if self.others is not None:  # only of zeros and ones the mean is that of their squares
             other = (self.variance + self.mean.square() - self.mean).abs() >= MARKS_ROUNDING
             other |= self.mean >= torch.where(before > 0, COMMON, RARE)
-            self.shifted.masked_fill_(other & (count > 0), 1.0)
+            self.others.masked_fill_(other & (count > 0), 1.0)
         self.count.copy_(count)
 
 

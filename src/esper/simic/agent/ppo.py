@@ -346,14 +346,17 @@ class PPOAgent:
             saved = ("checkpoint", sizes["state_dim"])
             require_agreement("the state's size", saved, ("caller", state_dim))
         eager = replace(config, compile_backend=None, compile_mode="default")
-        sizes["direct"] = "network.memory_norm.weight" not in found
+        sizes["direct"] = not sizes["layout"] and "network.memory_norm.weight" not in found
+        if sizes["direct"] and "network.presents.0.weight" not in found:
+            raise ArchiveError(
+                f"{path} holds an agent for other worlds, made by an earlier version",
+                fix="train it again",
+            )
         first = sizes["envs"] * processes.rank // processes.size
         sizes["envs"] = sizes["envs"] * (processes.rank + 1) // processes.size - first
         share = (first, sizes["envs"])
         own = {name: found[name].narrow(rows, *share) for name, rows in _OF_ENVIRONMENTS.items()}
         agent = cls.build(saved_space, config=eager, device=device, processes=processes, **sizes)
-        if "network.observation_norm.shifted" not in found:  # it learned from all features shifted
-            agent.network.observation_norm.keep_no_marks()
         agent._restore(Archive({**found, **own}, archive.notes), path)
         agent.config = config
         agent._compile()  # after the weights are in
