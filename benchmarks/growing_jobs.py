@@ -119,7 +119,7 @@ class Study:
         if any(each is None for each in found):
             return None
         scores = np.asarray([[run["validation"] for run in each or []] for each in found])
-        spread = scores.std(1, ddof=1) if TASKS[task].cautious and scores.shape[1] > 1 else 0.0
+        spread = scores.std(1, ddof=1) if self.task(task).cautious and scores.shape[1] > 1 else 0.0
         return RATES[int(np.argmax(scores.mean(1) - spread))]
 
     def jobs(self, task: str) -> Iterator[Job]:

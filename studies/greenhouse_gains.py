@@ -34,6 +34,7 @@ from esper.tamiyo.controllers import RowSchedule
 from esper.tamiyo.controllers.specs import Arm
 
 FIRST, LATER = 4, 3  # seeds that are tried at a case's first decision, and at its second
+PLAYED = FIRST + LATER + 2  # episodes of a case: the rule and the control play it too
 PLOTS_OF_PART = 4
 EARLIEST, LATEST = 6, 10  # epochs before the first seed; shadows are heard meanwhile
 LEAST_LEFT = 7  # epochs after one

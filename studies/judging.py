@@ -6,6 +6,7 @@ other controllers are added later.
 """
 
 import argparse
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from esper.garden.contexts import Context
-from esper.garden.evaluation import HARM, Result, evaluate
+from esper.garden.evaluation import HARM, Result, evaluate, parse
 from esper.garden.greenhouse import GROUPS, LISTED, TRAINING, VALIDATION, Greenhouse
 from esper.garden.playing import Playground, StoppedError
 from esper.garden.suites import find_suite
@@ -29,6 +30,17 @@ from studies.greenhouse_gains import deadline
 GARDEN = "garden"
 JUDGED = (TRAINING, VALIDATION, GARDEN, *GROUPS)
 _NAMED = re.compile(r"([\w-]+)=(.+)")
+
+
+class Net(NamedTuple):
+    """What came of one episode."""
+
+    controller: str
+    made: str  # its fingerprint
+    group: str
+    world: int
+    case: int
+    points: float  # over the paired control, less the world's rent
 
 
 class World(NamedTuple):
@@ -60,13 +72,33 @@ def numbers_of(group: str, first: int, count: int | None) -> range:
     return range(first, first + (most if count is None else count))
 
 
+def name_of(word: str) -> str:
+    """That results of this controller have."""
+    named = _NAMED.fullmatch(word)
+    return named[1] if named else word
+
+
 def controller_of(word: str) -> Controller:
     """By its spec; or a kept one by its folder, `name=FOLDER` under a name of its own."""
     named = _NAMED.fullmatch(word)
-    name, folder = (named[1], Path(named[2])) if named else (word, Path(word))
+    folder = Path(named[2] if named else word)
     if folder.is_dir():
-        return controller_in(folder, name)
+        return controller_in(folder, name_of(word))
     return AnyHost(word) if "@" in word else make_controller(word)
+
+
+def read_judged(folder: Path, group: str) -> list[Net]:
+    """All that was played of a group; a line that was cut off is none."""
+    found = []
+    for file in sorted(folder.glob(f"{group}-*.jsonl")):
+        header, *lines = file.read_text(encoding="utf-8").rpartition("\n")[0].split("\n")
+        rent = json.loads(header).get("rent", DEFAULT_RENT)
+        number = int(file.stem.rpartition("-")[2])
+        for place, line in enumerate(lines):
+            each = parse(line, file, place + 2)
+            points = each.net_gain(rent)
+            found.append(Net(each.controller, each.made, group, number, each.seed, points))
+    return found
 
 
 def judge(options: argparse.Namespace) -> None:

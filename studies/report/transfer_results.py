@@ -1,0 +1,262 @@
+"""What the study of transfer came to: its raw results as tables, and the figures made of them.
+
+Groups whose cases were not played by all learners and all rules are left out, and named.
+
+Shapes: `R` trainings, `C` worlds or tasks, `E` cases or seeds of each.
+"""
+
+import json
+import re
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from esper.garden.evaluation import HARM
+from esper.garden.statistics import Array, Estimate, mean
+from esper.leyline.errors import DataError
+from studies.comparisons import paired_difference
+from studies.judging import GARDEN, Net, read_judged
+from studies.transfer_plan import CHOSEN, COSTS, OWN, PLAN, SPECIALIST, TUNED
+from studies.tuned_rules import AUDITION, TunedRule, read_tuned
+
+PACKED = ("judged/*.jsonl", "own/*.json", "own/*/*.json", TUNED, CHOSEN, PLAN, COSTS)
+
+Table = dict[str, Array]  # net points [C, E] of each controller
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A training that lacks something, and one of the same seed that does not."""
+
+    words: str
+    lacks: str  # what its name begins with
+    whole: str  # the same of who is compared; `learner` is what a training is reported with
+
+
+ABLATIONS = {
+    "fit_alone": Ablation("the fit without PPO, against both", "fit", "both"),
+    "ppo_alone": Ablation("PPO without a fit, against both", "ppo", "both"),
+    "one_shot": Ablation("one seed an episode, against any number", "one_shot", "learner"),
+    "no_shadows": Ablation("a fit without shadows, against a fit", "no_shadows", "fit"),
+    "no_properties": Ablation("identity for properties, fits", "no_properties", "fit"),
+}
+
+
+@contextmanager
+def opened(runs: Path) -> Iterator[Path]:
+    """The folder of a study, or what was packed of one."""
+    if runs.is_dir():
+        yield runs
+        return
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(runs, "r:xz") as packed:
+        packed.extractall(folder, filter="data")
+        yield Path(folder)
+
+
+def pack(runs: Path, out: Path) -> None:
+    """All that a report is made of, in one small file; scores of single samples are left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file in sorted({path for kind in PACKED for path in runs.glob(kind)}):
+            copy = Path(folder) / file.relative_to(runs)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            text = file.read_text(encoding="utf-8")
+            if file.parent.parent == runs / OWN:
+                kept = {k: v for k, v in json.loads(text).items() if k in ("test", "job", "grown")}
+                text = json.dumps(kept)
+            copy.write_text(text, encoding="utf-8")
+        with tarfile.open(out, "w:xz", preset=9) as packed:
+            packed.add(folder, arcname=".")
+
+
+# --- results ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that was played, by group."""
+
+    learners: tuple[str, ...]  # one of every training
+    rules: Mapping[str, TunedRule]
+    plan: Mapping[str, Any]
+    costs: Sequence[Mapping[str, Any]]
+    tables: Mapping[str, Table]
+    chosen: Mapping[str, Mapping[str, float]]  # validation points of a training's candidates
+
+    @classmethod
+    def read(cls, runs: Path) -> "Results":
+        try:
+            plan, chosen = (json.loads((runs / name).read_text()) for name in (PLAN, CHOSEN))
+            rules = read_tuned(runs / TUNED)
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{runs} holds no study of transfer that could be reported",
+                given=f"no {Path(error.filename).name}",
+                fix="run the study up to its step `validate`",
+            ) from error
+        costs = [json.loads(line) for line in (runs / COSTS).read_text().splitlines()]
+        groups = (*plan["groups"], GARDEN)
+        played = {group: read_judged(runs / "judged", group) for group in groups}
+        _require_one_of_each([net for nets in played.values() for net in nets])
+        tables = {group: table_of(nets) for group, nets in played.items()}
+        tables[OWN] = _own_table(runs / OWN)
+        return cls(tuple(chosen), rules, plan, costs, tables, chosen)
+
+    @property
+    def specs(self) -> list[str]:
+        return list(dict.fromkeys([*(rule.spec for rule in self.rules.values()), AUDITION]))
+
+    @property
+    def groups(self) -> list[str]:
+        """Those in which all learners and all rules have played everything."""
+        names = [*self.learners, *self.specs]
+        return [group for group in (*self.plan["groups"], OWN)
+                if all(name in self.tables[group] for name in names)]  # fmt: skip
+
+    @property
+    def missing(self) -> list[str]:
+        return [group for group in (*self.plan["groups"], OWN) if group not in self.groups]
+
+    def stacked(self, group: str, names: Sequence[str]) -> Array:
+        """[R, C, E]"""
+        return np.stack([self.tables[group][name] for name in names])
+
+    def strongest(self, group: str) -> str:
+        """The rule that is best on these very cases."""
+        return max(self.specs, key=lambda spec: float(self.tables[group][spec].mean()))
+
+    def lead(self, group: str) -> Estimate:
+        """Of the learners over the strongest rule."""
+        rule = self.tables[group][self.strongest(group)]
+        return paired_difference(self.stacked(group, self.learners), rule, statistic=mean)
+
+    @property
+    def harmful(self) -> float:
+        """Share of all the learners' episodes."""
+        ours = [self.stacked(group, self.learners).ravel() for group in self.groups]
+        return float((np.concatenate(ours) < -HARM).mean()) if ours else float("nan")
+
+    @property
+    def garden(self) -> Estimate | None:
+        table = self.tables[GARDEN]
+        if not {SPECIALIST, *self.learners} <= set(table):
+            return None
+        ours = self.stacked(GARDEN, self.learners)
+        return paired_difference(ours, table[SPECIALIST], statistic=mean)
+
+    @property
+    def ablations(self) -> dict[str, Ablation]:
+        """Those that somebody could have played, fits to the fewest plots last."""
+        names = {name for table in self.tables.values() for name in table}
+        found = (re.fullmatch(r"plots_(\d+)-\d+", name) for name in names)
+        plots = sorted({int(each[1]) for each in found if each}, reverse=True)
+        words = "a fit to {:,} plots, against all"
+        fewer = {f"plots_{n}": Ablation(words.format(n), f"plots_{n}", "fit") for n in plots}
+        return ABLATIONS | fewer
+
+    def ablated(self, ablation: Ablation, group: str) -> Estimate | None:
+        """How much better it is than what lacks nothing, in trainings of the same seeds."""
+        table = self.tables[group]
+        lacking, whole = [], []
+        for each in table:
+            if found := re.fullmatch(rf"{ablation.lacks}-(\d+)", each):
+                seed = int(found[1])
+                named = f"{ablation.whole}-{seed}"
+                if ablation.whole == "learner":
+                    named = self.learners[seed] if seed < len(self.learners) else ""
+                if named in table:
+                    lacking.append(each)
+                    whole.append(named)
+        if not lacking:
+            return None
+        apart = self.stacked(group, lacking) - self.stacked(group, whole)
+        return paired_difference(apart, np.zeros_like(apart[0]), statistic=mean)
+
+
+def table_of(played: Sequence[Net]) -> Table:
+    """[C, E] of every controller that has played all cases that anybody has."""
+    places = sorted({(net.world, net.case) for net in played})
+    worlds, cases = ({place[axis] for place in places} for axis in (0, 1))
+    if len(places) < len(worlds) * len(cases):
+        return {}
+    points: dict[str, dict[tuple[int, int], float]] = {}
+    for net in played:
+        points.setdefault(net.controller, {})[net.world, net.case] = net.points
+    return {
+        name: np.array([own[place] for place in places]).reshape(len(worlds), len(cases))
+        for name, own in points.items()
+        if len(own) == len(places)
+    }
+
+
+def _require_one_of_each(played: Sequence[Net]) -> None:
+    made: dict[str, str] = {}
+    for net in played:
+        if made.setdefault(net.controller, net.made) != net.made:
+            raise DataError(
+                f"Results of two controllers go by the name {net.controller!r}",
+                given=f"{made[net.controller]} and {net.made}",
+                fix="remove what was played by the one that is no longer there",
+            )
+
+
+def _own_table(folder: Path) -> Table:
+    """[tasks, seeds]: points of test score over the host that never grew; no rent is charged, since
+    a budget limits what is added."""
+    if not (folder / "controllers.json").exists():
+        return {}
+    names = json.loads((folder / "controllers.json").read_text())
+    tests: dict[str, dict[tuple[str, int], float]] = {}
+    for file in sorted(folder.glob("*/*.json")):
+        kind, seed, number = file.stem.split("-")
+        if kind == "never" or number in names:
+            found = json.loads(file.read_text())["test"]
+            tests.setdefault(names.get(number, kind), {})[file.parent.name, int(seed)] = found
+    never = tests.pop("never", {})
+    nets = [Net(name, name, OWN, sorted({task for task, _ in never}).index(task), seed,
+                test - never[task, seed])
+            for name, own in tests.items()
+            for (task, seed), test in own.items() if (task, seed) in never]  # fmt: skip
+    table = table_of(nets)
+    return {name: own for name, own in table.items() if own.size == len(never)}
+
+
+# --- figures ----------------------------------------------------------------------------------
+
+
+def figures_of(results: Results) -> Figures:
+    found: Figures = {"c2_transfer_trainings": len(results.learners)}
+    for group in results.groups:
+        rule = results.tables[group][results.strongest(group)]
+        _add(found, f"c2_heldout_{group}_vs_strongest_rule", results.lead(group))
+        found[f"c2_heldout_{group}_rule_points"] = float(rule.mean())
+        ours = results.stacked(group, results.learners)
+        found[f"c2_heldout_{group}_points"] = float(ours.mean())
+        for name, ablation in results.ablations.items():
+            _add(found, f"c2_ablation_{name}_{group}", results.ablated(ablation, group))
+    if results.groups:
+        found["c2_heldout_harmful_rate"] = results.harmful
+    _add(found, "c2_garden_vs_specialist", results.garden)
+    found |= {f"c2_transfer_episodes_{kind}": rule.episodes for kind, rule in results.rules.items()}
+    found["c2_transfer_episodes_gains"] = results.plan["gains"]
+    found["c2_transfer_episodes_ppo"] = results.plan["ppo"]
+    found["c2_transfer_gpu_minutes"] = gpu_minutes(results)
+    return {name: float(value) for name, value in found.items()}
+
+
+def gpu_minutes(results: Results) -> float:
+    """Of everything, the collection of gains included."""
+    seconds = [each["seconds"] for each in results.costs if each["device"] != "cpu"]
+    return float((sum(seconds) + results.plan["gains_seconds"]) / 60.0)
+
+
+def _add(found: Figures, name: str, estimate: Estimate | None) -> None:
+    if estimate is not None:
+        ends = zip(("", "_lo", "_hi"), estimate, strict=True)
+        found |= {f"{name}{end}": value for end, value in ends}

@@ -1,0 +1,163 @@
+"""Does one controller for any host transfer? The whole study, in steps that go on where they were.
+
+    python -m studies.transfer run --size gpu --out DIR --device cuda --processes 16 --final
+    python -m studies.transfer run --size gpu --out DIR --steps fit train --seconds 560 ...
+    python -m studies.transfer report --runs DIR --json FILE [--write]
+    python -m studies.transfer pack --runs DIR --out FILE
+
+Five trainings: a fit to the gains that are kept in docs/evidence/greenhouse, then PPO; which of the
+two a training is reported with is chosen on validation worlds. Rules are tuned on worlds of the
+training stream. All are judged on the groups that docs/greenhouse.md registers, on the garden's own
+contexts and on models of users' own; then ablations are trained and judged. Held-out groups are
+played only with --final. A step's commands run side by side; `costs.jsonl` notes how long each step
+took. The report is made of DIR, or of what `pack` made of it.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from esper.archive.files import append_lines
+from studies import greenhouse
+from studies.greenhouse_gains import deadline
+from studies.transfer_plan import COSTS, ROOT, SIZES, STEPS, Study, Task
+
+
+def carry_out(study: Study, step: str, until: float) -> bool:
+    """Do what is missing of a step; is it over?"""
+    began, told = time.monotonic(), dict[str, object]()
+    whole = True
+    for tasks in study.tasks(step):
+        open_ = _open(tasks)
+        if not open_:
+            continue
+        told = {"step": step, "device": study.device}
+        if study.processes == 1:
+            _alone(open_, until)
+        else:
+            at_once = study.fits if step in ("fit", "ablate") else study.processes
+            _side_by_side(open_, until, at_once, study.processes)
+        if _open(open_):
+            whole = False
+            break
+    if told:
+        seconds = round(time.monotonic() - began, 1)
+        append_lines(study.out / COSTS, [json.dumps(told | {"seconds": seconds})])
+        print(f"{step}: {'over' if whole else 'not over yet'}, {seconds:.0f} s", flush=True)
+    return whole
+
+
+def _open(tasks: Sequence[Task]) -> list[Task]:
+    """Those that are not over; shares of one piece of work are over together."""
+    over = {ask: ask() for ask in {task.over for task in tasks}}
+    return [task for task in tasks if not over[task.over]]
+
+
+def _words(task: Task, until: float) -> list[str]:
+    left = until - time.monotonic()
+    return [*task.words, *(["--seconds", f"{max(left, 1.0):.0f}"] if left < 1e9 else [])]
+
+
+def _alone(tasks: Sequence[Task], until: float) -> None:
+    for task in tasks:
+        if task.program != "studies.greenhouse":
+            subprocess.run(_command(task, until), cwd=ROOT, check=True)  # noqa: S603
+        elif time.monotonic() < until:
+            options = greenhouse.parsed(_words(task, until))
+            options.work(options)
+
+
+def _command(task: Task, until: float) -> list[str]:
+    words = _words(task, until)
+    if task.program != "studies.greenhouse":
+        return [sys.executable, task.program, *words]
+    if task.processes == 1:
+        return [sys.executable, "-m", task.program, *words]
+    many = ["--standalone", "--nproc-per-node", str(task.processes)]
+    return [sys.executable, "-m", "torch.distributed.run", *many, "-m", task.program, *words]
+
+
+def _side_by_side(tasks: Sequence[Task], until: float, at_once: int, processes: int) -> None:
+    """As many as there are processes for; one that fails ends the study."""
+    waiting, running = list(tasks), dict[subprocess.Popen[bytes], Task]()
+    while running or (waiting and time.monotonic() < until):
+        busy = sum(task.processes for task in running.values())
+        if (waiting and time.monotonic() < until and len(running) < at_once
+                and (not running or busy + waiting[0].processes <= processes)):  # fmt: skip
+            task = waiting.pop(0)
+            running[subprocess.Popen(_command(task, until), cwd=ROOT)] = task  # noqa: S603
+            continue
+        for process in [each for each in running if each.poll() is not None]:
+            task = running.pop(process)
+            if process.returncode:
+                waiting.clear()
+                print(f"failed with {process.returncode}: {' '.join(task.words)[:300]}", flush=True)
+        time.sleep(0.2)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Steps one after the other, until time is up."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    study = Study(options.out.resolve(), SIZES[options.size], options.device, options.processes,
+                  options.fits, options.ranks, options.final)  # fmt: skip
+    study.note_plan()
+    until = deadline(options)
+    for step in options.steps:
+        if step == "report":
+            from studies.report.transfer import write_report  # needs matplotlib
+
+            write_report(study.out, study.out / "figures.json", study.out)
+        elif time.monotonic() > until or not carry_out(study, step, until):
+            print(f"Not finished: {step}. The same command goes on.")
+            return
+
+
+def _report(options: argparse.Namespace) -> None:
+    from studies.report.transfer import write_docs, write_report
+
+    write_report(options.runs, options.json, None)
+    if options.write:
+        write_docs(options.runs)
+
+
+def _pack(options: argparse.Namespace) -> None:
+    from studies.report.transfer_results import pack
+
+    pack(options.runs, options.out)
+
+
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    top = argparse.ArgumentParser(prog="python -m studies.transfer")
+    parts = top.add_subparsers(required=True)
+    one = parts.add_parser("run")
+    one.add_argument("--size", choices=list(SIZES), default="gpu")
+    one.add_argument("--out", type=Path, required=True)
+    one.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
+    one.add_argument("--device", default="cpu")
+    one.add_argument("--processes", type=int, default=1, help="at once")
+    one.add_argument("--fits", type=int, default=4, help="of these, that fit")
+    one.add_argument("--ranks", type=int, default=8, help="of one training by PPO")
+    one.add_argument("--seconds", type=float, help="begin nothing after so many")
+    one.add_argument("--final", action="store_true", help="all is chosen: play held-out groups")
+    two = parts.add_parser("report")
+    two.add_argument("--runs", type=Path, required=True, help="a folder, or what was packed of it")
+    two.add_argument("--json", type=Path)
+    two.add_argument("--write", action="store_true", help="docs/transfer.md, docs/evidence.json")
+    three = parts.add_parser("pack")
+    three.add_argument("--runs", type=Path, required=True)
+    three.add_argument("--out", type=Path, required=True)
+    for part, work in ((one, run), (two, _report), (three, _pack)):
+        part.set_defaults(work=work)
+    return top.parse_args(words)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    asked = parsed()
+    asked.work(asked)

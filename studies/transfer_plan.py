@@ -1,0 +1,298 @@
+"""What the study of transfer consists of: who is trained, by which commands, and when it is over.
+
+Names of trainings, `-0` and so on behind them for their seeds: `fit`, `both` (the fit, then PPO),
+`no_shadows` and `no_properties` (fits that do not see these), `plots_24` (fits to so many plots),
+`ppo` (PPO alone), `one_shot` (what a training is reported with, planting once).
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from esper.archive import read_archive
+from esper.archive.files import write_whole
+from esper.garden.greenhouse import GROUPS, TRAINING, VALIDATION
+from esper.tamiyo.controllers.learned import keep_controller, read_kept
+from studies import greenhouse, greenhouse_gains
+from studies.ablations import ABLATION, ONE_SHOT, PROPERTIES, SHADOWS
+from studies.judging import GARDEN, name_of, numbers_of, read_judged
+from studies.tuned_rules import AUDITION, RULES, Heats, finalists, keep_tuned, read_tuned, tuned
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "docs" / "evidence" / "greenhouse"
+# What it consists of, in this order: what is surest to be of use comes first.
+STEPS = ("collect", "fit", "train", "rules", "validate", "judge", GARDEN, "own", "ablate",
+         "judge-ablations", "report")  # fmt: skip
+SPECIALIST = "tamiyo"
+CHOSEN, TUNED, PLAN, COSTS = "chosen.json", "rules.json", "plan.json", "costs.jsonl"
+OWN, OWN_OVER = "own", "whole.json"  # the folder of users' tasks, and what says that it is over
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much is trained and played."""
+
+    trainings: int = 5
+    ablated: int = 2  # trainings without shadows, and without properties
+    alone: int = 1  # trainings by PPO alone
+    fewer: dict[int, int] = field(default_factory=dict)  # of so many plots, by epochs of the fit
+    collected: int | None = None  # plots; None: what is kept
+    cases_of_plot: int = 8
+    epochs: int = 30  # of fits
+    rounds: int = 6  # of PPO
+    round: tuple[str, ...] = ()  # further options of PPO
+    heats: Heats
+    groups: tuple[str, ...] = GROUPS
+    worlds: int | None = None  # of each group; None: all that are registered
+    cases: int = 16
+    rows: int = 640  # that train at once
+    longest: int = 60
+    own: tuple[str, ...] | None = ()  # further options of the tasks of users' own; None: without
+
+
+SIZES = {
+    "gpu": Size(
+        fewer={24: 300, 100: 150, 1000: 60},
+        heats=Heats(worlds=(24, 48), cases=2, finalists=8),
+    ),
+    "tiny": Size(
+        trainings=1,
+        ablated=1,
+        alone=0,
+        fewer={1: 1},
+        collected=1,
+        cases_of_plot=1,
+        epochs=1,
+        rounds=1,
+        round=("--envs", "2", "--plots", "1", "--players", "2", "--minibatches", "1"),
+        heats=Heats(worlds=(1, 1), cases=1, finalists=1, candidates=1),
+        groups=(VALIDATION,),
+        worlds=1,
+        cases=1,
+        longest=12,
+        own=None,
+    ),
+}
+
+
+class Task(NamedTuple):
+    """A command that goes on where it was, in so many processes."""
+
+    words: list[str]
+    over: Callable[[], bool]
+    processes: int = 1
+    program: str = "studies.greenhouse"
+
+
+@dataclass(frozen=True)
+class Study:
+    """The folder of a study, and how it is carried out."""
+
+    out: Path
+    size: Size
+    device: str = "cpu"
+    processes: int = 1
+    fits: int = 4  # at once: more share a GPU's time
+    ranks: int = 8  # of a training by PPO
+    final: bool = False
+
+    # --- who takes part ----------------------------------------------------------------------
+
+    def folder(self, name: str) -> Path:
+        return self.out / name / ("last" if name.startswith(("both", "ppo")) else "best")
+
+    def trained(self, kind: str, count: int | None = None) -> list[str]:
+        return [f"{kind}-{seed}" for seed in range(self.size.trainings if count is None else count)]
+
+    @property
+    def main(self) -> list[str]:
+        both = self.trained("both") if self.size.rounds else []
+        return [*self.trained("fit"), *both]
+
+    @property
+    def lacking(self) -> dict[str, list[str]]:
+        """Fits of ablations by name, with what is further said of each."""
+        few = self.size.ablated
+        found = {name: ["--ablation", SHADOWS] for name in self.trained("no_shadows", few)}
+        found |= {name: ["--ablation", PROPERTIES] for name in self.trained("no_properties", few)}
+        for plots, epochs in self.size.fewer.items():
+            found[f"plots_{plots}-0"] = ["--contexts", str(plots), "--epochs", str(epochs)]
+        return found
+
+    @property
+    def rules(self) -> list[str]:
+        """The tuned ones, and the default of `esper.grow` as it is."""
+        known = read_tuned(self.out / TUNED)
+        return list(dict.fromkeys([*(rule.spec for rule in known.values()), AUDITION]))
+
+    def named(self, names: Sequence[str]) -> list[str]:
+        return [f"{name}={self.folder(name)}" for name in names]
+
+    @property
+    def learners(self) -> list[str]:
+        """Those that trainings are reported with."""
+        return list(json.loads((self.out / CHOSEN).read_text(encoding="utf-8")))
+
+    def note_plan(self) -> None:
+        """What the report says of costs and cannot know from results."""
+        size, each = self.size, greenhouse_gains.PLAYED
+        if size.collected:
+            gains = [{"plots": size.collected, "cases": size.cases_of_plot, "seconds": 0}]
+        else:
+            gains = list(json.loads((KEPT / "collected.json").read_text()).values())
+        ppo = greenhouse.parsed(["train", "--out", "-", *size.round])
+        told = {
+            "trainings": size.trainings,
+            "gains": sum(one["plots"] * one["cases"] * each for one in gains),
+            "gains_seconds": sum(one["seconds"] for one in gains),
+            "ppo": size.rounds * (ppo.envs + ppo.envs // ppo.players),
+            "groups": size.groups,
+        }
+        write_whole(self.out / PLAN, json.dumps(told, indent=1) + "\n")
+
+    # --- steps -------------------------------------------------------------------------------
+
+    def tasks(self, step: str) -> Iterator[list[Task]]:
+        """What is to be done, part by part: a later part may need what an earlier one made."""
+        size = self.size
+        match step:
+            case "collect":
+                yield self._collect() if size.collected else []
+            case "fit":
+                yield [self._fit(name) for name in self.trained("fit")]
+            case "train":
+                yield [self._train(f"both-{seed}", seed, f"fit-{seed}")
+                       for seed in range(size.trainings if size.rounds else 0)]  # fmt: skip
+            case "rules":
+                heats, (first, more) = size.heats, size.heats.worlds
+                specs = [spec for kind in RULES for spec in heats.specs(kind)]
+                yield self._judge("rules", [TRAINING], specs, heats.cases, 0, first)
+                best = finalists(self.out / "rules", heats)
+                yield self._judge("rules", [TRAINING], best, heats.cases, first, more)
+                keep_tuned(self.out / TUNED, tuned(self.out / "rules", heats))
+            case "validate":
+                yield self._judge("judged", [VALIDATION], self.named(self.main))
+                self._choose()
+            case "judge":
+                who = [*self.rules, *self.named(self.main)]
+                yield self._judge("judged", size.groups, who)
+            case "garden":
+                yield self._judge("judged", [GARDEN], [SPECIALIST, *self.named(self.main)])
+            case "own":
+                yield [] if size.own is None else [self._own()]
+            case "ablate":
+                yield [self._fit(name, more) for name, more in self.lacking.items()]
+                yield [self._train(name, seed)
+                       for seed, name in enumerate(self.trained("ppo", size.alone))]  # fmt: skip
+            case "judge-ablations":
+                yield self._judge("judged", size.groups, self.named(self._ablated()))
+
+    def _collect(self) -> list[Task]:
+        plots, parts = self.size.collected or 0, greenhouse_gains.PLOTS_OF_PART
+        words = ["collect", "--plots", str(plots), "--cases", str(self.size.cases_of_plot)]
+        enough = lambda: len(list((self.out / "gains").glob("gains-*.npz"))) * parts >= plots  # noqa: E731
+        return self._shared([*words, *self._common("gains")], enough)
+
+    def _fit(self, name: str, more: Sequence[str] = ()) -> Task:
+        epochs = int(more[more.index("--epochs") + 1]) if "--epochs" in more else self.size.epochs
+        words = ["fit", *self._common(name, name.rpartition("-")[2]), "--epochs", str(epochs)]
+        words += ["--gains", *map(str, self._gains("--contexts" in more)), *more]
+
+        def over() -> bool:
+            state = self.out / name / "state"
+            kind, version = greenhouse.KIND, greenhouse.VERSION
+            if not state.exists():
+                return False
+            return len(read_archive(state, kind=kind, version=version).notes["done"]) >= epochs
+
+        return Task(words, over)
+
+    def _gains(self, one_collection: bool) -> list[Path]:
+        """All that is kept; plots are numbered anew in every collection, so those that are counted
+        are of the largest one."""
+        if self.size.collected:
+            return [self.out / "gains"]
+        return sorted(KEPT.glob("gains-seed2-*.xz" if one_collection else "gains-*.xz"))
+
+    def _train(self, name: str, seed: int, fitted: str | None = None) -> Task:
+        state, rounds = self.out / name / "state.json", self.size.rounds
+        words = ["train", *self._common(name, str(seed)), "--rounds", str(rounds), *self.size.round]
+        if fitted is not None:
+            words += ["--fitted", str(self.folder(fitted))]
+        over = lambda: state.exists() and len(json.loads(state.read_text())) >= rounds  # noqa: E731
+        return Task(words, over, min(self.ranks, self.processes))
+
+    def _judge(
+        self,
+        folder: str,
+        groups: Sequence[str],
+        who: Sequence[str],
+        cases: int | None = None,
+        first: int = 0,
+        worlds: int | None = None,
+    ) -> list[Task]:
+        cases, worlds = cases or self.size.cases, worlds or self.size.worlds
+        words = ["judge", *who, *self._common(folder), "--group", *groups, "--cases", str(cases)]
+        words += ["--first", str(first), "--rows", str(self.size.rows)]
+        words += ["--worlds", str(worlds)] if worlds else []
+        words += ["--final"] if self.final else []
+        names = set(map(name_of, who))
+
+        def over() -> bool:
+            for group in groups:
+                numbers = numbers_of(group, first, worlds)
+                played = {(net.controller, net.world, net.case)
+                          for net in read_judged(self.out / folder, group)
+                          if net.controller in names and net.world in numbers}  # fmt: skip
+                if len(played) < len(names) * len(numbers) * cases:
+                    return False
+            return True
+
+        return self._shared(words, over)
+
+    def _own(self) -> Task:
+        if not self.final:
+            raise SystemExit("The tasks of group 'own' are held out: --final says all is chosen.")
+        runs, who = self.out / OWN, [*self.rules, *self.named(self.learners)]
+        words = ["--runs", str(runs), "--jobs", str(self.processes), *(self.size.own or ())]
+
+        def over() -> bool:
+            whole = runs / OWN_OVER
+            return whole.exists() and json.loads(whole.read_text()) == list(map(name_of, who))
+
+        words += ["--final", "--controllers", *who]
+        return Task(words, over, self.processes, "benchmarks/own.py")
+
+    def _shared(self, words: list[str], over: Callable[[], bool]) -> list[Task]:
+        shares = [[*words, "--place", str(place), "--of", str(self.processes)]
+                  for place in range(self.processes)]  # fmt: skip
+        return [Task(share, over) for share in shares]
+
+    def _common(self, folder: str, seed: str = "0") -> list[str]:
+        where = ["--out", str(self.out / folder), "--device", self.device, "--seed", seed]
+        return [*where, "--longest", str(self.size.longest)]
+
+    def _choose(self) -> None:
+        """Of every training's fit and what PPO made of it, the better one on validation worlds."""
+        points: dict[str, list[float]] = {}
+        for net in read_judged(self.out / "judged", VALIDATION):
+            points.setdefault(net.controller, []).append(net.points)
+        found = {}
+        for seed in range(self.size.trainings):
+            ours = {name: fmean(points[name]) for name in self.main if name.endswith(f"-{seed}")}
+            found[max(ours, key=ours.__getitem__)] = ours
+        write_whole(self.out / CHOSEN, json.dumps(found, indent=1) + "\n")
+
+    def _ablated(self) -> list[str]:
+        """All that were trained to lack something; who may plant once are the learners again."""
+        once = []
+        for number, name in enumerate(self.learners):
+            kept = read_kept(self.folder(name))
+            once.append(f"one_shot-{number}")
+            card = {**kept.card, ABLATION: ONE_SHOT}
+            if not self.folder(once[-1]).exists():
+                keep_controller(kept.network, self.folder(once[-1]), None, card, rule=kept.rule)
+        return [*self.lacking, *self.trained("ppo", self.size.alone), *once]

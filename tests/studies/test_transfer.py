@@ -1,0 +1,284 @@
+"""The study of transfer: it runs in parts, and its report says what the raw results say."""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from esper.garden.contexts import Source
+from esper.garden.evaluation import FORMAT
+from esper.garden.greenhouse import GROUPS
+from esper.leyline.errors import DataError
+from studies import greenhouse_gains, transfer
+from studies.judging import read_judged
+from studies.report.transfer import write_docs, write_report
+from studies.report.transfer_results import Results, figures_of, pack
+from studies.transfer_plan import SIZES, Study
+from studies.tuned_rules import RULES, Heats, TunedRule, finalists, keep_tuned, kind_of, tuned
+from tests.studies.made_up import result
+
+WORLDS, CASES, RENT = 3, 4, 3.0
+SPECS = {kind: f"{kind}@*/*" if kind != "audition" else "audition:seeds=1" for kind in RULES}
+TASKS, SEEDS = ("one", "two"), (20, 21, 22)
+Points = dict[str, dict[str, list[list[float]]]]  # by group and controller, [worlds][cases]
+
+
+def run(*words: object) -> None:
+    options = transfer.parsed([str(word) for word in words])
+    options.work(options)
+
+
+# --- made-up results ----------------------------------------------------------------------------
+
+
+def played(file: Path, points: dict[str, Sequence[float]]) -> None:
+    """A world's file with these net points at its rent, of which some is exposure."""
+    lines = [json.dumps({"format": FORMAT, "rent": RENT})]
+    for name, own in points.items():
+        for case, net in enumerate(own):
+            found = result(name, file.stem, case, net + 0.5 * RENT, exposure=0.5)
+            lines.append(json.dumps(asdict(found)))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Path, Points]:
+    """A whole study with points that are drawn; of the garden too."""
+    runs, chance = tmp_path / "runs", random.Random(5)
+    learners = [f"both-{seed}" for seed in range(4)] + ["fit-4"]
+    trained = [f"{kind}-{seed}" for seed in range(5) for kind in ("fit", "both", "one_shot")]
+    lacking = ["no_shadows-0", "no_shadows-1", "plots_24-0", "ppo-0"]
+    who = [*SPECS.values(), "audition", *trained, *lacking]
+    points: Points = {}
+    for place, group in enumerate((*GROUPS, "garden")):
+        ours = [*who, "tamiyo"] if group == "garden" else who
+        points[group] = {
+            name: [[chance.gauss(name.startswith(("both", "fit")) + place / 4 - 1, 1.0)
+                    for _ in range(CASES)] for _ in range(WORLDS)]
+            for name in ours
+        }  # fmt: skip
+        for world in range(WORLDS):
+            one = {name: own[world] for name, own in points[group].items()}
+            played(runs / "judged" / f"{group}-{world:03d}.jsonl", one)
+    (runs / "own").mkdir()
+    named = {str(100 + n): name for n, name in enumerate([*SPECS.values(), "audition", *learners])}
+    (runs / "own" / "controllers.json").write_text(json.dumps(named))
+    points["own"] = {name: [[] for _ in TASKS] for name in named.values()}
+    for place, task in enumerate(TASKS):
+        (runs / "own" / task).mkdir()
+        for seed in SEEDS:
+            never = chance.gauss(50, 5)
+            files = {f"never-{seed}-0": never, f"tune-{seed}-0": 0.0}
+            for number, name in named.items():
+                gain = chance.gauss(0.5, 1.0)
+                points["own"][name][place].append(gain)
+                files[f"variant-{seed}-{number}"] = never + gain
+            for name, test in files.items():
+                (runs / "own" / task / f"{name}.json").write_text(json.dumps({"test": test}))
+    chosen = {name: {name: 1.0} for name in learners}
+    plan = {"trainings": 5, "gains": 1000, "gains_seconds": 60, "ppo": 200, "groups": GROUPS}
+    costs = [{"step": "fit", "device": "cuda", "seconds": 30.0},
+             {"step": "own", "device": "cpu", "seconds": 90.0}]  # fmt: skip
+    (runs / "chosen.json").write_text(json.dumps(chosen))
+    (runs / "plan.json").write_text(json.dumps(plan))
+    (runs / "costs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in costs))
+    rules = {kind: TunedRule(spec, 1.0, 64, ((spec, 1.0, 64),)) for kind, spec in SPECS.items()}
+    keep_tuned(runs / "rules.json", rules)
+    return runs, points
+
+
+def mean_of(cells: Sequence[Sequence[float]]) -> float:
+    return fmean(fmean(own) for own in cells)
+
+
+def test_figures_are_what_a_slow_count_says(made: tuple[Path, Points]) -> None:
+    runs, points = made
+    found = figures_of(Results.read(runs))
+    learners = [f"both-{seed}" for seed in range(4)] + ["fit-4"]
+    harmed = list[bool]()
+    for group in (*GROUPS, "own"):
+        best = max(mean_of(points[group][spec]) for spec in [*SPECS.values(), "audition"])
+        ours = fmean(mean_of(points[group][name]) for name in learners)
+        assert found[f"c2_heldout_{group}_rule_points"] == pytest.approx(best)
+        assert found[f"c2_heldout_{group}_points"] == pytest.approx(ours)
+        assert found[f"c2_heldout_{group}_vs_strongest_rule"] == pytest.approx(ours - best)
+        harmed += [net < -0.5 for name in learners for own in points[group][name] for net in own]
+    assert found["c2_heldout_harmful_rate"] == pytest.approx(fmean(harmed))
+    garden = points["garden"]
+    lead = fmean(mean_of(garden[name]) for name in learners) - mean_of(garden["tamiyo"])
+    assert found["c2_garden_vs_specialist"] == pytest.approx(lead)
+    for group in GROUPS:
+        own = points[group]
+        apart = {
+            "no_shadows": fmean(mean_of(own[f"no_shadows-{s}"]) - mean_of(own[f"fit-{s}"])
+                                for s in range(2)),
+            "plots_24": mean_of(own["plots_24-0"]) - mean_of(own["fit-0"]),
+            "ppo_alone": mean_of(own["ppo-0"]) - mean_of(own["both-0"]),
+            "fit_alone": fmean(mean_of(own[f"fit-{s}"]) - mean_of(own[f"both-{s}"])
+                               for s in range(5)),
+            "one_shot": fmean(mean_of(own[f"one_shot-{s}"]) - mean_of(own[learners[s]])
+                              for s in range(5)),
+        }  # fmt: skip
+        for name, value in apart.items():
+            assert found[f"c2_ablation_{name}_{group}"] == pytest.approx(value), name
+    assert "c2_ablation_no_properties_drift" not in found
+    assert found["c2_transfer_gpu_minutes"] == pytest.approx(1.5)  # the CPU's are none
+    assert found["c2_transfer_episodes_gap"] == 64
+
+
+def test_intervals_are_those_of_trainings_and_episodes_drawn_anew(
+    made: tuple[Path, Points],
+) -> None:
+    runs, points = made
+    results = Results.read(runs)
+    lead = results.lead("kinds")
+    rule = np.array(points["kinds"][results.strongest("kinds")])
+    ours = np.array([points["kinds"][name] for name in results.learners])
+    chance, drawn = np.random.default_rng(3), []
+    for _ in range(3000):
+        trainings = chance.integers(len(ours), size=len(ours) - 1)
+        apart = []
+        for world in range(WORLDS):
+            cases = chance.integers(CASES, size=CASES - 1)
+            apart.append(ours[trainings][:, world, cases].mean() - rule[world, cases].mean())
+        drawn.append(np.mean(apart))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    assert lead.low == pytest.approx(low, abs=0.12)
+    assert lead.high == pytest.approx(high, abs=0.12)
+    assert lead == Results.read(runs).lead("kinds")  # to the bit, whenever it is made
+
+
+def test_a_packed_study_gives_the_same_figures(made: tuple[Path, Points], tmp_path: Path) -> None:
+    runs, _ = made
+    pack(runs, tmp_path / "packed.tar.xz")
+    one = write_report(runs, tmp_path / "figures.json", None)
+    assert write_report(tmp_path / "packed.tar.xz", None, None) == one
+    assert json.loads((tmp_path / "figures.json").read_text()) == one
+
+
+def test_groups_that_somebody_has_not_played_are_left_out_and_named(
+    made: tuple[Path, Points], tmp_path: Path
+) -> None:
+    runs, points = made
+    last = {name: own[2] for name, own in points["sizes"].items() if name != SPECS["race"]}
+    played(runs / "judged" / "sizes-002.jsonl", last)
+    results = Results.read(runs)
+    assert results.missing == ["sizes"]
+    assert "c2_heldout_sizes_points" not in figures_of(results)
+    write_report(runs, None, tmp_path)
+    page = (tmp_path / "transfer.md").read_text()
+    assert "Not judged to the end: `sizes`" in page
+
+
+def test_two_controllers_of_one_name_are_not_mixed(made: tuple[Path, Points]) -> None:
+    file = made[0] / "judged" / "drift-001.jsonl"
+    file.write_text(file.read_text().replace('"made": "both-1"', '"made": "another"'))
+    with pytest.raises(DataError, match="both-1"):
+        Results.read(made[0])
+
+
+def test_what_is_published_leaves_other_figures_alone(
+    made: tuple[Path, Points], tmp_path: Path
+) -> None:
+    docs, kept = tmp_path / "docs", tmp_path / "kept"
+    docs.mkdir()
+    kept.mkdir()
+    (docs / "evidence.json").write_text('{"c1_seeds": 6, "c2_heldout_harmful_rate": 9}')
+    write_docs(made[0], docs, kept)
+    found = json.loads((docs / "evidence.json").read_text())
+    assert found["c1_seeds"] == 6
+    assert found == {"c1_seeds": 6} | figures_of(Results.read(made[0]))
+    assert json.loads((kept / "rules.json").read_text())["race"]["spec"] == SPECS["race"]
+    page = (docs / "transfer.md").read_text()
+    for group in (*GROUPS, "own"):
+        assert f"| `{group}` |" in page
+    assert page.count("**reached**") + page.count("**not reached**") == 4
+    assert (docs / "transfer.png").read_bytes().startswith(b"\x89PNG")
+    plan = json.loads((made[0] / "plan.json").read_text()) | {"groups": ["validation"]}
+    (made[0] / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(DataError, match="registered groups"):
+        write_docs(made[0], docs, kept)
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def test_every_rule_has_as_many_candidates_as_the_others() -> None:
+    heats = SIZES["gpu"].heats
+    assert {len(heats.specs(kind)) for kind in RULES} == {36}
+    assert all(kind_of(spec) == kind for kind in RULES for spec in heats.specs(kind))
+    assert len({heats.episodes(kind) for kind in RULES}) == 1
+
+
+def test_of_the_finalists_the_best_over_both_heats_is_taken(tmp_path: Path) -> None:
+    heats = Heats(worlds=(2, 1), cases=2, finalists=2, candidates=3)
+    first, second, third = heats.specs("gap")
+    worth = {first: (1.0, 9.0), second: (3.0, 1.0), third: (2.0, 4.0)}  # in each heat
+    for world in range(3):
+        ours = {spec: [worth[spec][world == 2]] * 2 for spec in (first, second, third)
+                if world < 2 or spec != first}  # fmt: skip
+        for kind in RULES:
+            if kind != "gap":
+                ours |= {spec: [0.0, 0.0] for spec in heats.specs(kind)[: 3 if world < 2 else 2]}
+        played(tmp_path / f"training-{world:03d}.jsonl", ours)
+    assert [spec for spec in finalists(tmp_path, heats) if "gap" in spec] == [second, third]
+    best = tuned(tmp_path, heats)["gap"]
+    assert best.spec == third
+    assert best.mean == pytest.approx((2 * 2.0 + 4.0) / 3)
+    assert best.episodes == heats.episodes("gap") == 16
+    assert [(spec, count) for spec, _, count in best.log] == [(first, 4), (second, 6), (third, 6)]
+
+
+# --- the whole study ------------------------------------------------------------------------------
+
+
+def test_a_tiny_study_runs_to_its_end_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("esper.garden.episodes.GARDEN_BATCHES", 1)
+    for name in ("VALIDATION_SAMPLES", "TEST_SAMPLES"):
+        monkeypatch.setattr(f"esper.garden.contexts.{name}", 50)
+    monkeypatch.setattr("esper.garden.episodes._loaded", Source.load)  # others keep their samples
+    monkeypatch.setattr(greenhouse_gains, "PLOTS_OF_PART", 1)
+    out = tmp_path / "study"
+    run("run", "--size", "tiny", "--out", out)
+    assert "Not finished" not in capsys.readouterr().out
+    figures = json.loads((out / "figures.json").read_text())
+    wanted = ("c2_heldout_validation_vs_strongest_rule", "c2_garden_vs_specialist_lo",
+              "c2_ablation_no_shadows_validation", "c2_ablation_plots_1_validation")  # fmt: skip
+    assert set(wanted) < set(figures)
+    assert (out / "transfer.md").is_file()
+    costs = [json.loads(line)["step"] for line in (out / "costs.jsonl").read_text().splitlines()]
+    before = {path: path.stat().st_mtime_ns for path in out.glob("judged/*.jsonl")}
+    run("run", "--size", "tiny", "--out", out)
+    assert {path: path.stat().st_mtime_ns for path in out.glob("judged/*.jsonl")} == before
+    assert len((out / "costs.jsonl").read_text().splitlines()) == len(costs)
+    names = {net.controller for net in read_judged(out / "judged", "validation")}
+    assert {"fit-0", "both-0", "no_shadows-0", "no_properties-0", "one_shot-0", "plots_1-0"} < names
+
+
+def test_time_that_is_up_ends_a_study_before_its_next_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("run", "--size", "tiny", "--out", tmp_path, "--seconds", "1e-9")
+    assert "Not finished: collect" in capsys.readouterr().out
+    assert not (tmp_path / "gains").exists()
+
+
+def test_held_out_groups_need_a_word_of_their_own(tmp_path: Path) -> None:
+    learned = {"fit-0": {"fit-0": 1.0}}
+    (tmp_path / "chosen.json").write_text(json.dumps(learned))
+    rules = {kind: TunedRule(spec, 1.0, 64, ((spec, 1.0, 64),)) for kind, spec in SPECS.items()}
+    keep_tuned(tmp_path / "rules.json", rules)
+    for step in ("judge", "own"):
+        with pytest.raises(SystemExit, match="held out"):
+            run("run", "--size", "gpu", "--out", tmp_path, "--steps", step)
+    study = Study(tmp_path, SIZES["gpu"], final=True)
+    for step in ("judge", "own"):
+        assert "--final" in next(study.tasks(step))[0].words
