@@ -49,6 +49,7 @@ from studies.judging import JUDGED, judge
 REMEMBERED = 0.99  # of the mean of weights, with every step
 CLEAR = 0.05  # difference of two gains, in units of their scale, that is no noise
 KIND, VERSION = "fit of gains", 1
+DONE = "done.json"  # figures of a fit's epochs
 
 
 # --- fitting --------------------------------------------------------------------------------------
@@ -211,6 +212,7 @@ def fit(options: argparse.Namespace) -> None:
             keep_controller(fitting.mean, at, None, {"figures": figures, **lacks})
         notes = {"done": done}
         write_archive(state, kind=KIND, version=VERSION, tensors=fitting.tensors(), notes=notes)
+        write_whole(options.out / DONE, json.dumps(done))
 
 
 # --- PPO ------------------------------------------------------------------------------------------

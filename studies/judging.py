@@ -20,7 +20,7 @@ from esper.garden.greenhouse import GROUPS, LISTED, TRAINING, VALIDATION, Greenh
 from esper.garden.playing import Playground, StoppedError
 from esper.garden.suites import find_suite
 from esper.leyline.constants import DEFAULT_RENT
-from esper.leyline.errors import require_known
+from esper.leyline.errors import DataError, require_known
 from esper.leyline.streams import derive_seed
 from esper.tamiyo.controllers import Controller, make_controller
 from studies.ablations import controller_in
@@ -84,6 +84,8 @@ def controller_of(word: str) -> Controller:
     folder = Path(named[2] if named else word)
     if folder.is_dir():
         return controller_in(folder, name_of(word))
+    if named:
+        raise DataError("No controller is kept there", given=folder, fix="train it first")
     return AnyHost(word) if "@" in word else make_controller(word)
 
 
@@ -101,15 +103,20 @@ def read_judged(folder: Path, group: str) -> list[Net]:
     return found
 
 
-def judge(options: argparse.Namespace) -> None:
-    """Controllers on the same cases; a share of all worlds is played."""
-    for group in options.group:
+def require_open(groups: Sequence[str], final: bool) -> None:
+    """Refuse what is held out, unless all is chosen."""
+    for group in groups:
         require_known("group of worlds", group, JUDGED)
-        if group in GROUPS and not options.final:
+        if group in GROUPS and not final:
             raise SystemExit(
                 f"Group {group!r} is held out: nothing may be chosen after it was looked at. "
                 "--final says that all is chosen."
             )
+
+
+def judge(options: argparse.Namespace) -> None:
+    """Controllers on the same cases; a share of all worlds is played."""
+    require_open(options.group, options.final)
     options.out.mkdir(parents=True, exist_ok=True)
     until, results = deadline(options), list[tuple[float, Result]]()
     places = [

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from studies.transfer_plan import COSTS, ROOT, SIZES, STEPS, Study, Task
 
 def carry_out(study: Study, step: str, until: float) -> bool:
     """Do what is missing of a step; is it over?"""
-    began, told = time.monotonic(), dict[str, object]()
+    began, told = time.time(), dict[str, object]()
     whole = True
     for tasks in study.tasks(step):
         open_ = _open(tasks)
@@ -47,9 +48,9 @@ def carry_out(study: Study, step: str, until: float) -> bool:
             whole = False
             break
     if told:
-        seconds = round(time.monotonic() - began, 1)
-        append_lines(study.out / COSTS, [json.dumps(told | {"seconds": seconds})])
-        print(f"{step}: {'over' if whole else 'not over yet'}, {seconds:.0f} s", flush=True)
+        ended = time.time()
+        append_lines(study.out / COSTS, [json.dumps(told | {"began": began, "ended": ended})])
+        print(f"{step}: {'over' if whole else 'not over yet'}, {ended - began:.0f} s", flush=True)
     return whole
 
 
@@ -104,7 +105,9 @@ def _side_by_side(tasks: Sequence[Task], until: float, at_once: int, processes: 
 def run(options: argparse.Namespace) -> None:
     """Steps one after the other, until time is up."""
     options.out.mkdir(parents=True, exist_ok=True)
-    study = Study(options.out.resolve(), SIZES[options.size], options.device, options.processes,
+    size = SIZES[options.size]
+    size = size if options.rounds is None else replace(size, rounds=options.rounds)
+    study = Study(options.out.resolve(), size, options.device, options.processes,
                   options.fits, options.ranks, options.final)  # fmt: skip
     study.note_plan()
     until = deadline(options)
@@ -143,6 +146,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     one.add_argument("--processes", type=int, default=1, help="at once")
     one.add_argument("--fits", type=int, default=4, help="of these, that fit")
     one.add_argument("--ranks", type=int, default=8, help="of one training by PPO")
+    one.add_argument("--rounds", type=int, help="of PPO, if not those of the size; 0: fits alone")
     one.add_argument("--seconds", type=float, help="begin nothing after so many")
     one.add_argument("--final", action="store_true", help="all is chosen: play held-out groups")
     two = parts.add_parser("report")

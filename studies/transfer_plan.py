@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from esper.archive import read_archive
 from esper.archive.files import write_whole
+from esper.garden.evaluation import fingerprint_of
 from esper.garden.greenhouse import GROUPS, TRAINING, VALIDATION
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains
 from studies.ablations import ABLATION, ONE_SHOT, PROPERTIES, SHADOWS
-from studies.judging import GARDEN, name_of, numbers_of, read_judged
+from studies.judging import GARDEN, controller_of, name_of, numbers_of, read_judged, require_open
 from studies.tuned_rules import AUDITION, RULES, Heats, finalists, keep_tuned, read_tuned, tuned
 
 ROOT = Path(__file__).parents[1]
@@ -201,13 +201,8 @@ class Study:
         words = ["fit", *self._common(name, name.rpartition("-")[2]), "--epochs", str(epochs)]
         words += ["--gains", *map(str, self._gains("--contexts" in more)), *more]
 
-        def over() -> bool:
-            state = self.out / name / "state"
-            kind, version = greenhouse.KIND, greenhouse.VERSION
-            if not state.exists():
-                return False
-            return len(read_archive(state, kind=kind, version=version).notes["done"]) >= epochs
-
+        done = self.out / name / greenhouse.DONE  # what it goes on from need not be there any more
+        over = lambda: done.exists() and len(json.loads(done.read_text())) >= epochs  # noqa: E731
         return Task(words, over)
 
     def _gains(self, one_collection: bool) -> list[Path]:
@@ -234,20 +229,23 @@ class Study:
         first: int = 0,
         worlds: int | None = None,
     ) -> list[Task]:
+        require_open(groups, self.final)
         cases, worlds = cases or self.size.cases, worlds or self.size.worlds
         words = ["judge", *who, *self._common(folder), "--group", *groups, "--cases", str(cases)]
         words += ["--first", str(first), "--rows", str(self.size.rows)]
         words += ["--worlds", str(worlds)] if worlds else []
         words += ["--final"] if self.final else []
-        names = set(map(name_of, who))
 
         def over() -> bool:
+            made = {(name_of(word), fingerprint_of(controller_of(word))) for word in who}
             for group in groups:
                 numbers = numbers_of(group, first, worlds)
-                played = {(net.controller, net.world, net.case)
-                          for net in read_judged(self.out / folder, group)
-                          if net.controller in names and net.world in numbers}  # fmt: skip
-                if len(played) < len(names) * len(numbers) * cases:
+                played = {
+                    (net.controller, net.world, net.case)
+                    for net in read_judged(self.out / folder, group)
+                    if (net.controller, net.made) in made and net.world in numbers
+                }
+                if len(played) < len(made) * len(numbers) * cases:
                     return False
             return True
 

@@ -120,7 +120,8 @@ def _chosen(results: Results) -> str:
 def _costs(results: Results) -> str:
     plan, by_step = results.plan, dict[str, float]()
     for each in results.costs:
-        by_step[each["step"]] = by_step.get(each["step"], 0.0) + each["seconds"] / 60.0
+        took = (each["ended"] - each["began"]) / 60.0
+        by_step[each["step"]] = by_step.get(each["step"], 0.0) + took
     least = min(rule.episodes for rule in results.rules.values())
     ours = plan["gains"] + plan["ppo"]
     words = "no fewer" if least >= ours else "fewer: their budgets are smaller than registered"

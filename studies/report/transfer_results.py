@@ -251,9 +251,13 @@ def figures_of(results: Results) -> Figures:
 
 
 def gpu_minutes(results: Results) -> float:
-    """Of everything, the collection of gains included."""
-    seconds = [each["seconds"] for each in results.costs if each["device"] != "cpu"]
-    return float((sum(seconds) + results.plan["gains_seconds"]) / 60.0)
+    """Of everything, the collection of gains included; what ran side by side counts once."""
+    spans = sorted((e["began"], e["ended"]) for e in results.costs if e["device"] != "cpu")
+    seconds, latest = results.plan["gains_seconds"], 0.0
+    for began, ended in spans:
+        seconds += max(0.0, ended - max(began, latest))
+        latest = max(latest, ended)
+    return float(seconds / 60.0)
 
 
 def _add(found: Figures, name: str, estimate: Estimate | None) -> None:

@@ -83,8 +83,9 @@ def made(tmp_path: Path) -> tuple[Path, Points]:
                 (runs / "own" / task / f"{name}.json").write_text(json.dumps({"test": test}))
     chosen = {name: {name: 1.0} for name in learners}
     plan = {"trainings": 5, "gains": 1000, "gains_seconds": 60, "ppo": 200, "groups": GROUPS}
-    costs = [{"step": "fit", "device": "cuda", "seconds": 30.0},
-             {"step": "own", "device": "cpu", "seconds": 90.0}]  # fmt: skip
+    costs = [{"step": "fit", "device": "cuda", "began": 100.0, "ended": 120.0},
+             {"step": "rules", "device": "cuda", "began": 110.0, "ended": 130.0},
+             {"step": "own", "device": "cpu", "began": 130.0, "ended": 220.0}]  # fmt: skip
     (runs / "chosen.json").write_text(json.dumps(chosen))
     (runs / "plan.json").write_text(json.dumps(plan))
     (runs / "costs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in costs))
@@ -128,7 +129,7 @@ def test_figures_are_what_a_slow_count_says(made: tuple[Path, Points]) -> None:
         for name, value in apart.items():
             assert found[f"c2_ablation_{name}_{group}"] == pytest.approx(value), name
     assert "c2_ablation_no_properties_drift" not in found
-    assert found["c2_transfer_gpu_minutes"] == pytest.approx(1.5)  # the CPU's are none
+    assert found["c2_transfer_gpu_minutes"] == pytest.approx(1.5)  # side by side, none of the CPU
     assert found["c2_transfer_episodes_gap"] == 64
 
 
