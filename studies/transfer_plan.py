@@ -45,6 +45,7 @@ class Size:
     rounds: int = 6  # of PPO
     round: tuple[str, ...] = ()  # further options of PPO
     heats: Heats
+    validation: int = 48  # worlds by which fit or PPO is chosen: few of them make most of a mean
     groups: tuple[str, ...] = GROUPS
     worlds: int | None = None  # of each group; None: all that are registered
     cases: int = 16
@@ -56,7 +57,7 @@ class Size:
 SIZES = {
     "gpu": Size(
         fewer={24: 300, 100: 150, 1000: 60},
-        heats=Heats(worlds=(24, 48), cases=2, finalists=8),
+        heats=Heats(worlds=(32, 96), cases=4, finalists=8),
     ),
     "tiny": Size(
         trainings=1,
@@ -69,6 +70,7 @@ SIZES = {
         rounds=1,
         round=("--envs", "2", "--plots", "1", "--players", "2", "--minibatches", "1"),
         heats=Heats(worlds=(1, 1), cases=1, finalists=1, candidates=1),
+        validation=1,
         groups=(VALIDATION,),
         worlds=1,
         cases=1,
@@ -174,7 +176,8 @@ class Study:
                 yield self._judge("rules", [TRAINING], best, heats.cases, first, more)
                 keep_tuned(self.out / TUNED, tuned(self.out / "rules", heats))
             case "validate":
-                yield self._judge("judged", [VALIDATION], self.named(self.main))
+                who = self.named(self.main)
+                yield self._judge("judged", [VALIDATION], who, worlds=size.validation)
                 self._choose()
             case "judge":
                 who = [*self.rules, *self.named(self.main)]
