@@ -153,7 +153,9 @@ class Study:
             "ppo": size.rounds * (ppo.envs + ppo.envs // ppo.players),
             "groups": size.groups,
         }
-        write_whole(self.out / PLAN, json.dumps(told, indent=1) + "\n")
+        plan, text = self.out / PLAN, json.dumps(told, indent=1) + "\n"
+        if not plan.exists() or plan.read_text() != text:  # another step may run beside this one
+            write_whole(plan, text)
 
     # --- steps -------------------------------------------------------------------------------
 
