@@ -28,6 +28,7 @@ STEPS = ("collect", "fit", "train", "rules", "validate", "judge", GARDEN, "own",
          "judge-ablations", "report")  # fmt: skip
 SPECIALIST = "tamiyo"
 CHOSEN, TUNED, PLAN, COSTS = "chosen.json", "rules.json", "plan.json", "costs.jsonl"
+OWN_SHAPE = (6, 5)  # tasks and seeds that docs/greenhouse.md registers
 OWN, OWN_OVER = "own", "whole.json"  # the folder of users' tasks, and what says that it is over
 
 
@@ -152,6 +153,11 @@ class Study:
             "gains_seconds": sum(one["seconds"] for one in gains),
             "ppo": size.rounds * (ppo.envs + ppo.envs // ppo.players),
             "groups": size.groups,
+            "shapes": {
+                group: [len(numbers_of(group, 0, size.worlds)), size.cases]
+                for group in (*size.groups, GARDEN)
+            }
+            | {OWN: OWN_SHAPE},
         }
         plan, text = self.out / PLAN, json.dumps(told, indent=1) + "\n"
         if not plan.exists() or plan.read_text() != text:  # another step may run beside this one

@@ -106,6 +106,9 @@ class Results:
         _require_one_of_each([net for nets in played.values() for net in nets])
         tables = {group: table_of(nets) for group, nets in played.items()}
         tables[OWN] = _own_table(runs / OWN)
+        for group, table in tables.items():  # of worlds that nobody played there is no trace
+            shape = tuple(plan["shapes"][group])
+            tables[group] = {name: own for name, own in table.items() if own.shape == shape}
         return cls(tuple(chosen), rules, plan, costs, tables, chosen)
 
     @property

@@ -83,6 +83,8 @@ def made(tmp_path: Path) -> tuple[Path, Points]:
                 (runs / "own" / task / f"{name}.json").write_text(json.dumps({"test": test}))
     chosen = {name: {name: 1.0} for name in learners}
     plan = {"trainings": 5, "gains": 1000, "gains_seconds": 60, "ppo": 200, "groups": GROUPS}
+    plan["shapes"] = {group: [WORLDS, CASES] for group in (*GROUPS, "garden", "validation")}
+    plan["shapes"] |= {"own": [len(TASKS), len(SEEDS)]}
     costs = [{"step": "fit", "device": "cuda", "began": 100.0, "ended": 120.0},
              {"step": "rules", "device": "cuda", "began": 110.0, "ended": 130.0},
              {"step": "own", "device": "cpu", "began": 130.0, "ended": 220.0}]  # fmt: skip
@@ -169,12 +171,14 @@ def test_groups_that_somebody_has_not_played_are_left_out_and_named(
     runs, points = made
     last = {name: own[2] for name, own in points["sizes"].items() if name != SPECS["race"]}
     played(runs / "judged" / "sizes-002.jsonl", last)
+    (runs / "judged" / "lesions-001.jsonl").unlink()  # nobody played it
+    (runs / "own" / "two" / "never-21-0.json").unlink()
     results = Results.read(runs)
-    assert results.missing == ["sizes"]
+    assert results.missing == ["sizes", "lesions", "own"]
     assert "c2_heldout_sizes_points" not in figures_of(results)
     write_report(runs, None, tmp_path)
     page = (tmp_path / "transfer.md").read_text()
-    assert "Not judged to the end: `sizes`" in page
+    assert "Not judged to the end: `sizes`, `lesions`, `own`" in page
 
 
 def test_two_controllers_of_one_name_are_not_mixed(made: tuple[Path, Points]) -> None:
