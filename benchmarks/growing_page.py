@@ -30,9 +30,6 @@ RANKED = (
 )
 COMMAND = "python benchmarks/growing.py --set {} --runs DIR --report --json docs/{}.json --write"
 FIRST_JSON = ROOT / "docs" / "growing-first.json"
-THIRD_JSON = ROOT / "docs" / "growing-third.json"  # is there once the third set is published
-THIRD_WAITS = "is to be said by the third set, below, on which nothing has grown yet."
-THIRD_SAYS = "is said by [the third set](growing-third.md)."
 OWN_PAGES = {1: "growing-first", 3: "growing-third"}  # the second set's is that of them all
 TITLES = {1: """# The first set of tasks
 
@@ -78,7 +75,6 @@ def page(study: Study, results: Sequence[TaskResults]) -> str:
         samplers=SAMPLERS,
         registered=registered(study, {each.task.name for each in results}),
         outcome=outcome,
-        third=THIRD_SAYS if THIRD_JSON.exists() else THIRD_WAITS,
         first=_first_set(json.loads(FIRST_JSON.read_text(encoding="utf-8"))),
     )
 
@@ -123,9 +119,7 @@ def registered(study: Study, trained: Collection[str]) -> str:
 
 def _registered_row(study: Study, task: Task, trained: Collection[str]) -> list[str]:
     size = sum(parameter.numel() for parameter in task.build(1.0).parameters())
-    published = task.group == "report 3" and THIRD_JSON.exists()
-    newer = task.group in ("report 2", "report 3")
-    unseen = newer and not published and task.name not in trained
+    unseen = task.group == "report 2" and task.name not in trained
     return [
         f"`{task.name}`",
         task.group + (", never grown" if unseen else ""),

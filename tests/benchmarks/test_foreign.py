@@ -107,7 +107,7 @@ def test_verdicts_are_counted_apart_for_tasks_that_presets_were_chosen_by(tmp_pa
         ("locks", high, low),
         ("identity_70", high, high),
         ("strides", low, high),
-        ("repeat_two", high, low),
+        ("ranked_bandit", high, low),
     ):
         peer = "maskable" if task in ("identity_70", "strides") else "recurrent"
         write_runs(tmp_path, task, {("esper", "auto"): ours, (peer, "documented"): theirs})
