@@ -18,6 +18,7 @@ from esper.api.grow_loop import Growth
 from esper.api.ticking import NotFiniteError
 from esper.api.tryouts import START
 from esper.archive import ArchiveError
+from esper.tamiyo import TokenActorCritic, TokenController
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.auditioning import Audition
 
@@ -311,6 +312,27 @@ def test_finalists_that_diverge_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
     assert same(tried, undisturbed("never"))
     assert tryouts_of(tried)[0]["val_loss"] is None
     assert "it diverged" in str(tried.report())
+
+
+def test_a_controller_over_tokens_tries_out_as_its_rule_does_and_has_its_say_in_who_comes_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tryouts, "MOST_TRIED", 9.0)
+    rule = ahead_by(9.0)  # no cast is, so all are tried out
+    alone = run(rule)
+    assert same(run(TokenController(TokenActorCritic(), rule)), alone)  # untrained it is the rule
+    _, second = tryouts_of(alone)
+    (name,) = second["seeds"]
+
+    def others(self: TokenController, signals: Any) -> Tensor:
+        blueprints, slots = signals.catalogue.names, signals.catalogue.slots.names
+        named = [[f"{blueprint} at {slot}" == name for blueprint in blueprints] for slot in slots]
+        return -1e3 * torch.tensor(named).double()
+
+    monkeypatch.setattr(TokenController, "hopes", others)
+    told = tryouts_of(run(TokenController(TokenActorCritic(), rule)))
+    assert told[0]["seeds"] == tryouts_of(alone)[0]["seeds"]
+    assert told[1]["seeds"] != second["seeds"]
 
 
 def test_too_few_epochs_for_a_tryout_leave_the_rule_alone() -> None:
