@@ -28,7 +28,7 @@ from esper.kasmina.shadow_seeds import CHECKED, run_back
 from esper.kasmina.watching import call
 from esper.leyline import Blend
 from esper.leyline.constants import TRAINING_PASSES
-from esper.leyline.errors import EsperError, first_line
+from esper.leyline.errors import EsperError, in_words
 from esper.show.audit_facts import Audit, Candidate, judged
 from esper.show.terminal import duration
 from esper.tamiyo.controllers.auditioning import Listening
@@ -63,11 +63,9 @@ def audit(
     require_module(model)
     limits = Budget(Budget.of(budget).params, first + epochs)
     with randomness_kept(model):
-        try:
+        what = "The model cannot be copied, and an audit leaves yours alone"
+        with in_words(what, fix="audit a new one"):
             twin, tried = copy.deepcopy(model), copy.deepcopy(model)
-        except Exception as error:  # whatever its parts say of themselves
-            what = "The model cannot be copied, and an audit leaves yours alone"
-            raise EsperError(what, given=first_line(error), fix="audit a new one") from error
         if device is not None:
             tried.to(find_device(device))
         where = next((each.device for each in tried.parameters()), torch.device("cpu"))

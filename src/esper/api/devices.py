@@ -5,21 +5,16 @@ from torch import nn
 
 from esper.api.grow_settings import AUTO
 from esper.api.inspection import require_module
-from esper.leyline.errors import EsperError, first_line
+from esper.leyline.errors import EsperError, in_words
 
 
 def find_device(asked: torch.device | str) -> torch.device:
     """The device of that name; "auto": CUDA where there is one."""
     if isinstance(asked, str) and asked == AUTO:
         asked = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
+    valid = 'such as "cpu", "cuda" or "cuda:1", where torch finds it, or "auto"'
+    with in_words("There is no such device", given=f"{asked}: ", valid=valid):
         return torch.empty(0, device=asked).device
-    except (AssertionError, RuntimeError, TypeError) as error:
-        raise EsperError(
-            "There is no such device",
-            given=f"{asked}: {first_line(error)}",
-            valid='such as "cpu", "cuda" or "cuda:1", where torch finds it, or "auto"',
-        ) from error
 
 
 def device_name(device: torch.device) -> str:

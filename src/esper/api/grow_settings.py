@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, Union
 
 from esper.leyline import DEFAULT_EPISODE_LENGTH, EsperError
-from esper.leyline.errors import require_equal, require_known
+from esper.leyline.errors import in_words, require_equal, require_known
 from esper.leyline.settings import Count, NotNegative, Positive, Whole, require_settings
 
 AUTO = "auto"  # slots, metric: whatever fits; device: CUDA where there is one
@@ -108,14 +108,9 @@ class GrowSettings:
     def __post_init__(self) -> None:
         require_settings(self, "The setting")
         require_known("precision", self.precision, (FULL, HALF))
-        try:
+        what = "Something to be kept with the run is not of the kind that JSON holds"
+        with in_words(what, valid="numbers, texts, lists and dicts"):
             json.dumps(self.origin)
-        except (TypeError, ValueError) as error:
-            raise EsperError(
-                "Something to be kept with the run is not of the kind that JSON holds",
-                given=error,
-                valid="numbers, texts, lists and dicts",
-            ) from error
 
     @property
     def limits(self) -> Budget:

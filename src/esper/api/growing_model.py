@@ -47,7 +47,7 @@ from esper.kasmina.shadow_seeds import Losses, PartLoss, ShadowKey, Shadows
 from esper.kasmina.slot import GrowthLostWarning as GrowthLostWarning
 from esper.kasmina.slot import Slot
 from esper.leyline import Actions, Blend, SeedStage, Transitions
-from esper.leyline.errors import EsperError, OptimizerMismatchError, first_line, require_equal
+from esper.leyline.errors import EsperError, OptimizerMismatchError, in_words, require_equal
 from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
@@ -152,15 +152,11 @@ class GrowingModel(SlottedModel):
         scheduler with a list of settings needs one for it too. Make schedulers after this.
         """
         wanted = [dict(group) for group in groups or [{"params": self.model.parameters()}]]
-        try:
+        what, error = "The optimiser could not be made", OptimizerMismatchError
+        given = f"{getattr(kind, '__name__', type(kind).__name__)}: "
+        fix = "pass the class and its settings, as in host.optimizer(torch.optim.AdamW, lr=1e-3)"
+        with in_words(what, given=given, fix=fix, error=error):
             made = kind(wanted, **settings)
-        except (TypeError, ValueError) as error:
-            raise OptimizerMismatchError(
-                "The optimiser could not be made",
-                given=f"{getattr(kind, '__name__', type(kind).__name__)}: {first_line(error)}",
-                fix="pass the class and its settings, as in host.optimizer(torch.optim.AdamW, "
-                "lr=1e-3)",
-            ) from error
         if isinstance(made, Optimizer):
             self.optimizers.clear()
             self._let_seeds_join(made)

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from esper.archive import KeepingError, packed, unpacked
-from esper.leyline.errors import EsperError, first_line, require_equal
+from esper.leyline.errors import in_words, require_equal
 
 MakeScheduler = Callable[[Optimizer], LRScheduler]
 
@@ -20,17 +20,12 @@ class Schedule:
     """A scheduler that steps after every epoch."""
 
     def __init__(self, make: MakeScheduler, optimizer: Optimizer) -> None:
-        try:
-            made = make(optimizer)
+        given = f"{getattr(make, '__name__', type(make).__name__)}: "
+        fix = f"pass a function of the optimiser, as in {_EXAMPLE}"
+        with in_words("The scheduler could not be made", given=given, fix=fix):
+            self.scheduler = made = make(optimizer)
             if isinstance(made, type) or not all(hasattr(made, name) for name in _NEEDED):
                 raise TypeError(f"{type(made).__name__} is no scheduler")
-        except (TypeError, ValueError) as error:
-            raise EsperError(
-                "The scheduler could not be made",
-                given=f"{getattr(make, '__name__', type(make).__name__)}: {first_line(error)}",
-                fix=f"pass a function of the optimiser, as in {_EXAMPLE}",
-            ) from error
-        self.scheduler = made
 
     def step(self, loss: float, score: float) -> None:
         """An epoch is over, with these on validation data: what waits for a plateau looks at it."""
@@ -53,11 +48,6 @@ class Schedule:
         kind = type(self.scheduler).__name__
         fix = "pass the one that it began with"
         require_equal("The run had another scheduler", kind, note["kind"], fix)
-        try:
+        what = "The scheduler is made otherwise than that of the run"
+        with in_words(what, given=f"{kind}: ", fix="make it as it was made for the run"):
             self.scheduler.load_state_dict(unpacked(note["state"], {}))
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise EsperError(
-                "The scheduler is made otherwise than that of the run",
-                given=f"{kind}: {first_line(error)}",
-                fix="make it as it was made for the run",
-            ) from error

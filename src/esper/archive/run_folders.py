@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from esper.archive.files import clear_scratch, unfinished, write_whole
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, in_words
 
 LOCK = "lock"
 LOCK_SECONDS = 3.0  # that children of a killed run have to end
@@ -176,10 +176,8 @@ class KeptFolder:
 
     def read(self, name: str) -> dict[str, Any]:
         """What was kept under this name."""
-        try:
+        with in_words(f"{self.path / name} cannot be read", error=self.error):
             found = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise self.error(f"{self.path / name} cannot be read", given=error) from error
         if not isinstance(found, dict):
             raise self.error(
                 f"{self.path / name} is damaged", given=type(found).__name__, valid="dict"

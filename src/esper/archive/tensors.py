@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from esper.archive.files import replace_whole, write_whole
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, in_words
 
 FORMAT = "esper-archive"
 MANIFEST = "manifest.json"
@@ -102,7 +102,7 @@ def write_archive(
     return folder
 
 
-def read_archive(path: str | Path, *, kind: str, version: int, device: str = "cpu") -> Archive:
+def read_archive(path: str | Path, *, kind: str, version: int) -> Archive:
     """Read an archive of this kind and version; anything else is refused before it is used.
 
     One that is replaced meanwhile is read again.
@@ -111,7 +111,7 @@ def read_archive(path: str | Path, *, kind: str, version: int, device: str = "cp
     while True:
         seal = seal_of(folder) if (folder / MANIFEST).is_file() else None
         try:
-            return _read(folder, kind, version, device)
+            return _read(folder, kind, version)
         except OSError as error:
             if seal in (None, seal_of(folder)):
                 raise ArchiveError(f"{folder} cannot be read", given=error.strerror) from error
@@ -120,7 +120,7 @@ def read_archive(path: str | Path, *, kind: str, version: int, device: str = "cp
                 raise
 
 
-def _read(folder: Path, kind: str, version: int, device: str) -> Archive:
+def _read(folder: Path, kind: str, version: int) -> Archive:
     body, file = require_whole(folder)
     if body["kind"] != kind or body["version"] != version:
         raise ArchiveError(
@@ -129,10 +129,8 @@ def _read(folder: Path, kind: str, version: int, device: str) -> Archive:
             valid=f"{kind} version {version}",
             fix="load it with the version of Esper that wrote it",
         )
-    try:
-        return Archive(load_file(file, device=device), body["notes"])
-    except SafetensorError as error:
-        raise ArchiveError(f"{file} cannot be read", given=error) from error
+    with in_words(f"{file} cannot be read", SafetensorError, error=ArchiveError):
+        return Archive(load_file(file), body["notes"])
 
 
 def require_whole(folder: Path) -> tuple[dict[str, Any], Path]:
@@ -161,10 +159,8 @@ def kind_of(path: str | Path) -> str | None:
 
 def seal_of(path: Path) -> str:
     """The hash of an archive's manifest, which holds the hash of the rest."""
-    try:
+    with in_words(f"{path} cannot be read", error=ArchiveError):
         return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
-    except OSError as error:
-        raise ArchiveError(f"{path} cannot be read", given=error) from error
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from esper.api.scoring import form
 from esper.garden import FAMILIES, DataFamily, Source
 from esper.garden.own_code import run_file, spoken
-from esper.leyline.errors import DataError, EsperError, UnknownNameError
+from esper.leyline.errors import DataError, EsperError, UnknownNameError, in_words
 from esper.tolaria import Task, find_task, task_names
 from esper.tolaria.data.splits import Splits, partition
 
@@ -92,12 +92,9 @@ def call_named(thing: object, text: str, purpose: str) -> object:
     """Call a function or class of yours that takes no arguments."""
     assert callable(thing)
     file, _, name = text.rpartition(":")
-    with suppress(ValueError):  # of something built in
-        try:
-            inspect.signature(thing).bind()
-        except TypeError as error:
-            fix = f"write a function without arguments in {file} that {purpose}, and name that"
-            raise EsperError(f"{name} needs arguments", given=error, fix=fix) from error
+    fix = f"write a function without arguments in {file} that {purpose}, and name that"
+    with suppress(ValueError), in_words(f"{name} needs arguments", TypeError, fix=fix):
+        inspect.signature(thing).bind()  # (a ValueError: of something built in)
     try:
         return thing()
     except EsperError:
@@ -203,16 +200,12 @@ def _from_file(file: Path, seed: int) -> NamedData:
 def _arrays(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise DataError(f"There is no file {file}", fix="check the path of --data")
-    try:
+    # (Of a damaged file, the readers' errors have no common base.)
+    with in_words(f"{file} cannot be read", valid="arrays of numbers", error=DataError):
         if file.suffix == ".safetensors":
             return load_file(file)
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             return {name: torch.from_numpy(stored[name]) for name in stored.files}
-    except Exception as error:  # of a damaged file, the readers' errors have no common base
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise DataError(
-            f"{file} cannot be read", given=reason, valid="arrays of numbers"
-        ) from error
 
 
 def _pair(file: Path, arrays: Mapping[str, Tensor], prefix: str) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """One tree of errors for people: what happened, what was given, what is valid, how to fix it."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self, TypeVar
 
 V = TypeVar("V")
@@ -28,6 +29,31 @@ class EsperError(Exception):
 def first_line(error: BaseException) -> str:
     """Of what another library says, which may run over many lines."""
     return next(iter(str(error).strip().splitlines()), "")
+
+
+@contextmanager
+def in_words(
+    what: str,
+    kinds: type[Exception] | tuple[type[Exception], ...] = Exception,
+    *,
+    given: str = "",
+    valid: object = None,
+    fix: str | None = None,
+    error: type[EsperError] = EsperError,
+) -> Iterator[None]:
+    """What others' code raises inside becomes one sentence.
+
+    Errors that are sentences already stay as they are; `given` stands before what was said.
+    """
+    try:
+        yield
+    except EsperError:
+        raise
+    except kinds as cause:
+        said = first_line(cause)
+        if isinstance(cause, LookupError) or not said:  # which say no more than a key
+            said = f"{type(cause).__name__}: {said}".removesuffix(": ")
+        raise error(what, given=f"{given}{said}", valid=valid, fix=fix) from cause
 
 
 def printable(text: str) -> str:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from esper.archive.files import replace_whole, scratch_folder, unfinished
 from esper.leyline import SeedStage
+from esper.leyline.errors import in_words
 from esper.nissa.events import KINDS, Event
 from esper.nissa.schema import RunLayout
 from esper.nissa.store import (
@@ -114,11 +115,9 @@ class RunReader(AbstractContextManager["RunReader"]):
             opened = self._copy.enter_context(scratch_folder()) / FILE
             shutil.copy(self.path, opened)
             shutil.copy(log, opened.with_name(f"{FILE}-wal"))
-        try:
+        with in_words(f"{self.path} cannot be opened", error=StoreError):
             self._connection = connect(opened, read_only=True)
             self._connection.execute("PRAGMA query_only = 1")
-        except sqlite3.Error as error:
-            raise StoreError(f"{self.path} cannot be opened", given=error) from error
         self._connection.set_progress_handler(lambda: 0, _INTERRUPTIBLE_EVERY)
         self.layout = read_layout(self._connection, self.path)
 

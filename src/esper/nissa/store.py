@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline.errors import AgreementError, EsperError, first_line
+from esper.leyline.errors import AgreementError, EsperError, first_line, in_words
 from esper.nissa.events import KINDS, Decisions, Event, StepEvent
 from esper.nissa.hub import tell
 from esper.nissa.schema import Numeric, RunLayout
@@ -121,7 +121,8 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 def read_layout(connection: sqlite3.Connection, path: Path) -> RunLayout:
     """The layout of an open file, after a look at whose it is and of which version."""
-    try:
+    fix = "use a copy, or delete it and start anew"
+    with in_words(f"{path} cannot be read", fix=fix, error=StoreError):
         ((application,),) = connection.execute("PRAGMA application_id").fetchall()
         ((version,),) = connection.execute("PRAGMA user_version").fetchall()
         if application != APPLICATION:
@@ -139,10 +140,6 @@ def read_layout(connection: sqlite3.Connection, path: Path) -> RunLayout:
             )
         ((text,),) = connection.execute("SELECT value FROM meta WHERE name = 'layout'").fetchall()
         return RunLayout.from_json(text)
-    except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:
-        raise StoreError(
-            f"{path} cannot be read", given=error, fix="use a copy, or delete it and start anew"
-        ) from error
 
 
 # --- from events to rows ---------------------------------------------------------------------
@@ -245,17 +242,13 @@ class RunStore(AbstractContextManager["RunStore"]):
         """
         self.path, self.layout, self.rows = file_of(path), layout, rows
         self._lock = threading.Lock()
-        try:
+        fix = f"name a directory that can be written to, or move a damaged {FILE} away"
+        kinds = (sqlite3.DatabaseError, OSError)
+        with in_words(f"{self.path} cannot be opened", kinds, fix=fix, error=StoreError):
             self.path.touch()  # with the user's modes, which SQLite then keeps to
             self._connection = connect(self.path)
             self._prepare()
             self._measures = self._columns("steps")
-        except (sqlite3.DatabaseError, OSError) as error:
-            raise StoreError(
-                f"{self.path} cannot be opened",
-                given=error,
-                fix=f"name a directory that can be written to, or move a damaged {FILE} away",
-            ) from error
 
     def _prepare(self) -> None:
         connection, layout = self._connection, self.layout

@@ -11,7 +11,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from esper.leyline.errors import EsperError, first_line, require_known
+from esper.leyline.errors import EsperError, in_words, require_known
 from esper.leyline.ops import cause_name
 from esper.leyline.stages import SeedStage
 from esper.nissa import events as told
@@ -106,14 +106,6 @@ class Tracker:
                 self.say(title, text, event.round)
         self.flush()
 
-    @contextmanager
-    def _beginning(self, fix: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            given = f"{type(error).__name__}: {first_line(error)}"
-            raise EsperError(f"{self.name} does not begin", given=given, fix=fix) from error
-
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Of the run, whatever JSON can hold."""
 
@@ -169,7 +161,8 @@ class WandbSink(Tracker):
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
             usual |= {"dir": str(path), "name": path.resolve().name}
-        with self._beginning("wandb login, or set the environment variable WANDB_MODE=offline"):
+        fix = "wandb login, or set the environment variable WANDB_MODE=offline"
+        with in_words(f"{self.name} does not begin", fix=fix):
             self._run = wandb.init(**usual | settings)
         # Steps of its own must rise, and it drops what comes late: a note, or an epoch once more.
         self._run.define_metric("*", step_metric="round")
@@ -200,10 +193,11 @@ class MlflowSink(Tracker):
         self._entities = import_module("mlflow.entities")
         self._said: Counter[str] = Counter()  # texts, by the name of their tag
         self._measured: list[Any] = []  # not yet sent: a request for each would take too long
-        with self._beginning(
+        fix = (
             "set MLFLOW_TRACKING_URI to a server; or for a file of your own pip install mlflow, "
             "whose store mlflow-skinny lacks"
-        ):
+        )
+        with in_words(f"{self.name} does not begin", fix=fix):
             self._client = import_module("mlflow").MlflowClient(uri)
             name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
             found = self._client.get_experiment_by_name(name)

@@ -14,7 +14,7 @@ from typing import Any
 
 from esper.archive import write_whole
 from esper.leyline.constants import BY_HEART, CERTAIN, UNLEARNED
-from esper.leyline.errors import DataError
+from esper.leyline.errors import DataError, in_words
 from esper.show.report import Pictured
 from esper.show.terminal import aligned, duration, listed
 
@@ -206,15 +206,13 @@ class Audit(Pictured):
     @classmethod
     def of_json(cls, text: str) -> "Audit":
         """What `to_json` wrote."""
-        try:
+        with in_words("This is no audit", valid="what to_json gave", error=DataError):
             note = json.loads(text)
             heard = (each | {"verdict": Verdict(each["verdict"])} for each in note["candidates"])
             note["candidates"] = [Candidate(**each) for each in heard]
             note["costs"] = map(tuple, note["costs"])
             lists = ("candidates", "costs", "slots", "places", "blueprints")
             return cls(**note | {name: tuple(note[name]) for name in lists})
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError("This is no audit", given=error, valid="what to_json gave") from error
 
 
 def named(chosen: Sequence[Candidate]) -> str:
