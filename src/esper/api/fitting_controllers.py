@@ -59,13 +59,12 @@ def require_fitting(
             "A trained controller has to know how many epochs there are",
             fix="give them with the budget: Budget(params='+15%', epochs=20)",
         )
-    if type(controller) is not LearnedController:
+    try:
         if isinstance(controller, Checkable):
             controller.require_possible(catalogue, horizon or ENDLESS)
-        return
-    try:
-        controller.require_possible(catalogue, horizon or ENDLESS)
     except AgreementError as error:
+        if type(controller) is not LearnedController:
+            raise
         known, slots = controller.blueprints, controller.network.space.size("slot")
         named = f"give blueprints={list(known)} and " if known else ""
         raise EsperError(

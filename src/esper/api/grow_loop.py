@@ -4,7 +4,7 @@ with a run that was interrupted, as if it had not been.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import pack, unpack
 from esper.api.inspection import Slots, audited
-from esper.api.observers import EpochNews, GrowthTelemetry, Observer, OnEpoch, Shown, observed
+from esper.api.observers import EpochNews, GrowthTelemetry, Observer, OnEpoch, Shown
 from esper.api.run_records import rolled_back, shadow_notes, size_of, slot_notes, step_flops
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring
@@ -129,8 +129,9 @@ def grow(
     scoring = Scoring.of(loss, metric, where, settings.autocast(where.type))
     data = Data(train, val, test, batch_size)
     first = data["train"].first(seed, where)
-    if isinstance(slots, str) and slots == AUTO and listens(controller):
-        slots = EVERY
+    leader = made(controller) if isinstance(controller, (str, Path)) else controller
+    if isinstance(slots, str) and slots == AUTO and isinstance(leader, Auditioning):
+        slots = EVERY  # it hears shadows of every place before it plants
     host = _host(model, first[0] if sample is None else sample, slots, settings)
     run = GrownRun(host, settings, folder=folder, train_plain=lambda *of: growth.trained_plain(*of))
     run.settle(slots=tuple(map(asdict, host.targets)), data=data.fingerprints(seed))
@@ -290,7 +291,10 @@ class Growth:
 
     def go(self) -> None:
         """Train to the end."""
-        with observed(self.run, self.observers):
+        with ExitStack() as ends:  # of which all are told, the last one first
+            for observer in self.observers:
+                observer.begin(self.run)
+                ends.push(lambda _, failure, *__, to=observer: to.close(failure))
             while not self.host.memory.ended:
                 with self._explaining():
                     news = self._lived()
@@ -555,12 +559,6 @@ def _optimizer(kind: str | MakeOptimizer, host: GrowingModel, settings: GrowSett
         fix = f"pass its class: optimizer=torch.optim.{type(kind).__name__}, lr=..."
         raise EsperError("The optimiser is made already, and knows no seeds", fix=fix)
     return host.optimizer(kind, **asked)
-
-
-def listens(controller: Controller | str | Path) -> bool:
-    """Does it hear shadows of every place before it plants?"""
-    given = made(controller) if isinstance(controller, (str, Path)) else controller
-    return isinstance(given, Auditioning)
 
 
 def _host(model: nn.Module, sample: Sample, slots: Slots, settings: GrowSettings) -> GrowingModel:

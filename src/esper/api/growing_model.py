@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from esper.api.host_state import (
     unpack,
 )
 from esper.api.inspection import Slots, chosen_places, require_module
-from esper.api.ranks import average_gradients, average_tensors, shared
+from esper.api.ranks import average_gradients, average_tensors, averaged, gathered, shared
 from esper.api.ticking import (
     END,
     FEWEST_CLASSES,
@@ -34,7 +35,6 @@ from esper.api.ticking import (
     GrowthMemory,
     StageChange,
     Tick,
-    hear,
     measuring,
     number,
     slot_flow,
@@ -241,8 +241,10 @@ class GrowingModel(SlottedModel):
         found = self.memory.measure(self, val_score, evaluate)
         self.memory.report(self, loss, held_out, found)
         if losses is not None and self.shadows:
-            with measuring(self):
-                hear(self, losses)
+            gradient, mean = self.watch.gradients()[1], partial(averaged, self)
+            with measuring(self):  # on the samples of all processes
+                everyones = lambda model: gathered(self, losses(model))  # noqa: E731
+                self.shadows.measure(self, everyones, self.memory.relative, gradient, mean)
         least = self._given_rules.min_contribution if measured else None
         self.rules = replace(self._given_rules, min_contribution=least)  # that gate is on or off
         transitions = self.pass_time()
@@ -360,7 +362,7 @@ class GrowingModel(SlottedModel):
     def _decide(self, controller: Controller) -> tuple[Actions, AuditionPlan | None]:
         window, life = self.memory.window, self.lifecycle
         if isinstance(controller, LearnedController):  # only these look at it; it costs a pass
-            window.remember_flow(self.flow())
+            window.remember_flow(slot_flow(self))
         auditioning = isinstance(controller, Auditioning)
         stream = torch.tensor([derive_seed(self.seed, "decisions")])
         signals = Signals(
@@ -400,11 +402,6 @@ class GrowingModel(SlottedModel):
             if shadow is not None:
                 shadow.pass_on(slot.seed, self.optimizers)
         average_gradients(slot)
-
-    def flow(self) -> Tensor:
-        """[1, S, K]: statistics of what passes each slot, on the sample of the first process."""
-        with measuring(self):
-            return shared(self, slot_flow(self))
 
     @property
     def added(self) -> int:

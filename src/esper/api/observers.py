@@ -6,7 +6,7 @@ A run has one place where it tells what an epoch came to, and everyone hears the
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,16 +87,6 @@ class Shown(Observer):
 
     def close(self, failure: BaseException | None) -> None:
         self.progress.__exit__(failure)
-
-
-@contextmanager
-def observed(run: "GrownRun", observers: Sequence[Observer]) -> Iterator[None]:
-    """While training goes on; all are told of its end, the last one first."""
-    with ExitStack() as ends:
-        for observer in observers:
-            observer.begin(run)
-            ends.push(lambda _, failure, *__, to=observer: to.close(failure))
-        yield
 
 
 class GrowthTelemetry(Observer):

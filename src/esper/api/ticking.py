@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from esper.api.ranks import averaged, gathered
+from esper.api.ranks import averaged, shared
 from esper.kasmina.flow_statistics import flow_statistics
 from esper.kasmina.isolation import randomness_kept, state_kept
 from esper.kasmina.probe import Place
-from esper.kasmina.shadow_seeds import Losses
 from esper.kasmina.slot import part_of
 from esper.kasmina.watching import call
 from esper.leyline import (
@@ -187,9 +186,8 @@ def percent(name: str, value: object) -> float:
 
 
 def slot_flow(host: "GrowingModel") -> Tensor:
-    """[1, S, K]: statistics of what reaches each slot, on the host's sample; NaN where nothing did.
-
-    Ask it inside of `measuring`.
+    """[1, S, K]: statistics of what reaches each slot, on the sample of the first process; NaN
+    where nothing did.
     """
     found = torch.full((len(host.specs), len(FLOW_STATISTICS)), torch.nan, dtype=torch.float64)
 
@@ -198,22 +196,12 @@ def slot_flow(host: "GrowingModel") -> Tensor:
             h = part_of(output, place.part).detach().permute(place.spec.to_canonical)
             found[index] = flow_statistics(h[None], place.spec.channel_axis)[0].double().cpu()
 
-    with ExitStack() as hooks:
+    with measuring(host), ExitStack() as hooks:
         for index, place in enumerate(host.slot_places):
             hook = place.module.register_forward_hook(partial(look, index, place), prepend=True)
             hooks.callback(hook.remove)
         call(host, host.sample)
-    return found[None]
-
-
-def hear(host: "GrowingModel", losses: Losses) -> None:
-    """Measure shadows on the samples of all processes. Ask it inside of `measuring`."""
-
-    def everyones(model: nn.Module) -> Tensor:
-        return gathered(host, losses(model))
-
-    gradient, mean = host.watch.gradients()[1], partial(averaged, host)
-    host.shadows.measure(host, everyones, host.memory.relative, gradient, mean)
+    return shared(host, found[None])
 
 
 # --- remembering -----------------------------------------------------------------------------

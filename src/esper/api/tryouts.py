@@ -114,18 +114,20 @@ class Tryouts:
         before, fell = _validation_loss(history), _validation_loss(history[:-1])
         lead = casting.rule.config.ahead * abs(before) + EARLY * max(fell - before, 0.0)
         purse = MOST_TRIED * (run.host.horizon or 0)  # epochs of the host
+        own = news.record["flops"]
         record, spent, tryouts = news.record, Counter(news.seconds), list[dict[str, Any]]()
         for cast in casts:
             told = self._tried(cast, last)
             whole = bool(told) and told[-1].record["epoch"] == last  # it did not diverge
             after = _validation_loss([each.record for each in told]) if whole else math.nan
             chosen = after < before - lead
-            flops = sum(each.record["flops"] or 0.0 for each in told[1:])
-            purse -= sum(_epochs_of(each.record, news.record) for each in told[1:])
+            flops = [each.record["flops"] or 0.0 for each in told[1:]]
+            # About an epoch of the host alone, where FLOPs are not counted.
+            purse -= sum(cost / own if cost and own else 1.0 for cost in flops)
             for each in told:
                 spent.update(each.seconds)
             note = {"seeds": self._names(cast), "val_loss": after if whole else None}
-            tryouts.append(note | {"alone": before, "chosen": chosen, "flops": flops})
+            tryouts.append(note | {"alone": before, "chosen": chosen, "flops": sum(flops)})
             if chosen:
                 record = _record_of(told, news.record)
             if chosen or purse < 0.0:
@@ -151,13 +153,10 @@ class Tryouts:
             told.append(self.growth.decided(replace(trained, clock=Clock())))
             for epoch in range(self.casting.first, last):
                 told.append(self.growth.epoch(epoch))
-                self._tell(cast, told[-1].record, last)
+                words = f"trying out {listed(self._names(cast))}: epoch {epoch + 1}/{last}"
+                for observer in self.growth.observers:
+                    observer.trying(f"{words}, validation {told[-1].record['val_loss']:.4f}")
         return told
-
-    def _tell(self, cast: Cast, record: Mapping[str, Any], last: int) -> None:
-        words = f"trying out {listed(self._names(cast))}: epoch {record['epoch']}/{last}"
-        for observer in self.growth.observers:
-            observer.trying(f"{words}, validation {record['val_loss']:.4f}")
 
 
 def _record_of(told: list[EpochNews], alone: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,12 +170,6 @@ def _record_of(told: list[EpochNews], alone: Mapping[str, Any]) -> dict[str, Any
         "events": [event for record in records for event in record["events"]],
         "most_added": max(record["most_added"] for record in records),
     }  # fmt: skip
-
-
-def _epochs_of(record: Mapping[str, Any], alone: Mapping[str, Any]) -> float:
-    """What an epoch cost, in epochs of the host alone; about one where FLOPs are not counted."""
-    flops, own = record["flops"], alone["flops"]
-    return float(flops / own) if flops and own else 1.0
 
 
 def _validation_loss(history: Sequence[Mapping[str, Any]]) -> float:
