@@ -33,6 +33,7 @@ from torch.nn.functional import cross_entropy, logsigmoid
 
 from esper.archive import Archive, read_archive, write_archive, write_whole
 from esper.garden import LAYOUT, Greenhouse, Plots
+from esper.garden.reward_settings import RewardConfig
 from esper.leyline import Actions, Legality, LifecycleOp
 from esper.leyline.streams import derive_seed
 from esper.simic.agent.ppo import PPOAgent
@@ -249,7 +250,8 @@ def train(options: argparse.Namespace) -> None:
     state, agent_at = options.out / "state.json", options.out / "agent"
     processes, own = _together(), derive_seed(options.seed, "ppo")  # other worlds than of gains
     house, envs = Greenhouse(own, longest=options.longest), options.envs // processes.size
-    how = {"plots": options.plots // processes.size, "players": options.players}
+    how: dict[str, Any] = {"reward": RewardConfig(caution=options.caution)}
+    how |= {"plots": options.plots // processes.size, "players": options.players}
     how |= {"place": processes.rank, "of": processes.size}
     world = Plots(house, envs, device=options.device, **how)
     config = PPOConfig(learning_rate=options.rate, epochs=4, minibatches=options.minibatches)
@@ -318,6 +320,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     three.add_argument("--players", type=int, default=4)
     three.add_argument("--minibatches", type=int, default=8)
     three.add_argument("--rate", type=float, default=3e-4)
+    three.add_argument("--caution", type=float, default=1.0, help="how much more a loss counts")
     four = parts.add_parser("judge", parents=[common])
     four.add_argument("controllers", nargs="+", help="specs, or kept ones: FOLDER, name=FOLDER")
     four.add_argument("--group", nargs="+", default=["validation"], help=", ".join(JUDGED))

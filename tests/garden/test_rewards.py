@@ -55,6 +55,19 @@ def test_the_sparse_reward_is_the_score_that_evaluation_reports(
     torch.testing.assert_close(paid, episode.net_score(rent) / scale, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("mode", ["sparse", "simplified"])
+@given(episodes(rollbacks=False), scales, st.sampled_from(RENT_LEVELS), st.floats(0.5, 5.0))
+@settings(max_examples=30)
+def test_with_caution_every_point_that_is_lost_at_the_end_counts_as_several(
+    mode: str, episode: Episode, scale: Tensor, rent: float, caution: float
+) -> None:
+    assume(episode.committed.shape[1] >= 3)
+    config = RewardConfig(mode=mode, rent=rent, caution=caution, intervention_cost=0.0)
+    net = episode.net_score(rent)
+    wanted = torch.where(net < 0, caution * net, net) / scale
+    torch.testing.assert_close(returns(episode.terms(config, scale)), wanted, rtol=0, atol=1e-9)
+
+
 @given(episodes(), scales, st.floats(0, 5), st.floats(0, 1))
 @settings(max_examples=30)
 def test_simplified_adds_up_to_sparse_less_the_cost_of_interventions(

@@ -8,9 +8,9 @@ from esper.leyline.errors import require_known
 from esper.leyline.settings import NotNegative, Positive, Share, require_settings
 
 MODES: Mapping[str, tuple[str, ...]] = {
-    "shaped": ("objective", "rent", "interventions", "shaping", "rollback"),
-    "simplified": ("objective", "rent", "interventions", "rollback"),
-    "sparse": ("objective", "rent", "rollback"),
+    "shaped": ("objective", "rent", "caution", "interventions", "shaping", "rollback"),
+    "simplified": ("objective", "rent", "caution", "interventions", "rollback"),
+    "sparse": ("objective", "rent", "caution", "rollback"),
 }
 """The modes from dense to sparse, and the terms of each in the order in which they are summed."""
 
@@ -22,6 +22,7 @@ class RewardConfig:
     mode: str = "shaped"
     # Points for 100 % of the host's parameters over an episode.
     rent: NotNegative = constants.DEFAULT_RENT
+    caution: Positive = constants.DEFAULT_CAUTION  # as so many points counts one that is lost
     intervention_cost: NotNegative = constants.DEFAULT_INTERVENTION_COST  # points
     shaping_weight: NotNegative = constants.DEFAULT_SHAPING_WEIGHT
     # The learner's: with another one shaping does not cancel.

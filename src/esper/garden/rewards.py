@@ -97,9 +97,12 @@ def rewards(
 ) -> RewardTerms:
     """What each environment's step was worth, in units of `scale` [N]; 0 once it is over."""
     _check(before, after, scale)
+    lost = (net_of_rent(each.objective, each.exposure, config.rent).clamp(max=0.0)
+            for each in (before, after))  # fmt: skip
     owed = {
         "objective": (before.objective, after.objective),
         "rent": (-config.rent * before.exposure, -config.rent * after.exposure),
+        "caution": tuple((config.caution - 1.0) * each for each in lost),
     }
     if config.mode == "sparse":
         terms = {name: last.masked_fill(~after.ended, 0.0) for name, (_, last) in owed.items()}

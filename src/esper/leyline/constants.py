@@ -38,6 +38,7 @@ DEFAULT_RENT = 2.0  # points of score per 100 % of the host's parameters, over a
 SCORED_EPOCHS = 3  # the score of an episode is the mean over its last epochs
 RENT_LEVELS = (0.0, DEFAULT_RENT, 5.0)  # that evaluations report
 MIN_REWARD_SCALE = 3.0  # points: where little can be gained, noise must not fill the reward
+DEFAULT_CAUTION = 1.0  # a point that is lost counts as much as one that is gained
 DEFAULT_INTERVENTION_COST = 0.02  # points for each decision other than WAIT; more misranks them
 DEFAULT_ROLLBACK_PENALTY = 20.0  # points: the rent of 4 x the host, even at 5 points for 1 x
 DEFAULT_SHAPING_WEIGHT = 1.0
