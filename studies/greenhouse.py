@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
+from torch.utils.hooks import RemovableHandle
 
 from esper.archive import Archive, read_archive, write_archive, write_whole
 from esper.garden import LAYOUT, Greenhouse, Plots
@@ -244,6 +245,13 @@ def _together() -> Processes:
     return Processes.joined()
 
 
+def _hold_policy(network: torch.nn.Module) -> list[RemovableHandle]:
+    """Let only the value learn: what is fitted should not follow a value that knows nothing."""
+    return [each.register_hook(torch.zeros_like)
+            for name, each in network.named_parameters()
+            if not name.startswith("value_head")]  # fmt: skip
+
+
 def train(options: argparse.Namespace) -> None:
     """Rounds of PPO, from fitted preferences or from the rule; the same command goes on."""
     options.out.mkdir(parents=True, exist_ok=True)
@@ -254,7 +262,8 @@ def train(options: argparse.Namespace) -> None:
     how |= {"plots": options.plots // processes.size, "players": options.players}
     how |= {"place": processes.rank, "of": processes.size}
     world = Plots(house, envs, device=options.device, **how)
-    config = PPOConfig(learning_rate=options.rate, epochs=4, minibatches=options.minibatches)
+    config = PPOConfig(learning_rate=options.rate, entropy_coef=options.entropy, epochs=4,
+                       minibatches=options.minibatches)  # fmt: skip
     done = json.loads(state.read_text()) if state.exists() else []
     where: Any = {"device": options.device, "processes": processes}
     if done:
@@ -273,7 +282,10 @@ def train(options: argparse.Namespace) -> None:
         began, paid = time.monotonic(), Paid(envs)
         seen = play_round(agent, world, seen, listen=paid)
         played = time.monotonic() - began
+        held = _hold_policy(agent.network) if len(done) < options.warm else []
         metrics, worth = agent.update(), paid.mean(processes)
+        for each in held:
+            each.remove()
         done.append({"return": worth, "kl": metrics["kl"], "play": played})
         done[-1]["learn"] = time.monotonic() - began - played
         agent.save(agent_at / f"round-{len(done)}")
@@ -320,6 +332,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     three.add_argument("--players", type=int, default=4)
     three.add_argument("--minibatches", type=int, default=8)
     three.add_argument("--rate", type=float, default=3e-4)
+    three.add_argument("--entropy", type=float, default=0.05, help="weight of its bonus")
+    three.add_argument("--warm", type=int, default=0, help="rounds in which only the value learns")
     three.add_argument("--caution", type=float, default=1.0, help="how much more a loss counts")
     four = parts.add_parser("judge", parents=[common])
     four.add_argument("controllers", nargs="+", help="specs, or kept ones: FOLDER, name=FOLDER")
