@@ -95,7 +95,7 @@ def test_the_page_says_what_was_learned(reported: Path) -> None:
 def test_the_page_shows_settings_anomalies_and_failures(reported: Path) -> None:
     text = reported.read_text(encoding="utf-8")
     assert "<th>target_kl</th><td>0.05</td>" in text
-    assert "Entropy collapse of head &#x27;op&#x27;" in text
+    assert "Entropy collapse of head &#39;op&#39;" in text
     assert "Raise entropy_coef." in text
     assert "1 of 12 episodes failed and were rolled back" in text
     assert "Rolled back in epoch 10: loss is NaN" in text

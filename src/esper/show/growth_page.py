@@ -231,15 +231,14 @@ def drawing(facts: Report) -> Markup:
         rows = max(1, len(part.slots))
         for row, slot in enumerate(part.slots):
             look = _seed(slot, lives.get(slot, []))
-            bar = BAR * min(look["params"], most) // most
+            bar = BAR * min(look.pop("params"), most) // most
             bend = f"M{x + wide} {middle} H{LEFT + WIDE + 26} V{middle + row * PITCH} h24"
             pieces.append(fill("seed", y=height + row * PITCH, path=bend, bar=bar, **look))
         if place + 1 < len(facts.parts):
             pieces.append(fill("way", x=LEFT + WIDE / 2, y=height + BOX, end=height + rows * PITCH))
         height += rows * PITCH
     words = "; ".join(_said(part, lives) for part in facts.parts if not part.opened)
-    whole = Markup("".join(pieces))
-    return fill("drawing", height=height, words=words, pieces=whole) if pieces else NOTHING
+    return fill("drawing", height=height, words=words, pieces=pieces) if pieces else NOTHING
 
 
 def _seed(slot: str, lives: list[SeedLife]) -> dict[str, Any]:

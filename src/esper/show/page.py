@@ -1,31 +1,24 @@
 """A page that needs nothing else: one file that loads nothing, its pieces and its sections.
 
-How it looks is in `templates/page.html`, the pieces of the page, and `templates/page.css`.
+How it looks is in `templates/page.html`, `templates/pieces.html` and `templates/page.css`.
 """
 
 import base64
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any, NamedTuple
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from esper.show import theme as themes
 from esper.show.theme import DARK, LIGHT, AbsentError, Theme
 
-
-class Markup(str):
-    """HTML already; whatever else is filled into a piece of the page is escaped."""
-
-    __slots__ = ()
-
-
+TEMPLATES = Path(__file__).parent / "templates"
 NOTHING = Markup()
 
 
@@ -58,11 +51,6 @@ class Section:
     more: Markup = NOTHING  # after the pictures
 
 
-def template(name: str) -> str:
-    """The text of a file beside the code."""
-    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
-
-
 def sections_of(
     file: str,
     facts: object,
@@ -86,44 +74,48 @@ def sections_of(
             [said["absent"]] if more.get(name) == NOTHING else [],
             more.get(name, NOTHING),
         )
-        for name, said in tomllib.loads(template(file)).items()
+        for name, said in _read(file).items()
         if more.get(name) != NOTHING or "absent" in said
     }
 
 
 def cautions_of(kind: str, holds: Mapping[str, object], **known: object) -> list[str]:
     """Those sentences of a kind of page that hold, with what is known."""
-    sentences = tomllib.loads(template("cautions.toml"))[kind]
+    sentences = _read("cautions.toml")[kind]
     return [sentences[name].format_map(known) for name, true in holds.items() if true]
 
 
-PIECES = {
-    name: Template(piece)
-    for name, piece in re.findall(
-        r'<template id="(\w+)">\n?(.*?)</template>', template("page.html"), re.S
-    )
-}
+def _read(file: str) -> dict[str, Any]:
+    return tomllib.loads((TEMPLATES / file).read_text(encoding="utf-8"))
+
+
+def in_plain_words(value: Any) -> str:
+    """A setting."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(in_plain_words, value)) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {inner}" for key, inner in value.items()) or "none"
+    return str(value)
+
+
+# Whatever is filled in is escaped, unless it is markup already.
+_PAGES = Environment(
+    loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined
+)
+_PAGES.filters["words"] = in_plain_words
+_PAGES.filters["png"] = lambda painted: base64.b64encode(painted).decode("ascii")
 
 
 def fill(piece: str, **values: object) -> Markup:
     """One of the pieces of the page with its values."""
-    safe = {
-        name: value if isinstance(value, Markup) else escape(str(value))
-        for name, value in values.items()
-    }
-    return Markup(PIECES[piece].substitute(safe))
-
-
-def fill_each(piece: str, rows: Iterable[object]) -> Markup:
-    """The piece once for every row of values, or for every text."""
-    each = (row if isinstance(row, Mapping) else {"text": row} for row in rows)
-    return Markup("".join(fill(piece, **values) for values in each))
+    found: Markup = getattr(_PAGES.get_template("pieces.html").module, piece)(**values)
+    return found
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
     """Rows under the names of their columns; nothing where there is no row."""
-    lines = fill_each("row", ({"cells": fill_each("cell", row)} for row in rows))
-    return fill("table", titles=fill_each("title", columns), rows=lines) if lines else NOTHING
+    lines = list(rows)
+    return fill("table", columns=columns, rows=lines) if lines else NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,36 +133,12 @@ class Page:
         return replace(self, sections=[drawn(section) for section in self.sections])
 
     def __str__(self) -> str:
-        sentences = fill_each("caution", self.cautions)
-        numbered = [{"number": n, **_parts(section)} for n, section in enumerate(self.sections)]
-        tables = (
-            {
-                "name": name,
-                "rows": fill_each("setting", ({"key": k, "value": _value(rows[k])} for k in rows)),
-            }
-            for name, rows in self.settings.items()
-            if rows
-        )
-        return fill(
-            "page",
-            name=self.name,
-            style=Markup(template("page.css")),
-            headline=self.headline,
-            tiles=self._tiles,
-            cautions=fill("cautions", sentences=sentences) if sentences else "",
-            links=fill_each("link", numbered),
-            sections=fill_each("section", numbered),
-            settings=fill_each("settings", tables),
-        )
+        return _PAGES.get_template("page.html").render(page=self)
 
     def inline(self) -> str:
         """Its beginning with the first picture, for a notebook."""
-        picture = Markup("".join(map(pictured, drawn(self.sections[0]).pictures)))
-        return fill("inline", headline=self.headline, tiles=self._tiles, picture=picture)
-
-    @property
-    def _tiles(self) -> Markup:
-        return fill_each("tile", (tile._asdict() for tile in self.tiles))
+        pictures = drawn(self.sections[0]).pictures
+        return _PAGES.get_template("inline.html").render(page=self, pictures=pictures)
 
 
 def drawn(section: Section) -> Section:
@@ -183,34 +151,3 @@ def drawn(section: Section) -> Section:
         except AbsentError as reason:
             absent.append(str(reason))
     return replace(section, pictures=pictures, absent=absent)
-
-
-def pictured(picture: Picture) -> Markup:
-    """A painted picture as a part of a page, light or dark as its reader likes it."""
-    return fill(
-        "picture",
-        words=picture.words,
-        light=base64.b64encode(picture.light).decode("ascii"),
-        dark=base64.b64encode(picture.dark).decode("ascii"),
-        caption=fill_each("caption", [picture.caption] if picture.caption else []),
-    )
-
-
-def _parts(section: Section) -> dict[str, str]:
-    """What is filled into a section and the link to it."""
-    shown = section.pictures or section.more
-    return {
-        "title": section.title,
-        "reading": fill_each("reading", [section.reading] if shown else []),
-        "pictures": Markup("".join(map(pictured, section.pictures))),
-        "absent": fill_each("absent", section.absent),
-        "more": section.more,
-    }
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_value, value)) or "none"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {inner}" for key, inner in value.items()) or "none"
-    return str(value)
