@@ -151,18 +151,19 @@ def test_what_was_not_recorded_is_absent_and_says_so() -> None:
     assert sections["Decisions"].absent == ["Nothing was decided but to wait."]
 
 
-def test_the_drawing_has_every_module_and_slot_and_says_it_in_words() -> None:
+def test_the_drawing_has_every_module_and_slot_and_bars_on_one_scale() -> None:
     found = drawing(growth_facts())
     assert found.count('class="module"') == 4, "one is opened"
     assert "norm · 33 parameters" in found
-    assert '<rect class="bar" x="12" y="39" width="286" height="3"/>' in found, "the largest part"
-    assert f'width="{304 * 33 // 336}" height="3"' in found, "a seed's, on the same scale"
+    assert found.count('style="--share: 1.0"') == 1, "the largest part"
+    assert f'style="--share: {33 / 336:.3f}"' in found, "a seed's, on the same scale"
     assert "slot head, empty" in found
     assert "tried: wide, mlp" in found
     assert "&lt;Head&gt;" in found
-    words = re.search(r'aria-label="([^"]*)"', found)
-    assert words is not None
-    assert "body.act ReLU; a slot with norm" in words[1]
+    words = re.sub("<[^>]*>", " ", found)
+    assert re.search(r"body.act +ReLU · no parameters +norm · 33 parameters", words), (
+        "read in order"
+    )
 
 
 @pytest.mark.parametrize(
