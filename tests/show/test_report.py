@@ -360,7 +360,7 @@ def test_of_many_slots_only_the_used_ones_are_drawn(tmp_path: Path) -> None:
 
 def test_no_second_is_counted_twice() -> None:
     seconds = {"play": 10.0, "step": 7.0, "decide": 1.0, "learn": 2.0}
-    facts = Facts(path=Path("run"), seconds={name: {1: value} for name, value in seconds.items()})
+    facts = Facts(path=Path("run"), seconds=seconds)
     found = seconds_by_phase(facts)
     assert found["play"] == 2.0
     assert sum(found.values()) == 12.0 == facts.training_seconds

@@ -16,6 +16,7 @@ from esper.api.batches import Pair, divisible, part_of, samples_of
 from esper.archive import KeptFolder
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import derive_seed
+from esper.simic.agent.processes import Processes
 from esper.simic.training import run_processes
 
 P = ParamSpec("P")
@@ -76,12 +77,9 @@ def gathered(model: nn.Module, values: Tensor) -> Tensor:
     """[samples of all processes]: their values, in the order of ranks."""
     if count() == 1:
         return values
-    counts = torch.zeros(count(), dtype=torch.int64)
-    counts[rank()] = len(values)
-    each = summed(model, counts).tolist()
-    whole, first = values.new_zeros(sum(each)), sum(each[: rank()])
-    whole[first : first + len(values)] = values
-    return summed(model, whole)
+    everyone, device = Processes.joined(), next(model.parameters()).device
+    place = everyone.place(len(values), device)
+    return everyone.united(values.to(device), place).cpu()
 
 
 def _agreed(model: nn.Module, values: Tensor, agree: Callable[[Tensor], object]) -> Tensor:

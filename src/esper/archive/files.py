@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.errors import DataError
+from esper.leyline.errors import DataError, in_words
 from esper.leyline.settings import NONE
 
 
@@ -109,11 +109,9 @@ def _plain(value: Any) -> Any:
 
 def read_toml(path: Path, what: str = "file of settings") -> dict[str, Any]:
     """The tables of a TOML file; one sentence says what is wrong with it."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"There is no such {what}", given=path) from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read", given=error.strerror) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path} is not TOML", given=error) from error
+    if not path.exists():
+        raise DataError(f"There is no such {what}", given=path)
+    with in_words(f"{path} cannot be read", OSError, error=DataError):
+        content = path.read_bytes()
+    with in_words(f"{path} is not TOML", error=DataError):
+        return tomllib.loads(content.decode())

@@ -11,8 +11,8 @@ new one, whole.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,10 @@ class ArchiveError(EsperError):
     """An archive that is missing, damaged, foreign or of another kind or version."""
 
 
-@contextmanager
-def describing(said: str) -> Iterator[None]:
+def describing(said: str) -> AbstractContextManager[None]:
     """Refuse, in these words, notes in which something else stands than what is read there."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ArchiveError(said, given=f"{type(error).__name__}: {error}") from error
+    kinds = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+    return in_words(said, kinds, error=ArchiveError)
 
 
 @dataclass(frozen=True)

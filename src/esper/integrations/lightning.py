@@ -54,7 +54,14 @@ class EsperCallback(GrowingCallback, Callback):  # type: ignore[misc]
             )
         growth = self._growth = attach(pl_module)  # before a checkpoint is loaded
         if stage == "fit":
-            _require_no_average(trainer)
+            averages = (WeightAveraging, StochasticWeightAveraging)
+            for found in (each for each in trainer.callbacks if isinstance(each, averages)):
+                # Its copy of the model would never know a seed that comes later.
+                raise IntegrationError(
+                    "An average that is made before anything grew would lose what grows",
+                    given=type(found).__name__,
+                    fix="leave it out, and average with esper.ema(callback.host, decay)",
+                )
             if growth.host is not None:  # it was trained before, by another optimiser
                 growth.host.optimizers.clear()
 
@@ -155,18 +162,6 @@ class EsperCallback(GrowingCallback, Callback):  # type: ignore[misc]
                 fix="name the part that takes the inputs, EsperCallback(..., module='net')",
             )
         return parts[0]
-
-
-def _require_no_average(trainer: Trainer) -> None:
-    """A copy that was made before a seed would never know it, and averages would be without it."""
-    averages = (WeightAveraging, StochasticWeightAveraging)
-    found = [each for each in trainer.callbacks if isinstance(each, averages)]
-    if found:
-        raise IntegrationError(
-            "An average that is made before anything grew would lose what grows",
-            given=type(found[0]).__name__,
-            fix="leave it out, and average with esper.ema(callback.host, decay)",
-        )
 
 
 def _only_loader(trainer: Trainer) -> DataLoader[Any] | None:

@@ -50,7 +50,7 @@ def in_words(
     except EsperError:
         raise
     except kinds as cause:
-        said = first_line(cause)
+        said = getattr(cause, "strerror", None) or first_line(cause)
         if isinstance(cause, LookupError) or not said:  # which say no more than a key
             said = f"{type(cause).__name__}: {said}".removesuffix(": ")
         raise error(what, given=f"{given}{said}", valid=valid, fix=fix) from cause

@@ -238,8 +238,9 @@ _MOST = 1000  # numbers of a request
 
 # --- by name -----------------------------------------------------------------------------------
 
-_KNOWN: tuple[type[Tracker], ...] = (TensorBoardSink, WandbSink, MlflowSink)
-TRACKERS = {each.package: each for each in _KNOWN}
+TRACKERS: dict[str, type[Tracker]] = {
+    each.package: each for each in (TensorBoardSink, WandbSink, MlflowSink)
+}
 
 
 def require_sinks(asked: Sequence[Sink | str]) -> None:

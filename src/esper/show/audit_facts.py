@@ -193,11 +193,9 @@ class Audit(Pictured):
     def save(self, path: str | Path) -> Path:
         """Write a page that needs nothing else: map, table, verdicts and costs."""
         file, page = Path(path), self.page()
-        try:
+        with in_words(f"{file} cannot be written", OSError, error=DataError):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, str(page.drawn()))
-        except OSError as error:
-            raise DataError(f"{file} cannot be written", given=error.strerror) from error
         return file
 
     def to_json(self) -> str:

@@ -2,6 +2,7 @@
 
 from html import escape
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -66,9 +67,9 @@ class Pictured:
 
 
 def require_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise EsperError(
-            "Reports need matplotlib, which is not installed", fix="pip install 'esper-ml[report]'"
-        ) from error
+    if find_spec("matplotlib") is None:
+        what, fix = (
+            "Reports need matplotlib, which is not installed",
+            "pip install 'esper-ml[report]'",
+        )
+        raise EsperError(what, fix=fix)

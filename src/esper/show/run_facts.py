@@ -101,7 +101,7 @@ class Facts(Pictured):
     learned: Sequence[Score] = ()  # of the controller in training, over rounds
     baselines: Mapping[str, Score] = field(default_factory=dict)
     updates: Mapping[str, Curve] = field(default_factory=dict)
-    seconds: Mapping[str, Curve] = field(default_factory=dict)  # by phase
+    seconds: Mapping[str, float] = field(default_factory=dict)  # in all, by phase
     shares: Mapping[str, Shares] = field(default_factory=dict)  # by head; slots: of plantings
     attribution: Sequence[Row] = ()  # of the best episode of all evaluations, seed by seed
     anomalies: Sequence[Row] = ()
@@ -130,7 +130,7 @@ class Facts(Pictured):
     @property
     def training_seconds(self) -> float | None:
         """Without the controls and baselines that are measured first."""
-        spent = [sum(self.seconds[phase].values()) for phase in PHASES if phase in self.seconds]
+        spent = [self.seconds[phase] for phase in PHASES if phase in self.seconds]
         return sum(spent) if spent else None
 
     @property
@@ -231,16 +231,22 @@ def _told(run: Path, known: Facts) -> Facts:
         changes = reader.query(asked.format("lifecycle"), since)
         plantings = [row for row in changes if row["after"] == SeedStage.GERMINATED.name]
         controls = read_controls(known.path)
+        updates: dict[str, dict[int, float]] = defaultdict(dict)
+        for name, number, value in reader.query(
+            "SELECT name, round, value FROM updates ORDER BY round"
+        ).rows:
+            updates[name][number] = math.nan if value is None else value
         stories = (_story(reader, *each, controls) for each in choose(episodes, plantings).items())
         return replace(
             known,
             layout=reader.layout,
             rounds=rounds,
-            updates=_curves(reader, "SELECT name, round, value FROM updates ORDER BY round"),
-            seconds=_curves(
-                reader,
-                "SELECT substr(name, 9), round, sum(value) FROM samples "
-                "WHERE name LIKE 'seconds\\_%' ESCAPE '\\' GROUP BY round, name ORDER BY round",
+            updates=updates,
+            seconds=dict(
+                reader.query(
+                    "SELECT substr(name, 9), sum(value) FROM samples WHERE name GLOB 'seconds_*' "
+                    "GROUP BY name"
+                ).rows
             ),
             shares=_shares(reader, rounds),
             attribution=list(
@@ -288,13 +294,6 @@ def scores(kept: "Kept | None") -> dict[str, list[Score]]:
             known = low is not None and high is not None and high > low
             found[name].append(Score(number, score, (low, high) if known else None, episodes))
     return found
-
-
-def _curves(reader: RunReader, sql: str) -> dict[str, Curve]:
-    found: dict[str, dict[int, float]] = defaultdict(dict)
-    for name, number, value in reader.query(sql).rows:
-        found[name][number] = math.nan if value is None else value
-    return dict(found)
 
 
 def _shares(reader: RunReader, rounds: Sequence[Row]) -> dict[str, Shares]:

@@ -3,10 +3,10 @@
 import json
 import sys
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from rich import box
 from rich.console import Console
@@ -21,12 +21,8 @@ SECONDS_BETWEEN_LINES = 10.0
 WIDTH = 110  # of a terminal, at least, for tables that need it
 
 
-class ProgressReport(Protocol):
-    def __call__(self, what: str, done: int, total: int) -> None: ...
-
-
 @contextmanager
-def progress(*, quiet: bool = False) -> Iterator[ProgressReport]:
+def progress(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
     """A bar in a terminal, plain lines elsewhere, nothing when asked.
 
     Yields a function that is told what is done; it may be called as often as one likes.

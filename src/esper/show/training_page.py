@@ -141,7 +141,7 @@ def _phases(facts: Facts) -> Markup:
 
 def seconds_by_phase(facts: Facts) -> dict[str, float]:
     """Over all rounds, none counted twice: playing is split into its parts and the rest."""
-    spent = {name: sum(facts.seconds[name].values()) for name in PHASES if name in facts.seconds}
+    spent = {name: facts.seconds[name] for name in PHASES if name in facts.seconds}
     if "play" in spent:
         spent["play"] -= sum(spent.get(name, 0.0) for name in INSIDE_PLAY)
     return spent
