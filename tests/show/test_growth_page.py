@@ -10,16 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from esper.show import theme as themes
-from esper.show.growth_page import (
-    cautions,
-    contents,
-    drawing,
-    growth,
-    headline,
-    page,
-    spoken_flops,
-    tiles,
-)
+from esper.show.growth_page import contents, growth, headline, page, tiles
+from esper.show.page import cautions_of, fill, spoken_flops
 from esper.show.theme import DARK, LIGHT, AbsentError
 from tests.show.growth_runs import EPOCHS, growth_facts
 
@@ -102,12 +94,12 @@ def test_figures_are_those_of_the_run() -> None:
 
 
 def test_a_run_that_is_not_finished_or_has_no_test_data_is_told_as_that() -> None:
-    assert any("4 of 7 epochs" in caution for caution in cautions(growth_facts(4)))
+    assert any("4 of 7 epochs" in caution for caution in cautions_of("growth", growth_facts(4)))
     finished = growth_facts()
-    assert not any("not finished" in caution for caution in cautions(finished))
+    assert not any("not finished" in caution for caution in cautions_of("growth", finished))
     tested = replace(finished, after=finished.after | {"test_score": 70.0})
-    assert any("validation data" in caution for caution in cautions(finished))
-    assert not any("validation data" in caution for caution in cautions(tested))
+    assert any("validation data" in caution for caution in cautions_of("growth", finished))
+    assert not any("validation data" in caution for caution in cautions_of("growth", tested))
     assert ("on test data", "70.00 %", "which nothing looked at") in tiles(tested)
 
 
@@ -145,14 +137,14 @@ def test_what_was_not_recorded_is_absent_and_says_so() -> None:
     assert (cost.more, cost.absent) == ("", ["What this run cost was not recorded."])
     with pytest.raises(AbsentError, match="No epoch"):
         growth(growth_facts(0), LIGHT)
-    assert drawing(bare) == ""
+    assert fill("drawing", facts=bare) == ""
     sections = {section.title: section for section in contents(growth_facts(1))}
     assert sections["Every seed"].absent == ["Nothing was planted."]
     assert sections["Decisions"].absent == ["Nothing was decided but to wait."]
 
 
 def test_the_drawing_has_every_module_and_slot_and_bars_on_one_scale() -> None:
-    found = drawing(growth_facts())
+    found = fill("drawing", facts=growth_facts())
     assert found.count('class="module"') == 4, "one is opened"
     assert "norm · 33 parameters" in found
     assert found.count('style="--share: 1.0"') == 1, "the largest part"

@@ -17,13 +17,13 @@ from esper.leyline.stages import SeedStage
 from esper.nissa import Attributed, StoreError
 from esper.show import theme as themes
 from esper.show import write_report
+from esper.show.page import cautions_of
 from esper.show.palette import OP_COLOURS, STAGE_COLOURS
 from esper.show.run_facts import Facts, Score, choose, read_facts, signed
 from esper.show.theme import DARK, LIGHT, render
 from esper.show.timelines import lives, shown_slots
 from esper.show.training_page import (
     binned,
-    cautions,
     contents,
     page,
     seconds_by_phase,
@@ -386,7 +386,7 @@ def test_below_and_between_are_said_as_they_are() -> None:
     )
     assert "clearly below the heuristic" in facts.headline
     assert "not distinguishable from never growing" in facts.headline
-    assert not any("flatters" in text for text in cautions(facts))
+    assert not any("flatters" in text for text in cautions_of("training", facts))
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0.00"), (-0.001, "0.00"), (-1.5, "−1.50")])

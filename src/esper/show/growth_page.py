@@ -1,6 +1,5 @@
 """The page of a run of `grow`: what it says in sentences, its figures, tables and pictures."""
 
-import math
 from collections.abc import Iterable
 from itertools import cycle
 from typing import Any
@@ -9,19 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from esper.show.growth_facts import Report, SeedLife
-from esper.show.page import (
-    NOTHING,
-    Markup,
-    Page,
-    Section,
-    Tile,
-    cautions_of,
-    fill,
-    sections_of,
-    table,
-)
-from esper.show.palette import BLUE, GREEN, GREY, MANY, STAGE_COLOURS
+from esper.show.growth_facts import Report
+from esper.show.page import Page, Section, Tile, cautions_of, sections_of, spoken_flops
+from esper.show.palette import BLUE, GREEN, GREY, MANY
 from esper.show.terminal import duration, listed
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure
 from esper.show.timelines import ROW, draw_slots, shown_slots
@@ -33,9 +22,7 @@ _DASHED, _DOTTED = (0, (4, 1.6)), (0, (1, 1.6))
 
 def contents(facts: Report) -> list[Section]:
     """All sections, their pictures not drawn yet."""
-    more = {"drawing": drawing(facts), "seeds": _seeds(facts), "decisions": _decisions(facts)}
-    more["costs"] = _costs(facts)
-    return [*sections_of("growth.toml", facts, {"growth": growth}, more).values()]
+    return [*sections_of("growth.toml", facts, {"growth": growth}).values()]
 
 
 def page(facts: Report) -> Page:
@@ -45,7 +32,7 @@ def page(facts: Report) -> Page:
         headline=headline(facts),
         tiles=tiles(facts),
         sections=contents(facts),
-        cautions=cautions(facts),
+        cautions=cautions_of("growth", facts),
         settings={"run": facts.settings, "versions": facts.versions},
     )
 
@@ -86,54 +73,6 @@ def headline(facts: Report) -> str:
     before = f" ({facts.before['score']:.2f} % before training)" if facts.before else ""
     score = f"{facts.latest_score:.2f} %{before}"
     return f"In {epochs} {grew}{cost}. {network} has {facts.score_name} {score}."
-
-
-def cautions(facts: Report) -> list[str]:
-    """What a reader should know before believing the figures, and what is missing."""
-    holds = {
-        "unfinished": len(facts.epochs) < facts.planned,
-        "untested": facts.epochs and "test_score" not in facts.after,
-        "contributions": facts.grown,
-    }
-    return cautions_of("growth", holds, facts=facts, epochs=len(facts.epochs))
-
-
-def _seeds(facts: Report) -> Markup:
-    """Every seed that ever lived."""
-    columns = ("seed", "slot", "parameters", "planted after epoch", "what became of it")
-    rows = (
-        (life.blueprint, life.slot, f"{life.params:,}", life.planted, life.course, life.worth)
-        for life in facts.seeds
-    )
-    return table((*columns, "contribution"), rows)
-
-
-def _decisions(facts: Report) -> Markup:
-    """What was decided after which epoch, what passed with time, and why that was possible."""
-    rows = (
-        (
-            epoch.number,
-            "; ".join(epoch.news),
-            "; ".join(dict.fromkeys(reason for *_, reason in epoch.changes if reason)) or "—",
-        )
-        for epoch in facts.epochs
-        if epoch.news
-    )
-    return table(("after epoch", "what", "what the gates saw"), rows)
-
-
-def _costs(facts: Report) -> Markup:
-    """What training took, by phase, and what it computed."""
-    whole, flops = sum(facts.seconds.values()), facts.curve("flops")
-    rows = []
-    for phase, spent in facts.seconds.items():
-        most = max(epoch.seconds.get(phase, 0.0) for epoch in facts.epochs)
-        rows.append((phase, duration(spent), f"{spent / whole:.0%}", f"{most:.3g} s"))
-    if facts.flops is not None:
-        rows.append(
-            ("operations", spoken_flops(facts.flops), "", spoken_flops(float(np.nanmax(flops))))
-        )
-    return table(("what", "in all", "share", "most in an epoch"), rows)
 
 
 # --- how it grew ----------------------------------------------------------------------------
@@ -189,35 +128,3 @@ def _scores(axes: Axes, facts: Report, theme: Theme) -> None:
     if facts.after:
         star: Look = {"marker": "*", "ms": 11, "ls": "none", "color": theme.ink, "clip_on": False}
         axes.plot(epochs[-1] + 0.5, facts.after["score"], label="exported network", **star)
-
-
-def spoken_flops(value: float | None) -> str:
-    """A large number with its unit: 1.2 G."""
-    if value is None:
-        return "not counted"
-    thousands = min(int(math.log10(max(value, 1.0)) // 3), 6)
-    return f"{value / 1000**thousands:.3g} {'kMGTPE'[thousands - 1] if thousands else ''}".strip()
-
-
-# --- the places of a model: its modules in a column, beside them what grew in the slots ------
-
-
-def drawing(facts: Report) -> Markup:
-    """The whole model from top to bottom; nothing where its parts are not known."""
-    most = max((part.params for part in facts.parts if not part.opened), default=0) or 1
-    rows = [(part, [_seed(slot, facts.seeds) for slot in part.slots]) for part in facts.parts]
-    return fill("drawing", rows=rows, most=most) if rows else NOTHING
-
-
-def _seed(slot: str, seeds: Iterable[SeedLife]) -> dict[str, Any]:
-    """What is in a slot's box."""
-    lives = [life for life in seeds if life.slot == slot]
-    there = next((life for life in lives if life.there), None)
-    if there is not None:
-        name = f"{there.blueprint} · {there.params:,} parameters"
-        look = {"colour": STAGE_COLOURS[there.stage], "kind": "full", "params": there.params}
-        return {"name": name, "more": there.course, **look}
-    tried = ", ".join(dict.fromkeys(life.blueprint for life in lives))
-    more = f"tried: {tried}" if tried else "nothing was planted"
-    look = {"colour": GREY, "kind": "empty", "params": 0}
-    return {"name": f"slot {slot}, empty", "more": more, **look}

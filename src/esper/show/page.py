@@ -4,18 +4,23 @@ How it looks is in `templates/page.html`, `templates/pieces.html` and `templates
 """
 
 import base64
+import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from esper.show import theme as themes
+from esper.show.palette import STAGE_COLOURS
+from esper.show.run_facts import signed
+from esper.show.terminal import duration
 from esper.show.theme import DARK, LIGHT, AbsentError, Theme
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -51,44 +56,6 @@ class Section:
     more: Markup = NOTHING  # after the pictures
 
 
-def sections_of(
-    file: str,
-    facts: object,
-    charts: Mapping[str, Callable[[Any, Theme], Figure]],
-    more: Mapping[str, Markup],
-    **known: object,
-) -> dict[str, Section]:
-    """The sections that a file beside the code names, their pictures not drawn yet.
-
-    `more`: what stands after the pictures of a section, by its name; where that is nothing, the
-    file says what is not there, or there is no such section.
-    """
-    return {
-        name: Section(
-            said["title"],
-            said["reading"].format_map(known),
-            [
-                Picture(chart, words, partial(charts[chart], facts))
-                for chart, words in said.get("pictures", {}).items()
-            ],
-            [said["absent"]] if more.get(name) == NOTHING else [],
-            more.get(name, NOTHING),
-        )
-        for name, said in _read(file).items()
-        if more.get(name) != NOTHING or "absent" in said
-    }
-
-
-def cautions_of(kind: str, holds: Mapping[str, object], **known: object) -> list[str]:
-    """Those sentences of a kind of page that hold, with what is known."""
-    sentences = _read("cautions.toml")[kind]
-    return [sentences[name].format_map(known) for name, true in holds.items() if true]
-
-
-def _read(file: str) -> dict[str, Any]:
-    return tomllib.loads((TEMPLATES / file).read_text(encoding="utf-8"))
-
-
 def in_plain_words(value: Any) -> str:
     """A setting."""
     if isinstance(value, list | tuple):
@@ -98,18 +65,65 @@ def in_plain_words(value: Any) -> str:
     return str(value)
 
 
-# Whatever is filled in is escaped, unless it is markup already.
+def spoken_flops(value: float | None) -> str:
+    """A large number with its unit: 1.2 G."""
+    if value is None:
+        return "not counted"
+    thousands = min(int(math.log10(max(value, 1.0)) // 3), 6)
+    return f"{value / 1000**thousands:.3g} {'kMGTPE'[thousands - 1] if thousands else ''}".strip()
+
+
+# Whatever is filled into HTML is escaped, unless it is markup already.
 _PAGES = Environment(
-    loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined
+    loader=FileSystemLoader(TEMPLATES),
+    autoescape=select_autoescape(["html"], default_for_string=False),
+    trim_blocks=True,
+    undefined=StrictUndefined,
 )
-_PAGES.filters["words"] = in_plain_words
+_PAGES.filters |= {"words": in_plain_words, "flops": spoken_flops, "duration": duration}
+_PAGES.filters |= {"signed": signed, "number": format}
+_PAGES.globals["colours"] = STAGE_COLOURS
 _PAGES.filters["png"] = lambda painted: base64.b64encode(painted).decode("ascii")
 
 
 def fill(piece: str, **values: object) -> Markup:
     """One of the pieces of the page with its values."""
     found: Markup = getattr(_PAGES.get_template("pieces.html").module, piece)(**values)
+    return found.strip()
+
+
+def sections_of(
+    file: str,
+    facts: object,
+    charts: Mapping[str, Callable[[Any, Theme], Figure]],
+    more: Mapping[str, Markup] = MappingProxyType({}),
+) -> dict[str, Section]:
+    """The sections that a file beside the code names, their pictures not drawn yet.
+
+    After the pictures of a section stands what `more` has by its name, or a table that the file
+    names; where that is nothing, the file says what is not there, or there is no such section.
+    """
+
+    def said(text: str) -> str:
+        return _PAGES.from_string(text).render(facts=facts).strip()
+
+    found: dict[str, Section] = {}
+    for name, has in tomllib.loads((TEMPLATES / file).read_text(encoding="utf-8")).items():
+        after = fill(has["table"], facts=facts) if "table" in has else more.get(name)
+        absent = "" if after else said(has.get("absent", ""))
+        if after != NOTHING or absent:
+            charted = has.get("pictures", {}).items()
+            pictures = [
+                Picture(each, words, partial(charts[each], facts)) for each, words in charted
+            ]
+            lacking, reading = [absent] if absent else [], said(has["reading"])
+            found[name] = Section(has["title"], reading, pictures, lacking, after or NOTHING)
     return found
+
+
+def cautions_of(kind: str, facts: object) -> list[str]:
+    """What a reader should know before believing the figures, and what is missing."""
+    return _PAGES.get_template(f"cautions-{kind}.txt").render(facts=facts).splitlines()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:

@@ -18,12 +18,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from esper.show import page as pages
 from esper.show import palette
-from esper.show.page import Markup, Page, Picture, Section, Tile, table
+from esper.show.page import (
+    Markup,
+    Page,
+    Picture,
+    Section,
+    Tile,
+    cautions_of,
+    sections_of,
+    table,
+)
 from esper.show.run_facts import (
-    BEST,
-    WAITING,
     Array,
     Facts,
     Row,
@@ -58,7 +64,10 @@ def page(facts: Facts) -> Page:
         headline=facts.headline,
         tiles=_tiles(facts),
         sections=contents(facts),
-        cautions=cautions(facts),
+        cautions=[
+            *cautions_of("training", facts),
+            *(f"Round {number}: {text}" for number, text in facts.notes),
+        ],
         settings=_settings(facts),
     )
 
@@ -80,26 +89,9 @@ def _tiles(facts: Facts) -> list[Tile]:
 def contents(facts: Facts) -> list[Section]:
     """All sections, their pictures not drawn yet."""
     more = {"contexts": _contexts(facts), "health": _health(facts), "phases": _phases(facts)}
-    found = ((row["round"], row["message"], row["advice"]) for row in facts.anomalies)
-    more["anomalies"] = table(("round", "what was seen", "what to do"), found)
-    worth = (
-        (row["slot"], row["blueprint"], signed(row["shapley"]), signed(row["left_out"]))
-        for row in facts.attribution  # of the best episode, seed by seed
-    )
-    more["attribution"] = table(("slot", "seed", "Shapley value", "left out"), worth)
-    best = next(iter(facts.attribution), {})
-    sections = pages.sections_of(
-        "sections.toml",
-        facts,
-        CHARTS,
-        more,
-        late=facts.late_words,
-        episodes=f"{len(facts.episodes):,}",
-        anomalies="listed below" if facts.anomalies else "none",
-        best={**best, "score": signed(best.get("score", 0.0))},
-    )
+    sections = sections_of("sections.toml", facts, CHARTS, more)
     episodes = [_episode(story) for story in facts.stories]
-    told = replace(sections[TIMELINES], pictures=episodes, absent=_not_told(facts))
+    told = replace(sections[TIMELINES], pictures=episodes)
     return [*(sections | {TIMELINES: told}).values()]
 
 
@@ -159,18 +151,6 @@ def _episode(story: Story) -> Picture:
     return Picture(f"timeline-{story.kind}", title(story), partial(timeline, story), caption)
 
 
-def _not_told(facts: Facts) -> list[str]:
-    """Which kinds of episodes there are not, and why."""
-    told = {story.kind for story in facts.stories}
-    if not facts.episodes:
-        return ["No episode has ended yet."]
-    if not told:
-        return ["The decisions of these episodes were not recorded."]
-    if WAITING not in told:
-        return [f"In {facts.late_words} no episode waited to its end: all planted something."]
-    return [] if BEST in told else [f"In {facts.late_words} nothing was planted."]
-
-
 def _settings(facts: Facts) -> dict[str, Row]:
     """Tables of settings and versions, as far as they are known."""
     inner = {name: v for name, v in facts.config.items() if isinstance(v, Mapping)}
@@ -179,41 +159,6 @@ def _settings(facts: Facts) -> dict[str, Row]:
     versions = facts.about.get("versions")
     known |= versions if isinstance(versions, Mapping) else {}
     return {"run": plain, **inner, "versions": known}
-
-
-# --- sentences ------------------------------------------------------------------------------
-
-
-def cautions(facts: Facts) -> list[str]:
-    """What a reader should know before believing the figures, and what is missing."""
-    best, planned, envs = facts.best, facts.config.get("rounds"), facts.config.get("envs")
-    short = sum(each["episodes"] < (envs or 0) for each in facts.rounds)
-    holds = {
-        "flattered": len(facts.learned) > 1,
-        "no_intervals": best is not None and best.interval is None,
-        "no_baseline": not facts.baselines,
-        "unfinished": isinstance(planned, int) and facts.last_round < planned,
-        "rolled_back": facts.rolled_back,
-        "resumed": facts.resumed_after,
-        "dropped": facts.dropped,
-        "no_update": facts.played and not facts.updates,
-        "short": isinstance(envs, int) and short,
-        "no_settings": not facts.config,
-        "no_versions": not facts.about.get("versions"),
-    }
-    found = pages.cautions_of(
-        "training",
-        holds,
-        facts=facts,
-        evaluations=len(facts.learned),
-        last=facts.learned[-1] if facts.learned else None,
-        planned=planned,
-        resumed=", ".join(map(str, facts.resumed_after)),
-        lost=", ".join(f"{count:,} of {what}" for what, count in facts.dropped.items()),
-        short=short,
-        envs=envs,
-    )
-    return found + [f"Round {number}: {text}" for number, text in facts.notes]
 
 
 # --- the learning curve ---------------------------------------------------------------------------
