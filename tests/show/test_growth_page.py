@@ -10,7 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from esper.show import theme as themes
-from esper.show.growth_page import contents, growth, headline, page, tiles
+from esper.show.growth_facts import Report
+from esper.show.growth_page import contents, growth, headline, page
 from esper.show.page import cautions_of, fill, spoken_flops
 from esper.show.theme import DARK, LIGHT, AbsentError
 from tests.show.growth_runs import EPOCHS, growth_facts
@@ -84,8 +85,14 @@ def test_the_headline_names_what_is_permanent_and_claims_nothing_else() -> None:
     assert headline(growth_facts(0)) == "Nothing has been trained yet."
 
 
+def tiles_of(facts: Report) -> list[tuple[str, ...]]:
+    """What each of the page's figures is, its value, and what is said of it."""
+    tile = "<dt>(.*?)</dt><dd>(.*?)<small>(.*?)</small>"
+    return re.findall(tile, page(facts).tiles)
+
+
 def test_figures_are_those_of_the_run() -> None:
-    found = {what: (value, more) for what, value, more in tiles(growth_facts())}
+    found = {what: (value, more) for what, value, more in tiles_of(growth_facts())}
     assert found["accuracy"] == ("78.00 %", "before training 48.00 %")
     assert found["parameters"] == ("642 + 33", "+5.1 %, allowed 100")
     assert found["seeds kept"] == ("1", "of 3 planted")
@@ -100,7 +107,7 @@ def test_a_run_that_is_not_finished_or_has_no_test_data_is_told_as_that() -> Non
     tested = replace(finished, after=finished.after | {"test_score": 70.0})
     assert any("validation data" in caution for caution in cautions_of("growth", finished))
     assert not any("validation data" in caution for caution in cautions_of("growth", tested))
-    assert ("on test data", "70.00 %", "which nothing looked at") in tiles(tested)
+    assert ("on test data", "70.00 %", "which nothing looked at") in tiles_of(tested)
 
 
 def test_a_seed_is_shown_in_the_epochs_that_it_trains_in_and_decisions_before_them() -> None:

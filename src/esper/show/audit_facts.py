@@ -140,8 +140,12 @@ class Audit(Pictured):
         missing = (each for each in self.candidates if each.verdict is Verdict.MISSING)
         best = next(missing, self.candidates[0])
         gain = best.cells(self.digits)[4].lstrip("+")
-        planted = named(self.combinations[0]) if self.combinations else ""
-        return sentence.format(best=named([best]), gain=gain, planted=planted, **vars(self))
+        return sentence.format(best=named([best]), gain=gain, planted=self.planted, **vars(self))
+
+    @property
+    def planted(self) -> str:
+        """The best combination in words, if there is one."""
+        return named(self.combinations[0]) if self.combinations else ""
 
     @property
     def cost(self) -> str:

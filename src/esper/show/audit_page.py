@@ -5,10 +5,9 @@ from matplotlib.colors import LinearSegmentedColormap, SymLogNorm, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from esper.show.audit_facts import COLUMNS, WORTH, Audit, Verdict, named
-from esper.show.page import Page, Tile, sections_of, table
+from esper.show.audit_facts import COLUMNS, WORTH, Audit, Verdict
+from esper.show.page import Page, fill, sections_of, table
 from esper.show.palette import GREEN, VERMILION
-from esper.show.terminal import duration
 from esper.show.theme import Look, Theme, new_figure, readable_on
 
 ROW = 0.32  # inches
@@ -52,17 +51,10 @@ def heat_map(facts: Audit, theme: Theme) -> Figure:
 def page(facts: Audit) -> Page:
     """The whole page, its pictures not drawn yet."""
     more = {"candidates": table(COLUMNS, (each.cells(facts.digits) for each in facts.candidates))}
-    planted = named(facts.combinations[0]) if facts.combinations else "nothing"
     return Page(
         name=f"audit of {facts.model}",
         headline=f"{facts.headline}.",
-        tiles=[
-            Tile("verdict", str(facts.verdict)),
-            Tile("to plant", planted),
-            Tile("time", duration(facts.seconds)),
-            Tile("seeds heard", str(len(facts.candidates))),
-            Tile("cost", f"{facts.spent:.1f} epochs"),
-        ],
+        tiles=fill("audit_tiles", facts=facts),
         sections=[*sections_of("audit.toml", facts, {"heat-map": heat_map}, more).values()],
         cautions=[f"{facts.cost}."],
         settings={"audit": facts.settings},

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from esper.show.growth_facts import Report
-from esper.show.page import Page, Section, Tile, cautions_of, sections_of, spoken_flops
+from esper.show.page import Page, Section, cautions_of, fill, sections_of
 from esper.show.palette import BLUE, GREEN, GREY, MANY
-from esper.show.terminal import duration, listed
+from esper.show.terminal import listed
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure
 from esper.show.timelines import ROW, draw_slots, shown_slots
 
@@ -30,34 +30,11 @@ def page(facts: Report) -> Page:
     return Page(
         name=f"run {facts.name}",
         headline=headline(facts),
-        tiles=tiles(facts),
+        tiles=fill("growth_tiles", facts=facts),
         sections=contents(facts),
         cautions=cautions_of("growth", facts),
         settings={"run": facts.settings, "versions": facts.versions},
     )
-
-
-def tiles(facts: Report) -> list[Tile]:
-    """The few numbers that people look for first."""
-    score, before = facts.latest_score, facts.before.get("score")
-    found = []
-    if score is not None:
-        untrained = "" if before is None else f"before training {before:.2f} %"
-        found.append(Tile(facts.score_name, f"{score:.2f} %", untrained))
-    if "test_score" in facts.after:
-        test = f"{facts.after['test_score']:.2f} %"
-        found.append(Tile("on test data", test, "which nothing looked at"))
-    added = f"{facts.host_params:,} + {facts.added:,}"
-    planted = f"of {len(facts.seeds)} planted" if facts.seeds else "none was planted"
-    spent = duration(sum(facts.seconds.values())) if facts.seconds else "not recorded"
-    where = (facts.settings.get(name) for name in ("device", "precision"))
-    return [
-        *found,
-        Tile("parameters", added, f"{facts.share:+.1f} %, {facts.limit}"),
-        Tile("seeds kept", str(len(facts.grown)), planted),
-        Tile("time", spent, ", ".join(filter(None, where)) or "device not recorded"),
-        Tile("FLOPs of training", spoken_flops(facts.flops), "matrix products"),
-    ]
 
 
 def headline(facts: Report) -> str:

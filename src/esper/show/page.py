@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
@@ -25,14 +25,6 @@ from esper.show.theme import DARK, LIGHT, AbsentError, Theme
 
 TEMPLATES = Path(__file__).parent / "templates"
 NOTHING = Markup()
-
-
-class Tile(NamedTuple):
-    """One of the few numbers that people look for first."""
-
-    what: str
-    value: str
-    more: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +130,7 @@ class Page:
 
     name: str
     headline: str
-    tiles: Sequence[Tile]
+    tiles: Markup  # the few numbers that people look for first
     sections: Sequence[Section]
     cautions: Sequence[str]
     settings: Mapping[str, Mapping[str, Any]]  # tables, by their names

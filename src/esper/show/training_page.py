@@ -24,8 +24,8 @@ from esper.show.page import (
     Page,
     Picture,
     Section,
-    Tile,
     cautions_of,
+    fill,
     sections_of,
     table,
 )
@@ -62,7 +62,7 @@ def page(facts: Facts) -> Page:
     return Page(
         name=f"run {facts.path.resolve().name}",
         headline=facts.headline,
-        tiles=_tiles(facts),
+        tiles=fill("training_tiles", facts=facts),
         sections=contents(facts),
         cautions=[
             *cautions_of("training", facts),
@@ -70,20 +70,6 @@ def page(facts: Facts) -> Page:
         ],
         settings=_settings(facts),
     )
-
-
-def _tiles(facts: Facts) -> list[Tile]:
-    best, planned = facts.best, facts.config.get("rounds")
-    scores = ({} if best is None else {"best evaluation": best}) | dict(facts.baselines)
-    rounds = f"{facts.last_round:,}" + (f" of {planned:,}" if planned else "")
-    return [
-        *(
-            Tile(name, signed(each.value), f"95 %: {each.ends}" if each.ends else "no interval")
-            for name, each in scores.items()
-        ),
-        Tile("rounds", rounds, f"{facts.played:,} episodes"),
-        Tile("training time", duration(facts.training_seconds), "with evaluations"),
-    ]
 
 
 def contents(facts: Facts) -> list[Section]:
