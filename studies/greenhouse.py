@@ -59,6 +59,7 @@ DONE = "done.json"  # figures of a fit's epochs
 
 class Fitting:
     """A network that learns from gains; memory has no say yet: what is kept is single moments.
+    Nor has the rule on what to plant, but that its advice is seen: what gains more is known better.
 
     `network` learns; `mean` is what it was in its latest steps, and judged and kept.
     """
@@ -70,6 +71,10 @@ class Fitting:
         with torch.no_grad():
             for silent in self.network.recalled.parameters():
                 silent.zero_()
+            trust = self.network.trust
+            trust["op"][[LifecycleOp.WAIT, LifecycleOp.GERMINATE]] = 0.0
+            trust["slot"][LifecycleOp.GERMINATE] = 0.0
+            trust["seed"].zero_()
         self.mean = copy.deepcopy(self.network)
         deaf = {id(each) for part in (self.network.recalled, self.network.lstm)
                 for each in part.parameters()}  # fmt: skip
@@ -315,6 +320,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     one = parts.add_parser("collect", parents=[common])
     one.add_argument("--plots", type=int, default=400)
     one.add_argument("--cases", type=int, default=16, help="worlds of every plot")
+    one.add_argument("--fitted", type=Path, help="what `fit` wrote: seeds that it likes are tried")
     two = parts.add_parser("fit", parents=[common])
     two.add_argument("--gains", type=Path, nargs="+", required=True)
     two.add_argument("--caution", type=float, default=2.0, help="how much more a loss counts")

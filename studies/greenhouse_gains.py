@@ -1,8 +1,10 @@
 """What planting gains, measured: drawn worlds are played, and what came of seeds is kept.
 
 Of every case there are a control, the rule `audition`, four seeds planted at one moment, and three
-seeds planted later beside the first of them. What they gained is kept with what was seen when they
-were planted, in compressed parts of a few plots each.
+seeds planted later beside the first of them. They are drawn; where a fitted controller is given,
+those that it likes best take the place of half of the first ones and of one of the later ones, so
+that gains are measured where it has to choose. What they gained is kept with what was seen when
+they were planted, in compressed parts of a few plots each.
 
 Shapes: `D` decisions, `K` choices of one, waiting the first of them, `A` anchors, `F` features, `C`
 cases.
@@ -25,12 +27,14 @@ from numpy.random import default_rng
 from torch import Tensor
 
 from esper.archive import write_whole
-from esper.garden import Bed, Greenhouse, Plot
+from esper.garden import LAYOUT, Bed, Greenhouse, Plot
 from esper.garden.reward_settings import RewardConfig
 from esper.garden.rewards import RewardState
 from esper.leyline import Blend, LifecycleOp
 from esper.leyline.streams import derive_seed
+from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers import RowSchedule
+from esper.tamiyo.controllers.learned import read_kept
 from esper.tamiyo.controllers.specs import Arm
 
 FIRST, LATER = 4, 3  # seeds that are tried at a case's first decision, and at its second
@@ -131,10 +135,14 @@ class Measurement:
     """A plot is played, and what is seen when seeds are planted is kept.
 
     Of every case rows 0 to 3 plant a first seed; 4 to 6 plant that of row 0 and later a second one;
-    the last one does what the rule says.
+    the last one does what the rule says. If there is a `network`, rows 0, 1 and 4 plant what it
+    likes best.
     """
 
-    def __init__(self, plot: Plot, number: int, device: str) -> None:
+    def __init__(
+        self, plot: Plot, number: int, device: str, network: TokenActorCritic | None = None
+    ) -> None:
+        self.network = network
         players = FIRST + LATER + 1
         self.plot, self.number, self.bed = plot, number, Bed(plot, players, device=device)
         self.rows = self.bed.players.view(-1, players)  # [C, players]
@@ -142,7 +150,7 @@ class Measurement:
         latest = plot.horizon - LEAST_LEFT
         self.first = min(int(self.chance.integers(EARLIEST, LATEST + 1)), latest)
         self.later = int(self.chance.integers(self.first + 2, max(self.first + 3, latest + 1)))
-        self.plans = [plan for _ in self.rows for plan in self._plans()]
+        self.plans = [self._plans() for _ in self.rows]
         looked = (len(self.rows), ANCHORS)
         self.looks = torch.from_numpy(self.chance.integers(1, plot.horizon, looked))  # epochs
         self.kept: dict[str, list[Tensor]] = {}
@@ -154,12 +162,49 @@ class Measurement:
         if not fits:
             return [()] * (FIRST + LATER + 1)
         firsts = [self._arm(fits, self.first) for _ in range(FIRST)]
-        cost, slot = self._cost(firsts[0]), firsts[0].slot
-        beside = [place for place in self._fitting(cost) if place[0] != slot]
-        both: list[tuple[Arm, ...]] = [(firsts[0],)] * LATER
-        if beside:
-            both = [(firsts[0], self._arm(beside, self.later)) for _ in range(LATER)]
+        both = [(firsts[0], *self._beside(firsts[0])) for _ in range(LATER)]
         return [*((arm,) for arm in firsts), *both, ()]
+
+    def _beside(self, first: Arm) -> tuple[Arm, ...]:
+        """A later seed in another slot, if there is room for one."""
+        places = self._places_beside(first)
+        return (self._arm(places, self.later),) if places else ()
+
+    def _places_beside(self, first: Arm) -> list[tuple[str, str]]:
+        return [place for place in self._fitting(self._cost(first)) if place[0] != first.slot]
+
+    def _ask(self, epoch: int) -> None:
+        """Let the network choose what some of the rows plant now."""
+        if epoch == self.first and (fits := self._fitting(0)):
+            for plans, liked in zip(self.plans, self._liked(self.rows[:, 0], fits, 2), strict=True):
+                seeds = [self._arm([place], epoch) for place in liked]
+                plans[: len(seeds)] = [(seed,) for seed in seeds]
+                plans[FIRST:-1] = [(seeds[0], *self._beside(seeds[0])) for _ in range(LATER)]
+        if epoch == self.later:
+            for plans, row in zip(self.plans, self.rows[:, FIRST], strict=True):
+                if len(plans[FIRST]) == 2:
+                    first = plans[FIRST][0]
+                    liked = self._liked(row[None], self._places_beside(first), 1)[0]
+                    plans[FIRST] = (first, self._arm(liked, epoch))
+
+    @torch.no_grad()
+    def _liked(
+        self, rows: Tensor, places: list[tuple[str, str]], count: int
+    ) -> list[list[tuple[str, str]]]:
+        """Of each of these rows: so many of the places, the likeliest first."""
+        assert self.network is not None
+        catalogue = self.bed.episodes.population.catalogue
+        indices = [(catalogue.slots.index(slot), catalogue.index(kind)) for slot, kind in places]
+        slot, kind = torch.tensor(indices).T
+        fits = torch.zeros(LAYOUT.slots, LAYOUT.blueprints, dtype=torch.bool)
+        fits[slot, kind] = True
+        seen = self.bed.observations[rows].to(self.network.return_scale.device)
+        _, slots, kinds, _ = (each.cpu() for each in self.network(seen, None).logits)
+        where = slots[:, LifecycleOp.GERMINATE].masked_fill(~fits.any(1), -torch.inf)
+        what = kinds.masked_fill(~fits, -torch.inf).log_softmax(-1)
+        scores = where.log_softmax(-1)[:, slot] + what[:, slot, kind]
+        best = scores.topk(min(count, len(places))).indices.tolist()
+        return [[places[place] for place in row] for row in best]
 
     def _fitting(self, spent: int) -> list[tuple[str, str]]:
         """Slots and blueprints that what is left of the budget has room for."""
@@ -180,10 +225,13 @@ class Measurement:
 
     def run(self) -> dict[str, Any]:
         bed, rows = self.bed, self.rows
-        player, starts = RowSchedule(self.plans), torch.ones(len(bed.players), dtype=torch.bool)
+        starts = torch.ones(len(bed.players), dtype=torch.bool)
         waits = torch.ones(len(rows), dtype=torch.bool)  # for its second decision
         for epoch in range(self.plot.horizon):
-            values = player.act(*bed.seen, starts).values
+            if self.network is not None:
+                self._ask(epoch)
+            planned = [plan for plans in self.plans for plan in plans]
+            values = RowSchedule(planned).act(*bed.seen, starts).values
             values[rows[:, -1]] = bed.advice.values[rows[:, -1]]
             plants = (values[:, 0] == LifecycleOp.GERMINATE)[rows]  # [C, players]
             if epoch == self.first:
@@ -262,6 +310,12 @@ def collect(options: argparse.Namespace) -> None:
     """Parts that are missing, one after the other."""
     options.out.mkdir(parents=True, exist_ok=True)
     made = {name: getattr(options, name) for name in ("seed", "cases", "longest")}
+    network: TokenActorCritic | None = None
+    if options.fitted is not None:
+        kept = read_kept(options.fitted)
+        assert isinstance(kept.network, TokenActorCritic), "what `fit` wrote"
+        network = kept.network.to(options.device).laid_out(LAYOUT)
+        made["fitted"] = kept.controller().fingerprint
     _require_same(options.out / "made.json", made)
     house, until = Greenhouse(options.seed, longest=options.longest), deadline(options)
     parts = range(0, options.plots, PLOTS_OF_PART)
@@ -274,9 +328,8 @@ def collect(options: argparse.Namespace) -> None:
             return
         began, found = time.monotonic(), []
         for number in range(first, first + PLOTS_OF_PART):
-            found.append(
-                Measurement(house.plot(number, options.cases), number, options.device).run()
-            )
+            plot = house.plot(number, options.cases)
+            found.append(Measurement(plot, number, options.device, network).run())
         whole: Any = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         half = file.with_name(f"half-{file.name}")  # which loading does not take for a part
         np.savez_compressed(half, **whole)

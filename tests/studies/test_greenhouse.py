@@ -11,7 +11,8 @@ from esper.garden import LAYOUT, Bed, Greenhouse
 from esper.garden.greenhouse import GROUPS
 from esper.leyline import LifecycleOp
 from esper.simic.agent.ppo import PPOAgent
-from esper.tamiyo.controllers.learned import read_kept
+from esper.tamiyo import TokenActorCritic
+from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains, judging
 from studies.greenhouse import Fitting, figures_of, parsed, preferences
 from studies.greenhouse_gains import Anchors, Gains, net_points
@@ -53,6 +54,37 @@ def test_gains_are_kept_in_parts_with_what_was_seen_and_done(folder: Path) -> No
     assert torch.equal(planted, ~data.gains[:, 1:].isnan())
     assert bool(planted[first].any(1).all())
     assert not bool(planted[~first][:, 3:].any())  # a later decision has three choices
+
+
+def test_where_a_fit_is_given_it_chooses_the_first_two_seeds_and_a_later_one(
+    tmp_path: Path,
+) -> None:
+    network = TokenActorCritic(LAYOUT)
+    with torch.no_grad():  # it has likings of its own, and does not listen to the rule
+        for each in (network.heads[1], network.heads[2]):
+            each[-1].weight.normal_(generator=torch.Generator().manual_seed(3))  # type: ignore[index]
+        for trust in network.trust.values():
+            trust.zero_()
+    keep_controller(network, tmp_path / "fit", None, {})
+    run("collect", "--out", tmp_path / "gains", "--plots", 2, *MADE, "--fitted", tmp_path / "fit")
+    with pytest.raises(SystemExit, match="made with"):  # by nobody's likings
+        run("collect", "--out", tmp_path / "gains", "--plots", 3, *MADE)
+    data = Gains.load([tmp_path / "gains"])
+    masks = data.masks
+    for place in range(len(data.gains)):
+        _, slots, kinds, _ = (
+            each[0] for each in network(data.observations[place : place + 1], None).logits
+        )
+        legal = masks["blueprint"][place] & masks["slot"][place][LifecycleOp.GERMINATE][:, None]
+        where = slots[LifecycleOp.GERMINATE].masked_fill(~legal.any(1), -torch.inf).log_softmax(-1)
+        liked = where[:, None] + kinds.masked_fill(~legal, -torch.inf).log_softmax(-1).nan_to_num(
+            -torch.inf
+        )
+        found = liked.flatten().topk(2).indices
+        best = [(int(each) // LAYOUT.blueprints, int(each) % LAYOUT.blueprints) for each in found]
+        first = not bool(data.rule[place].isnan())
+        tried = [tuple(each) for each in data.actions[place, 1 : 3 if first else 2, 1:3].tolist()]
+        assert tried == best[: len(tried)]
 
 
 def test_a_rollback_forfeits_what_was_gained_and_more() -> None:

@@ -132,6 +132,23 @@ def test_without_training_the_likeliest_action_is_the_advised_one(
         network.prefer("slot", 0, 1.0)
 
 
+def test_how_much_the_advice_counts_is_learned_for_each_op_and_blend() -> None:
+    network, states = TokenActorCritic(NARROW), any_states(NARROW, 5, 2).float()
+    for tokens, size in zip(NARROW.split(states), ADVISED, strict=True):
+        tokens[..., -size:] = 1.0  # everything is advised
+    with torch.no_grad():
+        for number, trust in enumerate(network.trust.values()):
+            trust.copy_(10.0 * number + torch.arange(len(trust)))
+    op, slot, kind, blend = network(states, None).logits
+    trust = {name: each.detach() for name, each in network.trust.items()}
+    torch.testing.assert_close(op, trust["op"].expand_as(op))
+    torch.testing.assert_close(slot, trust["slot"][:, None].expand_as(slot))
+    torch.testing.assert_close(kind, trust["seed"].sum().expand_as(kind))
+    torch.testing.assert_close(blend, trust["seed"].expand_as(blend))
+    sum(each.sum() for each in (op, slot, kind, blend)).backward()  # type: ignore[union-attr]
+    assert all(bool((each.grad != 0).all()) for each in network.trust.values())
+
+
 def test_a_head_is_chosen_by_what_the_earlier_choices_make_of_it() -> None:
     space, chance = esper_space(2, 3), torch.Generator().manual_seed(0)
     shapes = [(5,), (5, 2), (2, 3), (2, 3, 3)]

@@ -6,7 +6,8 @@ matter and their number is free. Heads point at tokens: the op is read off the g
 off the slots', given the op, blueprint and blend off the candidates', given the slot.
 
 Logits are those of the rule's advice, which is part of what is seen, plus a correction that starts
-at zero: without training the likeliest action is what the rule would do.
+at zero: without training the likeliest action is what the rule would do. How much the advice counts
+is learned too, for each op and each blend.
 
 Shapes: `...` any batch shape, `N` rows or sequences, `T` time, `S` slots, `P` blueprints, `M`
 tokens in all, `W` width of a token, `D` of its memory.
@@ -50,6 +51,9 @@ class TokenActorCritic(RecurrentActorCritic):
         ops, blends = len(LifecycleOp), len(Blend)
         self.heads = nn.ModuleList(mlp(WIDTH, size) for size in (ops, ops, 1, blends))
         self.value_head = mlp(WIDTH, 1)
+        trusted = {"op": ops, "slot": ops, "seed": blends}  # logits that advised actions are given
+        self.trust = nn.ParameterDict({name: torch.full((size,), ADVICE)
+                                       for name, size in trusted.items()})  # fmt: skip
         self.draw_weights(policy_gain=0.0, value_gain=VALUE_GAIN)
 
     def _lay_out(self, layout: TokenLayout) -> None:
@@ -81,13 +85,12 @@ class TokenActorCritic(RecurrentActorCritic):
         parts = tokens.split(sizes, -2)
         apart = (parts[0][..., 0, :], parts[1], parts[2].unflatten(-2, (self.layout.slots, -1)))
         whole, own, seeds = self.second(apart, *_present(seen))
-        op, slot, seed = (
-            ADVICE * token[..., -size:] for token, size in zip(seen, ADVISED, strict=True)
-        )
-        advised_slot = op[..., :, None] * slot[..., None, :, 0] / ADVICE  # [..., ops, S]
+        op, slot, seed = (token[..., -size:] for token, size in zip(seen, ADVISED, strict=True))
+        advised_slot = (self.trust["slot"] * op)[..., :, None] * slot[..., None, :, 0]
+        seed = self.trust["seed"] * seed
         logits = (
-            self.heads[0](whole) + op,
-            self.heads[1](own).transpose(-1, -2) + advised_slot,
+            self.heads[0](whole) + self.trust["op"] * op,
+            self.heads[1](own).transpose(-1, -2) + advised_slot,  # [..., ops, S]
             self.heads[2](seeds)[..., 0] + seed.sum(-1),
             self.heads[3](seeds) + seed,
         )
