@@ -35,7 +35,7 @@ from torch.utils.hooks import RemovableHandle
 from esper.archive import Archive, read_archive, write_archive, write_whole
 from esper.garden import LAYOUT, Greenhouse, Plots
 from esper.garden.reward_settings import RewardConfig
-from esper.leyline import Actions, Legality, LifecycleOp
+from esper.leyline import Legality, LifecycleOp
 from esper.leyline.streams import derive_seed
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_config import PPOConfig
@@ -96,8 +96,8 @@ class Fitting:
         torch.nn.utils.clip_grad_norm_(self.learning, 1.0)
         self.optimiser.step()
         with torch.no_grad():
-            for held, now in zip(self.mean.parameters(), self.network.parameters(), strict=True):
-                held.lerp_(now, 1.0 - REMEMBERED)
+            now = list[Tensor](self.network.parameters())
+            torch._foreach_lerp_(list(self.mean.parameters()), now, 1.0 - REMEMBERED)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is needed to go on."""
@@ -127,14 +127,14 @@ def preferences(network: TokenActorCritic, data: Gains) -> tuple[Tensor, Tensor]
     """How much rather it plants than waits [D], and log-probs of each seed if it plants [D, K - 1],
     as it decides without memory."""
     logits = network(data.observations, None).logits
-    legal, found = Legality(LAYOUT.space, len(data.gains), data.masks), []
-    for actions in data.actions[:, 1:].unbind(1):
-        chosen = Actions(LAYOUT.space, actions.cpu()).canonical().values.to(actions.device)
-        masks = legal.resolved(chosen)
-        chances = MaskedCategorical(logits_given(logits, LAYOUT.space, chosen), masks, False)
-        found.append(chances.log_prob(chosen)[:, 1:].sum(-1))
+    seeds = data.actions.shape[1] - 1
+    actions = data.actions[:, 1:].flatten(0, 1)  # [D * (K - 1), H]
+    rows = torch.arange(len(actions), device=actions.device) // seeds
+    masks = Legality(LAYOUT.space, len(data.gains), data.masks).rows(rows).resolved(actions)
+    given = logits_given(tuple(each[rows] for each in logits), LAYOUT.space, actions)
+    found = MaskedCategorical(given, masks, False).log_prob(actions)[:, 1:].sum(-1)
     op = logits[0][:, LifecycleOp.GERMINATE] - logits[0][:, LifecycleOp.WAIT]
-    return op, torch.stack(found, 1)
+    return op, found.view(-1, seeds)
 
 
 def ranking_loss(scores: Tensor, worth: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from esper.archive import write_whole
 from esper.garden import LAYOUT, Bed, Greenhouse, Plot
 from esper.garden.reward_settings import RewardConfig
 from esper.garden.rewards import RewardState
-from esper.leyline import Blend, LifecycleOp
+from esper.leyline import Actions, Blend, LifecycleOp
 from esper.leyline.streams import derive_seed
 from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers import RowSchedule
@@ -51,7 +51,7 @@ class Gains(NamedTuple):
 
     observations: Tensor  # [D, F]
     masks: dict[str, Tensor]  # what was legal, by head
-    actions: Tensor  # [D, K, H]: waiting, then one seed or another
+    actions: Tensor  # [D, K, H]: waiting, then one seed or another; canonical
     gains: Tensor  # [D, K] net points over waiting; NaN: none was planted
     rule: Tensor  # [D] net points of the rule over the control; NaN: a later decision
     scale: Tensor  # [D]
@@ -63,6 +63,8 @@ class Gains(NamedTuple):
         parts = _parts(folders)
         names = [name for name in cls._fields if name != "masks"]
         whole = {name: _joined(parts, name) for name in names}
+        chosen = Actions(LAYOUT.space, whole["actions"].flatten(0, 1)).canonical().values
+        whole["actions"] = chosen.view_as(whole["actions"])
         return cls(masks={head: _joined(parts, f"mask_{head}") for head in HEADS}, **whole)
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Gains":
