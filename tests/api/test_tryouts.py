@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from esper.api import GrownRun, grow, resume, tryouts
-from esper.api.batches import divisible, first_of
+from esper.api.batches import first_of, samples_of
 from esper.api.grow_loop import Growth
 from esper.api.ticking import NotFiniteError
 from esper.api.tryouts import START
@@ -343,10 +343,10 @@ def test_too_few_epochs_for_a_tryout_leave_the_rule_alone() -> None:
 def test_a_share_of_a_batch_is_its_first_samples_and_one_at_least() -> None:
     inputs = {"x": torch.arange(12.0).view(6, 2), "mask": torch.ones(6, dtype=torch.bool)}
     pair = (inputs, torch.arange(6))
-    assert divisible(pair)
+    assert samples_of(pair) == 6
     part = first_of(pair, 0.5)
     assert torch.equal(part[0]["x"], inputs["x"][:3])
     assert torch.equal(part[1], torch.arange(3))
     assert len(first_of(pair, 0.01)[1]) == 1
-    assert not divisible((torch.zeros(6, 2), torch.zeros(5)))
-    assert not divisible((torch.zeros(6, 2), torch.tensor(1.0)))
+    assert samples_of((torch.zeros(6, 2), torch.zeros(5))) == 0
+    assert samples_of((torch.zeros(6, 2), torch.tensor(1.0))) == 0

@@ -169,10 +169,10 @@ def _moved(pair: Pair, device: torch.device) -> Pair:
     return moved
 
 
-def divisible(pair: Pair) -> bool:
-    """Can samples be taken out of this batch? Those of graphs or of packed sequences cannot."""
-    sizes = {len(leaf) if leaf.dim() else None for leaf in _batched(pair)}
-    return len(sizes) == 1 and None not in sizes
+def samples_of(pair: Pair) -> int:
+    """How many can be taken out of this batch: 0 of graphs or of packed sequences."""
+    sizes = {len(leaf) if leaf.dim() else 0 for leaf in _batched(pair)}
+    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def first_of(pair: Pair, share: float) -> Pair:
@@ -184,10 +184,6 @@ def part_of(pair: Pair, rows: slice) -> Pair:
     """Some of a batch's samples."""
     part: Pair = tree_map_only(Tensor, lambda each: each[rows], pair)
     return part
-
-
-def samples_of(pair: Pair) -> int:
-    return len(_batched(pair)[0])
 
 
 def _batched(pair: Pair) -> list[Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.api import ranks
-from esper.api.batches import Batches, Data, Pair, Source, divisible, first_of
+from esper.api.batches import Batches, Data, Pair, Source, first_of, samples_of
 from esper.api.devices import device_name, placed, require_ordinary
 from esper.api.fitting_controllers import made
 from esper.api.grow_settings import AUTO, EVERY, OPTIMIZER, Budget, BudgetLike, GrowSettings, listed
@@ -495,7 +495,7 @@ class Growth:
 
     def _part_loss(self, batch: Pair, weight: float) -> PartLoss | None:
         """Few samples cost as much time as many in a small model: not where time counts."""
-        if self.tryouts is None or not divisible(batch):
+        if self.tryouts is None or not samples_of(batch):
             return None
         return lambda share: self._loss(first_of(batch, share), weight)
 

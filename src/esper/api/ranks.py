@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
-from esper.api.batches import Pair, divisible, part_of, samples_of
+from esper.api.batches import Pair, part_of, samples_of
 from esper.archive import KeptFolder
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import derive_seed
@@ -167,7 +167,7 @@ def own_part(batch: Pair, ignored: int | None = None) -> tuple[Pair, float]:
     """This process's samples of a batch, and their weight: losses times it have the mean of the
     whole batch's, over labels that are not `ignored`. A batch belongs to all, whole, if it cannot
     be divided, or if a part had no such label, or one sample, which cannot be normalised."""
-    size = samples_of(batch) if count() > 1 and divisible(batch) else 0
+    size = samples_of(batch) if count() > 1 else 0
     if size < 2 * count():
         return batch, 1.0
     cuts = [slice(size * n // count(), size * (n + 1) // count()) for n in range(count())]

@@ -42,6 +42,7 @@ Evaluate = Callable[[nn.Module], "float | Tensor"]
 SAME_SCORE = 0.5  # points that two measurements of one score may differ by
 ROUNDING = 1e-3  # points by which a score made of float32 may exceed 100
 SCORES_SEEN = 3  # until it is said that they look like fractions
+_KEPT = ("classes", "unit", "compared", "ended")  # of what a host remembers
 FEWEST_CLASSES = 2  # where none are known: losses are then in units of the first one
 
 
@@ -219,12 +220,12 @@ class GrowthMemory:
         self.actions: Actions | None = None  # what it chose
         self.compared = False  # were val_score and evaluate found to be the same score?
         self.ended = False  # are the budget's epochs over?
-        self._unit: float | None = None  # the loss that counts as guessing without classes
+        self.unit: float | None = None  # the loss that counts as guessing without classes
         self._pending: tuple[str, Mapping[str, Tensor]] | None = None  # of a saved controller
 
     def take_reference(self, classes: int | None, loss: float) -> None:
         """What guessing is worth: known from the classes, or the loss of a model that guesses."""
-        self.classes, self._unit = classes, abs(loss)
+        self.classes, self.unit = classes, abs(loss)
 
     def expect(self, epoch: int, horizon: int | None) -> None:
         """So many epochs are lived of so many in all."""
@@ -234,9 +235,9 @@ class GrowthMemory:
         """A loss so that one of guessing is log(classes), as controllers expect it."""
         if self.classes is not None:
             return loss
-        if self._unit is None and math.isfinite(loss) and loss != 0.0:
-            self._unit = abs(loss)
-        return loss / (self._unit or 1.0) * math.log(FEWEST_CLASSES)
+        if self.unit is None and math.isfinite(loss) and loss != 0.0:
+            self.unit = abs(loss)
+        return loss / (self.unit or 1.0) * math.log(FEWEST_CLASSES)
 
     def measure(
         self, host: "GrowingModel", score: float | None, evaluate: Evaluate | None
@@ -328,21 +329,18 @@ class GrowthMemory:
             controller, remembered = self.controller.name, {}
         if isinstance(self.controller, Remembering):
             remembered = self.controller.memory()
-        return {
-            "classes": self.classes,
-            "unit": self._unit,
-            "compared": self.compared,
-            "ended": self.ended,
+        known = {name: getattr(self, name) for name in _KEPT}
+        window = {name: each.tolist() for name, each in self.window.state_dict().items()}
+        return known | {
             "controller": controller,
             "remembered": dict(remembered),
-            "window": {name: each.tolist() for name, each in self.window.state_dict().items()},
+            "window": window,
         }
 
     def unpack(self, notes: Mapping[str, Any]) -> None:
         window = notes["window"].items()
         self.window.load_state_dict({n: torch.tensor(v, dtype=torch.float64) for n, v in window})
-        self.classes, self._unit = notes["classes"], notes["unit"]
-        self.compared, self.ended = bool(notes["compared"]), bool(notes["ended"])
+        vars(self).update({name: notes[name] for name in _KEPT})
         controller = notes["controller"]
         self.controller = None
         self._pending = None if controller is None else (controller, notes["remembered"])
