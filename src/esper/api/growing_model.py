@@ -52,12 +52,7 @@ from esper.leyline.lifecycle import Lifecycle
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
 from esper.leyline.streams import derive_seed
-from esper.tamiyo.controllers import (
-    Auditioning,
-    Controller,
-    LearnedController,
-    needs_contributions,
-)
+from esper.tamiyo.controllers import Auditioning, Controller, LearnedController, needs_contributions
 from esper.tolaria.random_streams import uniform
 
 Scaler = torch.amp.GradScaler

@@ -26,16 +26,7 @@ from esper.leyline import SeedStage
 from esper.leyline.errors import in_words
 from esper.nissa.events import KINDS, Event
 from esper.nissa.schema import RunLayout
-from esper.nissa.store import (
-    BLOBS,
-    FILE,
-    StoreError,
-    connect,
-    file_of,
-    quoted,
-    read_layout,
-    tables,
-)
+from esper.nissa.store import BLOBS, FILE, StoreError, connect, file_of, quoted, read_layout, tables
 
 Row = Mapping[str, Any]
 _EMPTY = {stage.name for stage in (SeedStage.DORMANT, SeedStage.EMBARGOED, SeedStage.RESETTING)}

@@ -19,24 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from esper.show import palette
-from esper.show.page import (
-    Markup,
-    Page,
-    Picture,
-    Section,
-    cautions_of,
-    fill,
-    sections_of,
-    table,
-)
-from esper.show.run_facts import (
-    Array,
-    Facts,
-    Row,
-    Shares,
-    Story,
-    signed,
-)
+from esper.show.page import Markup, Page, Picture, Section, cautions_of, fill, sections_of, table
+from esper.show.run_facts import Array, Facts, Row, Shares, Story, signed
 from esper.show.terminal import duration
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure, over_rounds
 from esper.show.timelines import timeline, title
