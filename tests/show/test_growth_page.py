@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from esper.show import theme as themes
 from esper.show.growth_facts import Report
-from esper.show.growth_page import contents, growth, headline, page
-from esper.show.page import cautions_of, fill, spoken_flops
+from esper.show.growth_page import contents, growth, page
+from esper.show.page import fill, spoken_flops
 from esper.show.theme import DARK, LIGHT, AbsentError
 from tests.show.growth_runs import EPOCHS, growth_facts
 
@@ -75,14 +75,14 @@ def test_the_page_says_what_grew_what_became_of_every_seed_and_why() -> None:
 
 
 def test_the_headline_names_what_is_permanent_and_claims_nothing_else() -> None:
-    said = headline(growth_facts())
+    said = page(growth_facts()).headline
     assert said == (
         "In 7 epochs norm at body.act grew into the network (33 parameters, +5.1 %). The exported "
         "network has accuracy 78.00 % (48.00 % before training)."
     )
-    assert "nothing grew for good" in headline(growth_facts(4))
-    assert "So far the network has accuracy 70.00 %" in headline(growth_facts(4))
-    assert headline(growth_facts(0)) == "Nothing has been trained yet."
+    assert "nothing grew for good" in page(growth_facts(4)).headline
+    assert "So far the network has accuracy 70.00 %" in page(growth_facts(4)).headline
+    assert page(growth_facts(0)).headline == "Nothing has been trained yet."
 
 
 def tiles_of(facts: Report) -> list[tuple[str, ...]]:
@@ -101,12 +101,12 @@ def test_figures_are_those_of_the_run() -> None:
 
 
 def test_a_run_that_is_not_finished_or_has_no_test_data_is_told_as_that() -> None:
-    assert any("4 of 7 epochs" in caution for caution in cautions_of("growth", growth_facts(4)))
+    assert any("4 of 7 epochs" in caution for caution in page(growth_facts(4)).cautions)
     finished = growth_facts()
-    assert not any("not finished" in caution for caution in cautions_of("growth", finished))
+    assert not any("not finished" in caution for caution in page(finished).cautions)
     tested = replace(finished, after=finished.after | {"test_score": 70.0})
-    assert any("validation data" in caution for caution in cautions_of("growth", finished))
-    assert not any("validation data" in caution for caution in cautions_of("growth", tested))
+    assert any("validation data" in caution for caution in page(finished).cautions)
+    assert not any("validation data" in caution for caution in page(tested).cautions)
     assert ("on test data", "70.00 %", "which nothing looked at") in tiles_of(tested)
 
 

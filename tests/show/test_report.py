@@ -17,7 +17,7 @@ from esper.leyline.stages import SeedStage
 from esper.nissa import Attributed, StoreError
 from esper.show import theme as themes
 from esper.show import write_report
-from esper.show.page import cautions_of
+from esper.show.page import sentences_of
 from esper.show.palette import OP_COLOURS, STAGE_COLOURS
 from esper.show.run_facts import Facts, Score, choose, read_facts, signed
 from esper.show.theme import DARK, LIGHT, render
@@ -26,7 +26,6 @@ from esper.show.training_page import (
     binned,
     contents,
     page,
-    seconds_by_phase,
 )
 from tests.show.report_runs import BLUEPRINTS, STEPS, Run, keep, whole_run
 
@@ -361,7 +360,7 @@ def test_of_many_slots_only_the_used_ones_are_drawn(tmp_path: Path) -> None:
 def test_no_second_is_counted_twice() -> None:
     seconds = {"play": 10.0, "step": 7.0, "decide": 1.0, "learn": 2.0}
     facts = Facts(path=Path("run"), seconds=seconds)
-    found = seconds_by_phase(facts)
+    found = facts.phases
     assert found["play"] == 2.0
     assert sum(found.values()) == 12.0 == facts.training_seconds
 
@@ -386,7 +385,7 @@ def test_below_and_between_are_said_as_they_are() -> None:
     )
     assert "clearly below the heuristic" in facts.headline
     assert "not distinguishable from never growing" in facts.headline
-    assert not any("flatters" in text for text in cautions_of("training", facts))
+    assert not any("flatters" in text for text in sentences_of("cautions-training", facts))
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0.00"), (-0.001, "0.00"), (-1.5, "−1.50")])

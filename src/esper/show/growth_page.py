@@ -9,9 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from esper.show.growth_facts import Report
-from esper.show.page import Page, Section, cautions_of, fill, sections_of
+from esper.show.page import Page, Section, fill, sections_of, sentences_of
 from esper.show.palette import BLUE, GREEN, GREY, MANY
-from esper.show.terminal import listed
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure
 from esper.show.timelines import ROW, draw_slots, shown_slots
 
@@ -29,27 +28,12 @@ def page(facts: Report) -> Page:
     """The whole page, its pictures not drawn yet."""
     return Page(
         name=f"run {facts.name}",
-        headline=headline(facts),
+        headline=" ".join(sentences_of("headline-growth", facts)),
         tiles=fill("growth_tiles", facts=facts),
         sections=contents(facts),
-        cautions=cautions_of("growth", facts),
+        cautions=sentences_of("cautions-growth", facts),
         settings={"run": facts.settings, "versions": facts.versions},
     )
-
-
-def headline(facts: Report) -> str:
-    """What grew, and what the network came to."""
-    kept = [seed.name for seed in facts.grown]
-    done = len(facts.epochs)
-    epochs = f"{done} epochs" if done == facts.planned else f"{done} of {facts.planned} epochs"
-    if not done:
-        return "Nothing has been trained yet."
-    grew = f"{listed(kept)} grew into the network" if kept else "nothing grew for good"
-    cost = f" ({facts.added:,} parameters, {facts.share:+.1f} %)" if kept else ""
-    network = "The exported network" if facts.after else "So far the network"
-    before = f" ({facts.before['score']:.2f} % before training)" if facts.before else ""
-    score = f"{facts.latest_score:.2f} %{before}"
-    return f"In {epochs} {grew}{cost}. {network} has {facts.score_name} {score}."
 
 
 # --- how it grew ----------------------------------------------------------------------------

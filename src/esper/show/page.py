@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from esper.show import theme as themes
 from esper.show.palette import STAGE_COLOURS
 from esper.show.run_facts import signed
-from esper.show.terminal import duration
+from esper.show.terminal import duration, listed
 from esper.show.theme import DARK, LIGHT, AbsentError, Theme
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -73,7 +73,7 @@ _PAGES = Environment(
     undefined=StrictUndefined,
 )
 _PAGES.filters |= {"words": in_plain_words, "flops": spoken_flops, "duration": duration}
-_PAGES.filters |= {"signed": signed, "number": format}
+_PAGES.filters |= {"signed": signed, "number": format, "listed": listed}
 _PAGES.globals["colours"] = STAGE_COLOURS
 _PAGES.filters["png"] = lambda painted: base64.b64encode(painted).decode("ascii")
 
@@ -113,9 +113,9 @@ def sections_of(
     return found
 
 
-def cautions_of(kind: str, facts: object) -> list[str]:
-    """What a reader should know before believing the figures, and what is missing."""
-    return _PAGES.get_template(f"cautions-{kind}.txt").render(facts=facts).splitlines()
+def sentences_of(file: str, facts: object) -> list[str]:
+    """Those of a file beside the code that hold, one to a line."""
+    return _PAGES.get_template(f"{file}.txt").render(facts=facts).splitlines()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:

@@ -32,7 +32,7 @@ LATE_EPISODES = 240  # enough to say what a policy does now
 LATE_SHARE = 0.25  # of the run's rounds, at most
 
 CONFIG, ABOUT = "config.toml", "run.json"
-PHASES = ("play", "learn", "judge")  # of a round, one after the other
+PHASES = ("step", "decide", "tell", "play", "learn", "judge")  # of a round; three are in play
 
 Row = Mapping[str, Any]
 Curve = Mapping[int, float]  # numbers over rounds; NaN where one is not a number
@@ -130,8 +130,15 @@ class Facts(Pictured):
     @property
     def training_seconds(self) -> float | None:
         """Without the controls and baselines that are measured first."""
-        spent = [self.seconds[phase] for phase in PHASES if phase in self.seconds]
-        return sum(spent) if spent else None
+        return sum(self.phases.values()) if self.phases else None
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of each, none counted twice: playing is split into its parts and the rest."""
+        spent = {name: self.seconds[name] for name in PHASES if name in self.seconds}
+        if "play" in spent:
+            spent["play"] -= sum(spent.get(name, 0.0) for name in PHASES[:3])
+        return spent
 
     @property
     def rolled_back(self) -> int:

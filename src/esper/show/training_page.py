@@ -19,22 +19,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from esper.show import palette
-from esper.show.page import Markup, Page, Picture, Section, cautions_of, fill, sections_of, table
+from esper.show.page import Markup, Page, Picture, Section, fill, sections_of, sentences_of, table
 from esper.show.run_facts import Array, Facts, Row, Shares, Story, signed
-from esper.show.terminal import duration
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure, over_rounds
 from esper.show.timelines import timeline, title
 
 TIMELINES = "timelines"  # the section whose pictures are episodes
-INSIDE_PLAY = ("step", "decide", "tell")
-PHASES = {  # in words, and in order
-    "step": "train hosts",
-    "decide": "decide",
-    "tell": "telemetry",
-    "play": "other play",  # what is left of it
-    "learn": "learn",
-    "judge": "evaluate",
-}
 CURVE, SHARES_PANEL = 4.8, 2.15  # inches
 MOST_BINS = 80  # of rounds; more is noise
 OF_PLANTINGS = ("slot", "blueprint", "blend")
@@ -49,7 +39,7 @@ def page(facts: Facts) -> Page:
         tiles=fill("training_tiles", facts=facts),
         sections=contents(facts),
         cautions=[
-            *cautions_of("training", facts),
+            *sentences_of("cautions-training", facts),
             *(f"Round {number}: {text}" for number, text in facts.notes),
         ],
         settings=_settings(facts),
@@ -58,7 +48,7 @@ def page(facts: Facts) -> Page:
 
 def contents(facts: Facts) -> list[Section]:
     """All sections, their pictures not drawn yet."""
-    more = {"contexts": _contexts(facts), "health": _health(facts), "phases": _phases(facts)}
+    more = {"contexts": _contexts(facts), "health": _health(facts)}
     sections = sections_of("sections.toml", facts, CHARTS, more)
     episodes = [_episode(story) for story in facts.stories]
     told = replace(sections[TIMELINES], pictures=episodes)
@@ -93,20 +83,6 @@ def _health(facts: Facts) -> Markup:
             numbers = (values[0], values[-1], min(values), median(values), max(values))
             rows.append((name, *(f"{number:.3g}" for number in numbers)))
     return table(("metric", "first", "last", "lowest", "median", "highest"), rows)
-
-
-def _phases(facts: Facts) -> Markup:
-    spent = seconds_by_phase(facts)
-    rows = ((PHASES[n], duration(s), f"{s / sum(spent.values()):.0%}") for n, s in spent.items())
-    return table(("phase", "time in all", "share"), rows)
-
-
-def seconds_by_phase(facts: Facts) -> dict[str, float]:
-    """Over all rounds, none counted twice: playing is split into its parts and the rest."""
-    spent = {name: facts.seconds[name] for name in PHASES if name in facts.seconds}
-    if "play" in spent:
-        spent["play"] -= sum(spent.get(name, 0.0) for name in INSIDE_PLAY)
-    return spent
 
 
 def _episode(story: Story) -> Picture:
