@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from esper.show import theme as themes
 from esper.show.growth_facts import Report
-from esper.show.growth_page import contents, growth, page
+from esper.show.growth_page import growth, page
 from esper.show.page import fill, spoken_flops
 from esper.show.theme import DARK, LIGHT, AbsentError
 from tests.show.growth_runs import EPOCHS, growth_facts
@@ -140,12 +140,12 @@ def test_what_was_not_recorded_is_absent_and_says_so() -> None:
     bare = replace(
         growth_facts(), parts=(), epochs=[replace(e, seconds={}, flops=None) for e in EPOCHS]
     )
-    (cost,) = (each for each in contents(bare) if each.title == "What it cost")
+    (cost,) = (each for each in page(bare).sections if each.title == "What it cost")
     assert (cost.more, cost.absent) == ("", ["What this run cost was not recorded."])
     with pytest.raises(AbsentError, match="No epoch"):
         growth(growth_facts(0), LIGHT)
     assert fill("drawing", facts=bare) == ""
-    sections = {section.title: section for section in contents(growth_facts(1))}
+    sections = {section.title: section for section in page(growth_facts(1)).sections}
     assert sections["Every seed"].absent == ["Nothing was planted."]
     assert sections["Decisions"].absent == ["Nothing was decided but to wait."]
 

@@ -13,8 +13,8 @@ Shapes: `B` samples, `T` positions (along one axis or several), `C` classes.
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map_only
 from esper.api.batches import IGNORED, Pair
 from esper.api.ticking import number, percent
 from esper.kasmina.watching import call
-from esper.leyline.errors import DataError, EsperError, first_line, require_known
+from esper.leyline.errors import DataError, EsperError, in_words, require_known
 from esper.tolaria.tasks import mean_loss
 
 Loss = Callable[[Any, Any], Tensor]
@@ -173,16 +173,10 @@ def _require_labels(classes: int, labels: Tensor) -> None:
         raise DataError("Some labels are no class of the model", given=given, valid=valid, fix=fix)
 
 
-@contextmanager
-def _failing(what: str, fix: str, *values: object) -> Iterator[None]:
+def _failing(what: str, fix: str, *values: object) -> AbstractContextManager[None]:
     """What the user's code raises inside, or torch about shapes, becomes one sentence."""
-    try:
-        yield
-    except EsperError:
-        raise
-    except Exception as error:
-        given = f"{' and '.join(map(form, values))}: {first_line(error)}"
-        raise DataError(what, given=given, fix=fix) from error
+    given = f"{' and '.join(map(form, values))}: "
+    return in_words(what, given=given, fix=fix, error=DataError)
 
 
 def _is_one_of(loss: object, kinds: Iterable[Any]) -> bool:

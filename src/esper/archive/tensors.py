@@ -108,10 +108,8 @@ def read_archive(path: str | Path, *, kind: str, version: int) -> Archive:
     while True:
         seal = seal_of(folder) if (folder / MANIFEST).is_file() else None
         try:
-            return _read(folder, kind, version)
-        except OSError as error:
-            if seal in (None, seal_of(folder)):
-                raise ArchiveError(f"{folder} cannot be read", given=error.strerror) from error
+            with in_words(f"{folder} cannot be read", OSError, error=ArchiveError):
+                return _read(folder, kind, version)
         except ArchiveError:
             if seal is None or seal == seal_of(folder):
                 raise

@@ -138,7 +138,9 @@ class EsperCallback(GrowingCallback, Callback):  # type: ignore[misc]
         if sample is None:
             if batch is None:
                 batch = trainer.strategy.batch_to_device(first_batch(trainer.train_dataloader))
-            sample = _inputs(batch)
+            if isinstance(batch, (tuple, list)):  # inputs and targets
+                batch = batch[0] if len(batch) <= 2 else tuple(batch[:-1])
+            sample = batch
             if part is not module and _runs(module):
                 sample = _seen_by(part, module, sample)
         self._begin(module, part, sample)
@@ -182,13 +184,6 @@ def _validations(trainer: Trainer) -> int | None:
 
 def _runs(module: nn.Module) -> bool:
     return bool(type(module).forward is not LightningModule.forward)
-
-
-def _inputs(batch: Any) -> Any:
-    """Of a batch of inputs and targets; one that is not such a pair is given as it is."""
-    if not isinstance(batch, (tuple, list)):
-        return batch
-    return batch[0] if len(batch) <= 2 else tuple(batch[:-1])
 
 
 def _seen_by(part: nn.Module, module: nn.Module, sample: Sample) -> Sample:

@@ -318,7 +318,6 @@ class WriteReport(OfRun):
     """Write pictures of a run and one self-contained page, of training or of esper grow."""
 
     does = "run_listing.report_run"
-    does_of_growth = "grow_commands.report_growth"
     out: Path | None = None
     """where to; by default RUN/report"""
 

@@ -15,14 +15,13 @@ from esper.api.batches import Batches
 from esper.api.devices import device_name, find_device
 from esper.api.grow_settings import AUTO
 from esper.garden.own_code import allow_code, remember, spoken
-from esper.karn.commands import RUNS, AuditModel, Export, Grow, Inspect, Resume, Show, WriteReport
+from esper.karn.commands import RUNS, AuditModel, Export, Grow, Inspect, Resume, Show
 from esper.karn.named_sources import NamedData, absolute, build_model, code_of, load_data
 from esper.karn.watch_commands import start_watching
 from esper.kasmina import export_onnx, export_program, export_python
 from esper.kasmina.export_files import Written
 from esper.leyline.errors import EsperError, printable, require_known
 from esper.nissa import RunReader, StoreError, require_sinks
-from esper.show.report import FOLDER
 from esper.show.terminal import require_writable
 from esper.simic.training import RunError
 from esper.simic.training.run_processes import is_launched
@@ -172,12 +171,6 @@ def show_growth(command: Show) -> None:
                 print(printable(row["text"]))
     except StoreError as error:
         print(f"The telemetry cannot be read: {error}")
-
-
-def report_growth(command: WriteReport) -> None:
-    """Its page; neither its model nor its data are needed."""
-    folder = command.out or command.path / FOLDER
-    print(f"Report: {api.read_report(command.path).write(folder)}")
 
 
 def show_places(command: Inspect) -> None:

@@ -12,6 +12,7 @@ from esper.karn.train_commands import best_scores, untold
 from esper.leyline.errors import EsperError, printable
 from esper.nissa import RunReader, StoreError
 from esper.show import write_report
+from esper.show.report import FOLDER
 from esper.show.run_facts import scores
 from esper.show.terminal import show_table
 from esper.simic.training import RunError, RunFolder
@@ -80,8 +81,12 @@ def show_run(command: Show) -> None:
 
 
 def report_run(command: WriteReport) -> None:
-    RunFolder.open(command.path)
-    print(f"Report: {write_report(command.path, command.out)}")
+    """Its page; of a network that grew neither model nor data are needed."""
+    if GrowthFolder(command.path).holds_run:
+        page = read_report(command.path).write(command.out or command.path / FOLDER)
+    else:
+        page = write_report(RunFolder.open(command.path).path, command.out)
+    print(f"Report: {page}")
 
 
 def ask_run(command: Events) -> None:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from esper.show.growth_facts import Report
-from esper.show.page import Page, Section, fill, sections_of, sentences_of
+from esper.show.page import Page, fill, sections_of, sentences_of
 from esper.show.palette import BLUE, GREEN, GREY, MANY
 from esper.show.theme import AbsentError, Look, Theme, legend_beside, new_figure
 from esper.show.timelines import ROW, draw_slots, shown_slots
@@ -19,18 +19,13 @@ SCORE, SMALL = 2.4, 1.7  # inches
 _DASHED, _DOTTED = (0, (4, 1.6)), (0, (1, 1.6))
 
 
-def contents(facts: Report) -> list[Section]:
-    """All sections, their pictures not drawn yet."""
-    return [*sections_of("growth.toml", facts, {"growth": growth}).values()]
-
-
 def page(facts: Report) -> Page:
     """The whole page, its pictures not drawn yet."""
     return Page(
         name=f"run {facts.name}",
         headline=" ".join(sentences_of("headline-growth", facts)),
         tiles=fill("growth_tiles", facts=facts),
-        sections=contents(facts),
+        sections=[*sections_of("growth.toml", facts, {"growth": growth}).values()],
         cautions=sentences_of("cautions-growth", facts),
         settings={"run": facts.settings, "versions": facts.versions},
     )
