@@ -2,6 +2,7 @@
 
 import io
 import sys
+from contextlib import closing
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ class Terminal(io.StringIO):
 
 
 def shown(stream: io.StringIO | None, **more: str) -> str:
-    with GrowthProgress(stream, epochs=len(EPOCHS), params=642, **more) as tell:
+    with closing(GrowthProgress(stream, epochs=len(EPOCHS), params=642, **more)) as tell:
         for epoch in EPOCHS:
             tell(epoch)
     return "" if stream is None else stream.getvalue()
@@ -71,7 +72,7 @@ def test_a_program_without_a_console_is_not_disturbed() -> None:
 
 def test_a_reader_that_leaves_does_not_end_the_run() -> None:
     stream = io.StringIO()
-    with GrowthProgress(stream, epochs=len(EPOCHS), params=642) as tell:
+    with closing(GrowthProgress(stream, epochs=len(EPOCHS), params=642)) as tell:
         tell(EPOCHS[0])
         stream.close()
         tell(EPOCHS[1])

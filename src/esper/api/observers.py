@@ -75,7 +75,6 @@ class Shown(Observer):
         about = f"on {known.device} in {known.precision} precision; a score is {known.score}"
         stream = None if self.quiet else sys.stderr
         self.progress = GrowthProgress(stream, epochs=known.epochs, params=params, about=about)
-        self.progress.__enter__()
 
     def trying(self, told: str) -> None:
         self.progress.say(told)
@@ -86,7 +85,7 @@ class Shown(Observer):
         self.progress(epoch_of(news.record, news.seconds))
 
     def close(self, failure: BaseException | None) -> None:
-        self.progress.__exit__(failure)
+        self.progress.close()
 
 
 class GrowthTelemetry(Observer):

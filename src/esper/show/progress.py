@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from importlib import import_module
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.errors import LiveError
@@ -26,23 +26,16 @@ LINES = 15  # of a notebook's cell
 
 
 class GrowthProgress:
-    """Shows the epochs of one run::
-
-    with GrowthProgress(sys.stderr, epochs=20, params=1234) as tell:
-        tell(epoch)
-    """
+    """Shows the epochs of one run as it is called with them, until it is closed."""
 
     def __init__(self, stream: TextIO | None, *, epochs: int, params: int, about: str = "") -> None:
         """`about`: a line that is said once, of where it runs and what a score is."""
         self.stream, self.epochs, self.params, self.about = stream, epochs, params, about
-        self.seen = 0  # epochs, since it was entered
+        self.seen, self._began = 0, time.monotonic()  # epochs, since then
         self._show: Callable[[ShownEpoch], None] = lambda epoch: self._say(self.line(epoch))
         self._say: Callable[[str], None] = self._print
         self._closing = ExitStack()
         self._lines: list[str] = []  # the latest
-
-    def __enter__(self) -> Self:
-        self._began = time.monotonic()
         console = None if self.stream is None else Console(file=self.stream)
         if self.stream is None:  # programs without a console have none
             self._say = lambda told: None
@@ -51,9 +44,8 @@ class GrowthProgress:
             self._say = partial(self._renew, handle)
         elif console is not None and console.is_terminal and not console.is_dumb_terminal:
             self._show = self._live(console) or self._show
-        return self
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self._closing.close()
 
     def __call__(self, epoch: ShownEpoch) -> None:
