@@ -20,7 +20,7 @@ from esper.karn.named_sources import NamedData, absolute, build_model, code_of, 
 from esper.karn.watch_commands import start_watching
 from esper.kasmina import export_onnx, export_program, export_python
 from esper.kasmina.export_files import Written
-from esper.leyline.errors import EsperError, printable, require_known
+from esper.leyline.errors import EsperError, in_words, printable, require_known
 from esper.nissa import RunReader, StoreError, require_sinks
 from esper.show.terminal import require_writable
 from esper.simic.training import RunError
@@ -188,13 +188,9 @@ def audit_model(command: AuditModel) -> None:
     data = load_data(command.data, seed=command.seed, flat=command.flat, samples=command.samples)
     same = {name: getattr(command, name) for name in (*SAME.split(), "epochs", "seconds")}
     same |= {"loss": _loss(command.loss, data), "budget": _limit(command.budget.params)}
-    try:
-        parts = data["train"], data["val"]
+    parts = data["train"], data["val"]
+    with in_words("Training fails", error=RunError, say=lambda error: spoken(error, "")):
         found = api.audit(model, *parts, device=find_device(command.device), **same)
-    except EsperError:
-        raise
-    except Exception as error:  # code of yours, in the middle of training
-        raise RunError("Training fails", given=spoken(error, "")) from error
     print(found)
     if command.out is not None:
         print(f"The page: {found.save(command.out / 'audit.html')}")

@@ -95,12 +95,8 @@ def call_named(thing: object, text: str, purpose: str) -> object:
     fix = f"write a function without arguments in {file} that {purpose}, and name that"
     with suppress(ValueError), in_words(f"{name} needs arguments", TypeError, fix=fix):
         inspect.signature(thing).bind()  # (a ValueError: of something built in)
-    try:
+    with in_words(f"{text} fails", say=lambda error: spoken(error, file)):
         return thing()
-    except EsperError:
-        raise
-    except Exception as error:
-        raise EsperError(f"{text} fails", given=spoken(error, file)) from error
 
 
 def _defined(file: Path) -> list[str]:

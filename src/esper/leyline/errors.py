@@ -1,7 +1,7 @@
 """One tree of errors for people: what happened, what was given, what is valid, how to fix it."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self, TypeVar
 
@@ -31,6 +31,13 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "")
 
 
+def in_short(error: BaseException) -> str:
+    """What others' code raised, in a line; an error that says no more than a key has its name."""
+    said: str = getattr(error, "strerror", None) or first_line(error)
+    vague = isinstance(error, LookupError) or not said
+    return f"{type(error).__name__}: {said}".removesuffix(": ") if vague else said
+
+
 @contextmanager
 def in_words(
     what: str,
@@ -40,6 +47,7 @@ def in_words(
     valid: object = None,
     fix: str | None = None,
     error: type[EsperError] = EsperError,
+    say: Callable[[Exception], str] = in_short,
 ) -> Iterator[None]:
     """What others' code raises inside becomes one sentence.
 
@@ -50,10 +58,7 @@ def in_words(
     except EsperError:
         raise
     except kinds as cause:
-        said = getattr(cause, "strerror", None) or first_line(cause)
-        if isinstance(cause, LookupError) or not said:  # which say no more than a key
-            said = f"{type(cause).__name__}: {said}".removesuffix(": ")
-        raise error(what, given=f"{given}{said}", valid=valid, fix=fix) from cause
+        raise error(what, given=f"{given}{say(cause)}", valid=valid, fix=fix) from cause
 
 
 def printable(text: str) -> str:

@@ -330,15 +330,12 @@ class RunReader(AbstractContextManager["RunReader"]):
         except (sqlite3.Error, sqlite3.Warning) as error:
             if str(error) == "interrupted":  # by Ctrl-C, which SQLite turned into this
                 raise KeyboardInterrupt from error
+            what, said, valid = "SQLite does not accept this query", f"{given} ({error})", None
             if any(hint in str(error) for hint in ("authoriz", "readonly", "may not be modified")):
-                raise StoreError(
-                    "A run's file is only read", given=given, valid="one SELECT"
-                ) from error
-            if type(error) is sqlite3.DatabaseError:
-                raise StoreError(f"{self.path} cannot be read", given=error) from error
-            raise StoreError(
-                "SQLite does not accept this query", given=f"{given} ({error})"
-            ) from error
+                what, said, valid = "A run's file is only read", given, "one SELECT"
+            elif type(error) is sqlite3.DatabaseError:
+                what, said = f"{self.path} cannot be read", str(error)
+            raise StoreError(what, given=said, valid=valid) from error
 
 
 # --- from stored rows to answers ---------------------------------------------------------------
