@@ -13,6 +13,8 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from esper.leyline import RATIO_COLLAPSE, RATIO_EXPLOSION, AgreementError
 from esper.nissa.events import AnomalyFound, flatten
 
@@ -73,7 +75,7 @@ class AnomalyDetector:
         if numbers.get("valid_steps", 1.0) == 0.0:
             return []
         found = []
-        read = dict(readings(numbers, self.thresholds))
+        read = {of: v for of, v in readings(numbers, self.thresholds) if not math.isnan(v)}
         for name, head in sorted(read, key=lambda reading: [*RULES].index(reading[0])):
             value = read[name, head]
             rule, threshold = RULES[name], float(getattr(self.thresholds, name, 0.0))
@@ -151,51 +153,42 @@ def _not_finite(numbers: Numbers) -> list[str]:
 
 
 def readings(numbers: Numbers, limits: Thresholds) -> Readings:
-    """What can be judged of an update."""
+    """What can be judged of an update; NaN is what is not known."""
 
-    def known(name: str) -> float | None:
-        value = numbers.get(name)
-        return value if value is not None and math.isfinite(value) else None
+    def known(name: str) -> float:
+        value = numbers.get(name, math.nan)
+        return value if math.isfinite(value) else math.nan
 
     yield ("not_a_number", ""), len(_not_finite(numbers))
-    error, tolerance = known("stored_log_prob_error"), known("stored_log_prob_tolerance")
-    if error is not None and tolerance is not None:
-        yield ("log_prob_mismatch", ""), error
-    values, returns = known("value_std"), known("return_std")
-    explained = known("explained_variance")
-    learns = returns is None or returns > limits.min_return_spread
-    if learns and values is not None and returns is not None and explained is not None:
-        yield ("value_collapse", ""), max(values / returns, explained)
-    moved = numbers.get("optimizer_steps", 1.0) != 0.0
-    norms: dict[str, float | None] = {}
+    tolerable = not math.isnan(known("stored_log_prob_tolerance"))
+    yield ("log_prob_mismatch", ""), known("stored_log_prob_error") if tolerable else math.nan
+    values, returns, explained = map(known, ("value_std", "return_std", "explained_variance"))
+    learns = not returns <= limits.min_return_spread
+    if learns:
+        yield ("value_collapse", ""), float(np.maximum(values / returns, explained))
+    norms: dict[str, float] = {}
     parts = (name.split(".") for name in numbers)
     for head in dict.fromkeys(part[1] for part in parts if part[0] == "heads" and len(part) == 3):
-        of_head = {name: known(f"heads.{head}.{name}") for name in OF_HEADS}
-        share = of_head["relevant_fraction"]
-        share = 1.0 if share is None else share
+        share = known(f"heads.{head}.relevant_fraction")
+        share = 1.0 if math.isnan(share) else share
         steps = share * numbers.get("valid_steps", math.inf) if share > 0 else 0.0
         if steps < limits.min_mattering_steps:
             continue
-        if moved:
-            norms[head] = known(f"gradient_norms.heads.{head}")
-        if (entropy := of_head["entropy"]) is not None:
-            yield ("entropy_collapse", head), entropy
-        clipped = of_head["clip_fraction"]
+        norms[head] = known(f"gradient_norms.heads.{head}")
+        yield ("entropy_collapse", head), known(f"heads.{head}.entropy")
+        clipped = known(f"heads.{head}.clip_fraction")
         for name, end in (("ratio_explosion", "ratio_max"), ("ratio_collapse", "ratio_min")):
-            if (ratio := of_head[end]) is not None:
-                # Extreme ratios say something only where many steps moved, others always.
-                extreme = not limits.ratio_collapse <= ratio <= limits.ratio_explosion
-                if not extreme or clipped is None or clipped >= limits.min_clipped:
-                    yield (name, head), ratio
-    if moved:
-        norms["value"] = known("gradient_norms.value")
-    for head, norm in norms.items():
-        if norm is not None:
-            yield ("gradient_explosion", head), norm
-            if learns:
-                yield ("gradient_vanishing", head), norm
+            ratio = known(f"heads.{head}.{end}")
+            # Extreme ratios say something only where many steps moved, others always.
+            extreme = not limits.ratio_collapse <= ratio <= limits.ratio_explosion
+            if not (extreme and clipped < limits.min_clipped):
+                yield (name, head), ratio
+    norms["value"] = known("gradient_norms.value")
+    for head, norm in norms.items() if numbers.get("optimizer_steps", 1.0) else ():
+        yield ("gradient_explosion", head), norm
+        if learns:
+            yield ("gradient_vanishing", head), norm
 
 
-OF_HEADS = ("relevant_fraction", "entropy", "ratio_max", "ratio_min", "clip_fraction")
 _FILE = Path(__file__).with_name("anomalies.toml")
 RULES = {name: Rule(**said) for name, said in tomllib.loads(_FILE.read_text("utf-8")).items()}
