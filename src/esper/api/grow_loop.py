@@ -135,8 +135,9 @@ def grow(
     host = _host(model, first[0] if sample is None else sample, slots, settings)
     run = GrownRun(host, settings, folder=folder, train_plain=lambda *of: growth.trained_plain(*of))
     run.settle(slots=tuple(map(asdict, host.targets)), data=data.fingerprints(seed))
-    if folder is not None:
-        folder.require_new()
+    if folder is not None and folder.holds_run:  # other files in it do not matter
+        fix = f"go on with esper.resume({str(folder.path)!r}, ...), or name another directory"
+        raise EsperError(f"{folder.path} holds a run already", fix=fix)
     ranks.share(model)
     ranks.require_same(model, "settings or data", str(replace(run.settings, origin=None)))
     growth = Growth(run, data, scoring, controller, optimizer, scheduler, observers)
@@ -383,7 +384,8 @@ class Growth:
         first_loss = self.run.before["loss"]
         self.scoring = replace(self.scoring, first_loss=first_loss)
         self.run.settle(score=self.scoring.meaning, device=device_name(self.device))
-        self.host.memory.take_reference(self.scoring.classes, first_loss)
+        # What guessing is worth: known from the classes, or the loss of a model that guesses.
+        self.host.memory.classes, self.host.memory.unit = self.scoring.classes, abs(first_loss)
 
     def epoch(self, number: int) -> EpochNews:
         trained = self._trained(number)

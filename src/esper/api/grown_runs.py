@@ -65,14 +65,6 @@ class GrowthFolder(KeptFolder):
     kind = RunKind.GROWTH
     beginnings = (SAMPLE, CHECKPOINT)
 
-    def require_new(self) -> None:
-        """Refuse what cannot become a run's folder; other files in it do not matter."""
-        if self.holds_run:
-            raise EsperError(
-                f"{self.path} holds a run already",
-                fix=f"go on with esper.resume({str(self.path)!r}, ...), or name another directory",
-            )
-
     def require_old(self) -> None:
         self.require_run(
             "holds no run to go on with", fix="name the directory that grow(out=...) was given"
