@@ -5,10 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from esper.nissa import Event, Hub, Noted, RunReader, RunStore, Sampled
+from esper.nissa import hub as hubs
 from tests.nissa.runs import LAYOUT, a_round, counted
 
 
@@ -60,6 +62,14 @@ def notes(count: int) -> list[Noted]:
     return [Noted(round=1, text=str(number)) for number in range(count)]
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is said of sinks that fail."""
+    said: list[str] = []
+    monkeypatch.setattr(hubs, "tell", said.append)
+    return said
+
+
 def test_every_sink_gets_every_event_in_order() -> None:
     first, second = Recorder(), DurableRecorder()
     given = notes(600)
@@ -99,10 +109,13 @@ def test_a_commit_without_a_durable_sink_says_so() -> None:
         assert not hub.commit(1)
 
 
-def test_where_there_is_no_room_samples_are_dropped_and_counted_and_all_else_waits() -> None:
+def test_where_there_is_no_room_samples_are_dropped_and_counted_and_all_else_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hubs, "CAPACITY", 8)
     gate = threading.Event()
     sink = DurableRecorder(until(gate))
-    with Hub(sink, capacity=8) as hub:
+    with Hub(sink) as hub:
         hub.emit(Noted(round=1, text="first"))
         time.sleep(0.3)  # the sink is busy with the first from here on
         for number in range(20):
@@ -121,11 +134,14 @@ def test_where_there_is_no_room_samples_are_dropped_and_counted_and_all_else_wai
     assert sum(event.kind == "sample" for event in sink.events) == 8
 
 
-def test_a_slow_sink_that_is_not_durable_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_slow_sink_that_is_not_durable_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hubs, "CAPACITY", 64)
     gate = threading.Event()
     slow = Recorder(until(gate))
     store = RunStore(tmp_path, LAYOUT)
-    with Hub(store, slow, capacity=64) as hub:
+    with Hub(store, slow) as hub:
         start = time.perf_counter()
         for number in range(1, 21):
             for event in a_round(number):
@@ -141,9 +157,10 @@ def test_a_slow_sink_that_is_not_durable_holds_nobody_up(tmp_path: Path) -> None
     assert lost["recorder: decision"] + came == 100
 
 
-def test_a_sink_that_fails_is_reported_once_and_training_goes_on(tmp_path: Path) -> None:
-    told: list[str] = []
-    with Hub(RunStore(tmp_path, LAYOUT), Recorder(fail), report=told.append) as hub:
+def test_a_sink_that_fails_is_reported_once_and_training_goes_on(
+    tmp_path: Path, told: list[str]
+) -> None:
+    with Hub(RunStore(tmp_path, LAYOUT), Recorder(fail)) as hub:
         for number in (1, 2, 3):
             for event in a_round(number):
                 hub.emit(event)
@@ -159,14 +176,13 @@ def test_a_sink_that_fails_is_reported_once_and_training_goes_on(tmp_path: Path)
 
 @pytest.mark.parametrize("where", ["write", "commit"])
 def test_a_full_disk_is_reported_once_and_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str], where: str
 ) -> None:
     def full(*given: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    told: list[str] = []
     store, other = RunStore(tmp_path, LAYOUT), Recorder()
-    with Hub(store, other, report=told.append) as hub:
+    with Hub(store, other) as hub:
         for event in a_round(1):
             hub.emit(event)
         assert hub.commit(1)
@@ -182,10 +198,9 @@ def test_a_full_disk_is_reported_once_and_training_goes_on(
         assert reader.last_commit() == 1
 
 
-def test_a_really_full_file_is_reported_and_stays_readable(tmp_path: Path) -> None:
-    told: list[str] = []
+def test_a_really_full_file_is_reported_and_stays_readable(tmp_path: Path, told: list[str]) -> None:
     store = RunStore(tmp_path, LAYOUT)
-    with Hub(store, report=told.append) as hub:
+    with Hub(store) as hub:
         for event in a_round(1):
             hub.emit(event)
         assert hub.commit(1)
@@ -204,15 +219,13 @@ def test_a_really_full_file_is_reported_and_stays_readable(tmp_path: Path) -> No
         assert reader.query("SELECT count(*) FROM decisions").rows[0][0] % 6 == 0
 
 
-def test_a_durable_sink_that_hangs_is_given_up() -> None:
-    told: list[str] = []
+def test_a_durable_sink_that_hangs_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, told: list[str]
+) -> None:
+    monkeypatch.setattr(hubs, "CAPACITY", 4)
+    monkeypatch.setattr(hubs, "PATIENCE_SECONDS", 0.3)
     gate = threading.Event()
-    hub = Hub(
-        DurableRecorder(until(gate)),
-        report=told.append,
-        capacity=4,
-        patience=0.3,
-    )
+    hub = Hub(DurableRecorder(until(gate)))
     start = time.perf_counter()
     for event in notes(20):
         hub.emit(event)
@@ -224,21 +237,26 @@ def test_a_durable_sink_that_hangs_is_given_up() -> None:
     hub.close()
 
 
-def test_a_reporter_that_fails_does_not_stop_training() -> None:
+@pytest.mark.parametrize("error", [BrokenPipeError, ValueError], ids=["gone", "closed"])
+def test_an_output_that_fails_does_not_stop_training(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
     def broken(text: str) -> None:
-        raise BrokenPipeError
+        raise error
 
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(write=broken))
     kept = Recorder()
-    with Hub(Recorder(fail), kept, report=broken) as hub:
+    with Hub(Recorder(fail), kept) as hub:
         hub.emit(Noted(round=1, text="hello"))
         time.sleep(0.3)
         hub.emit(Noted(round=1, text="again"))
     assert [event.text for event in kept.events][0::2] == ["hello", "again"]  # type: ignore[attr-defined]
 
 
-def test_several_threads_may_emit() -> None:
+def test_several_threads_may_emit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hubs, "CAPACITY", 32)
     sink = DurableRecorder()
-    with Hub(sink, capacity=32) as hub:
+    with Hub(sink) as hub:
         threads = [
             threading.Thread(target=lambda: [hub.emit(event) for event in notes(500)])
             for _ in range(4)
@@ -250,9 +268,12 @@ def test_several_threads_may_emit() -> None:
     assert len(sink.events) == 2000
 
 
-def test_after_its_end_a_hub_takes_nothing_and_keeps_nobody() -> None:
+def test_after_its_end_a_hub_takes_nothing_and_keeps_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hubs, "CAPACITY", 4)
     sink = DurableRecorder()
-    with Hub(sink, capacity=4) as hub:
+    with Hub(sink) as hub:
         hub.emit(Noted(round=1, text="in time"))
     for event in notes(20):
         hub.emit(event)

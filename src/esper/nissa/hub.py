@@ -55,13 +55,10 @@ class _Commit:
 class _Channel:
     """One sink, its queue and its thread."""
 
-    def __init__(
-        self, sink: Sink, failed: Callable[[str], None], capacity: int, patience: float
-    ) -> None:
+    def __init__(self, sink: Sink, failed: Callable[[str], None]) -> None:
         self.sink, self.durable = sink, isinstance(sink, DurableSink)
-        self.alive, self._closing = True, False
-        self._failed, self._patience = failed, patience
-        self._waiting: Queue[Event | _Commit] = Queue(capacity)
+        self.alive, self._closing, self._failed = True, False, failed
+        self._waiting: Queue[Event | _Commit] = Queue(CAPACITY)
         self._dropped: Counter[tuple[int, str]] = Counter()  # (round, kind), not yet told
         self._lock = threading.Lock()  # of what is counted, and of who says that it failed
         self._urgent = threading.Event()  # something waits that should not wait for more
@@ -76,10 +73,10 @@ class _Channel:
         if self._waiting.full():
             self._urgent.set()
         try:
-            self._waiting.put(item, needed, self._patience)
+            self._waiting.put(item, needed, PATIENCE_SECONDS)
         except Full:
             if isinstance(item, _Commit) or needed:
-                self._fail(f"it has written nothing for {self._patience:g} seconds")
+                self._fail(f"it has written nothing for {PATIENCE_SECONDS:g} seconds")
                 return
             with self._lock:
                 self._dropped[item.round, item.kind] += 1
@@ -96,8 +93,8 @@ class _Channel:
             return lambda: False
 
         def wait() -> bool:
-            if not mark.done.wait(self._patience):
-                self._fail(f"it has not finished a round for {self._patience:g} seconds")
+            if not mark.done.wait(PATIENCE_SECONDS):
+                self._fail(f"it has not finished a round for {PATIENCE_SECONDS:g} seconds")
             return mark.held
 
         return wait
@@ -106,7 +103,7 @@ class _Channel:
         self._closing = True
         self._urgent.set()
         # One that hangs was given up already.
-        self._thread.join(self._patience if self.durable and self.alive else CLOSING_SECONDS)
+        self._thread.join(PATIENCE_SECONDS if self.durable and self.alive else CLOSING_SECONDS)
 
     def take_dropped(self) -> list[Dropped]:
         """What was dropped since the last time."""
@@ -173,22 +170,16 @@ class _Channel:
 
 def tell(text: str) -> None:
     """One line on the standard error, if there is one yet."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
 
 class Hub(AbstractContextManager["Hub"]):
     """Takes events from training. Use it in a `with`, so that its end is written too."""
 
-    def __init__(
-        self,
-        *sinks: Sink,
-        report: Callable[[str], None] = tell,
-        capacity: int = CAPACITY,
-        patience: float = PATIENCE_SECONDS,
-    ) -> None:
-        self._report, self._round = report, 0
-        self._channels = [_Channel(sink, self._failed, capacity, patience) for sink in sinks]
+    def __init__(self, *sinks: Sink) -> None:
+        self._round = 0
+        self._channels = [_Channel(sink, self._failed) for sink in sinks]
 
     def emit(self, event: Event) -> None:
         """Hand over an event; waits only for a durable sink without room."""
@@ -226,6 +217,5 @@ class Hub(AbstractContextManager["Hub"]):
             self.emit(event)
 
     def _failed(self, text: str) -> None:
-        with suppress(Exception):
-            self._report(text)
+        tell(text)
         self.emit(Noted(round=self._round, text=text))
