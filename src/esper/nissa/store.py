@@ -214,15 +214,12 @@ def _watched(event: StepEvent, active: NDArray[np.intp], layout: RunLayout) -> d
 # --- the store -------------------------------------------------------------------------------
 
 
-def usable_store(
-    path: Path, layout: RunLayout, rows: int = DEFAULT_ROWS, *, after: int | None = None
-) -> "RunStore | None":
+def usable_store(path: Path, layout: RunLayout, *, after: int) -> "RunStore | None":
     """The telemetry of a run, rewound to a round; None: it cannot be used, which is told."""
     try:
-        store = RunStore(path, layout, rows)
-        if after is not None:
-            whole = store.last_commit
-            store.rewind(-1 if whole is None else min(whole, after))
+        store = RunStore(path, layout)
+        whole = store.last_commit
+        store.rewind(-1 if whole is None else min(whole, after))
     except (EsperError, OSError, sqlite3.Error) as error:
         tell(f"The run goes on without telemetry of its own: {first_line(error)}")
         return None
