@@ -384,8 +384,7 @@ class Growth:
         first_loss = self.run.before["loss"]
         self.scoring = replace(self.scoring, first_loss=first_loss)
         self.run.settle(score=self.scoring.meaning, device=device_name(self.device))
-        # What guessing is worth: known from the classes, or the loss of a model that guesses.
-        self.host.memory.classes, self.host.memory.unit = self.scoring.classes, abs(first_loss)
+        self.host.memory.take_reference(self.scoring.classes, first_loss)
 
     def epoch(self, number: int) -> EpochNews:
         trained = self._trained(number)

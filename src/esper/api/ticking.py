@@ -223,6 +223,10 @@ class GrowthMemory:
         self.unit: float | None = None  # the loss that counts as guessing without classes
         self._pending: tuple[str, Mapping[str, Tensor]] | None = None  # of a saved controller
 
+    def take_reference(self, classes: int | None, loss: float) -> None:
+        """What guessing is worth: known from the classes, or the loss of a model that guesses."""
+        self.classes, self.unit = classes, abs(loss)
+
     def expect(self, epoch: int, horizon: int | None) -> None:
         """So many epochs are lived of so many in all."""
         self.ended = horizon is not None and epoch >= horizon
