@@ -206,6 +206,12 @@ class AttachedHost(GrowingModel):
         seeds = {n: p for n, p in self.slots.named_parameters() if id(p) in held}
         remove_parameters(optimizer, seeds)
 
+    def live_for(self, ticks: int | None, *, resumed: bool) -> None:
+        """A training has so many; those before it count if it is resumed."""
+        lived = int(self.lifecycle.epoch)
+        self.horizon = ticks if ticks is None or resumed else lived + ticks
+        self.memory.expect(lived, self.horizon)
+
     def _without_seeds(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         """What the optimiser saves: by position, of the model's own parameters."""
         seeds = {id(parameter) for parameter in self.slots.parameters()}
@@ -304,9 +310,7 @@ class GrowingCallback:
         host.join(optimizer, schedulers)
         self._growth.recover()
         if Budget.of(asked.budget).epochs is None:
-            lived = int(host.lifecycle.epoch)  # those count if this training is resumed
-            host.horizon = ticks if ticks is None or resumed else lived + ticks
-            host.memory.expect(lived, host.horizon)
+            host.live_for(ticks, resumed=resumed)
         measured = measured or asked.evaluate is not None
         host.require_controller(asked.controller, measured=measured)
 
