@@ -14,9 +14,7 @@ def refused(error: Exception, *kinds: type[Exception], **how: object) -> str:
 
 
 def test_what_other_code_says_is_told_in_a_line_with_what_was_given() -> None:
-    said = refused(
-        RuntimeError("no room\nand much more"), given="a box: ", valid="bags", fix="wait"
-    )
+    said = refused(RuntimeError("no room\nand more"), given="a box: ", valid="bags", fix="wait")
     assert said == "It fails; given: a box: no room; valid: bags; wait."
 
 
@@ -43,7 +41,7 @@ def test_it_is_an_error_of_the_kind_that_was_asked_for_in_the_words_that_were() 
 
 
 def test_other_kinds_and_sentences_of_our_own_pass_as_they_are() -> None:
-    with pytest.raises(TypeError, match="^odd$"), in_words("It fails", (ValueError, LookupError)):
+    with pytest.raises(TypeError, match="odd"), in_words("It fails", (ValueError, LookupError)):
         raise TypeError("odd")
     own = UnknownNameError.of("fruit", "aple", ["apple"])
     with pytest.raises(UnknownNameError) as found, in_words("It fails"):

@@ -72,8 +72,8 @@ _PAGES = Environment(
     trim_blocks=True,
     undefined=StrictUndefined,
 )
-_PAGES.filters |= {"words": in_plain_words, "flops": spoken_flops, "duration": duration}
-_PAGES.filters |= {"signed": signed, "number": format, "listed": listed}
+_PAGES.filters.update(words=in_plain_words, flops=spoken_flops, duration=duration)
+_PAGES.filters.update(signed=signed, number=format, listed=listed)
 _PAGES.globals["colours"] = STAGE_COLOURS
 _PAGES.filters["png"] = lambda painted: base64.b64encode(painted).decode("ascii")
 
