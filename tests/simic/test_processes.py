@@ -28,6 +28,7 @@ from esper.simic.agent import (
 )
 from esper.simic.agent.processes import _letter, _said
 from esper.simic.agent.update import Update
+from esper.tamiyo import RunningNorm
 from tests.simic.toys import Noise
 
 HIDDEN, TIME = DEFAULT_LSTM_HIDDEN_DIM // 8, DEFAULT_EPISODE_LENGTH // 4
@@ -290,6 +291,20 @@ def test_every_process_starts_from_the_same_weights(together: list[dict[str, Any
     first, second = together
     assert first["weights"] == second["weights"]
     assert not torch.tensor(first["weights"]).any()
+
+
+def test_statistics_of_the_first_process_count_at_once_where_others_were_used_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def told(tensor: torch.Tensor, **_: object) -> None:  # as messages do, unseen by torch
+        tensor.data.fill_(4.0)
+
+    norm, states = RunningNorm(2), torch.full((1, 2), 8.0)
+    assert torch.equal(norm(states), states)
+    monkeypatch.setattr(distributed, "broadcast", told)
+    group: Any = object()
+    Processes(rank=1, size=2, group=group).share(norm)
+    assert torch.equal(norm(states), torch.full((1, 2), (8.0 - 4.0) / 2.0))
 
 
 def test_an_environment_gets_the_same_actions_whichever_process_plays_it(

@@ -76,6 +76,20 @@ def test_whole_sequences_equal_a_loop_over_steps_wherever_the_resets_are(
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
+def test_sequences_of_another_shape_with_the_same_starts_in_a_row_are_cut_where_theirs_are() -> (
+    None
+):
+    torch.manual_seed(0)
+    lstm = nn.LSTM(HIDDEN, HIDDEN, batch_first=True)
+    flat = torch.rand(24) < 0.3
+    for rows in (1, 2, 3, 2, 1):
+        starts, inputs = flat.view(rows, -1), torch.randn(rows, 24 // rows, HIDDEN)
+        hidden = (torch.randn(1, rows, HIDDEN), torch.randn(1, rows, HIDDEN))
+        expected, _ = by_step(lstm, inputs, hidden, starts)
+        found = run_sequences(lstm, inputs, hidden, starts)
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
 def test_gradients_through_cut_sequences_equal_those_of_the_loop() -> None:
     torch.manual_seed(0)
     lstm = nn.LSTM(HIDDEN, HIDDEN, batch_first=True)

@@ -1,4 +1,11 @@
-"""The floor under the variance: what hardly changed while learning is not blown up later."""
+"""The floor under the variance: what hardly changed while learning is not blown up later.
+
+And what is remembered of the buffers never outlives them.
+"""
+
+import copy
+import io
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -74,3 +81,134 @@ def test_the_floor_is_saved_with_the_norm_and_with_the_network() -> None:
     networks[1].load_state_dict(networks[0].state_dict())
     assert float(networks[1].observation_norm.floor) == GARDEN_FLOOR
     assert "observation_norm.floor" not in dict(networks[1].named_parameters()), "never learned"
+
+
+def anew(norm: RunningNorm, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the buffers say, feature by feature: of states, and of ones that are made louder."""
+    assert norm.others is not None
+    found = torch.zeros(2, *states.shape, dtype=torch.float64)
+    for f, (mean, variance, other) in enumerate(
+        zip(norm.mean, norm.variance, norm.others, strict=True)
+    ):
+        wide = variance.clamp(min=float(norm.floor)).sqrt()
+        plain = states[:, f].double()
+        found[0, :, f] = ((plain - mean) / wide if other else plain).clamp(-CLIP, CLIP)
+        found[1, :, f] = 1.0 if other else (1 / wide).clamp(max=CLIP)
+    return found[0], found[1]
+
+
+def saved(norm: RunningNorm) -> RunningNorm:
+    file = io.BytesIO()
+    torch.save(norm, file)
+    file.seek(0)
+    loaded: RunningNorm = torch.load(file, weights_only=False)
+    return loaded
+
+
+def others(norm: RunningNorm) -> dict[str, torch.Tensor]:
+    """Other statistics, with the same marks."""
+    return norm.state_dict() | {"mean": norm.mean + 2, "variance": norm.variance * 3}
+
+
+def assigned(norm: RunningNorm) -> RunningNorm:
+    norm.load_state_dict(others(norm), assign=True)
+    return norm
+
+
+def loaded(norm: RunningNorm) -> RunningNorm:
+    norm.load_state_dict(others(norm))
+    return norm
+
+
+def floored(norm: RunningNorm) -> RunningNorm:
+    norm.floor.fill_(9.0)
+    return norm
+
+
+def moved(norm: RunningNorm) -> RunningNorm:
+    norm.mean[0] = 7.0
+    return norm
+
+
+def unmarked(norm: RunningNorm) -> RunningNorm:
+    assert norm.others is not None
+    norm.others.fill_(1.0)
+    return norm
+
+
+def doubled(norm: RunningNorm) -> RunningNorm:
+    return norm.double()
+
+
+def inferred(norm: RunningNorm) -> RunningNorm:
+    with torch.inference_mode():
+        norm(torch.zeros(1, 3))
+        norm.mean.fill_(3.0)
+    return norm
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        floored,
+        moved,
+        unmarked,
+        loaded,
+        assigned,
+        inferred,
+        doubled,
+        copy.deepcopy,
+        copy.copy,
+        saved,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_what_changes_in_the_buffers_is_seen_at_once(
+    change: Callable[[RunningNorm], RunningNorm],
+) -> None:
+    draw = torch.Generator().manual_seed(1)
+    norm = RunningNorm(3, keeps_marks=True)
+
+    def news() -> torch.Tensor:
+        marks = torch.rand(50, 1, generator=draw) < 0.2
+        return torch.cat((4 * torch.randn(50, 2, generator=draw) + 1, marks), 1)
+
+    def check() -> None:
+        states = news().requires_grad_()
+        seen, louder = anew(norm, states.detach())
+        torch.testing.assert_close(norm(states).double(), seen, atol=1e-5, rtol=1e-5)
+        ones = torch.ones_like(states)
+        torch.testing.assert_close(norm.louder(ones).double(), louder, atol=1e-5, rtol=1e-5)
+        norm(states).sum().backward()
+
+    for _ in range(3):
+        norm.observe(news())
+        check()
+        check()
+        norm = change(norm)
+        check()
+
+
+def test_a_copy_that_was_written_to_as_often_as_its_original_goes_by_its_own_buffers() -> None:
+    norm, states = RunningNorm(3), torch.randn(5, 3)
+    norm.observe(torch.randn(20, 3))
+    for buffer in norm.buffers():
+        for _ in range(3):
+            buffer.mul_(1.0)
+    before = norm(states)
+    copied = copy.deepcopy(norm)
+    for buffer, original in zip(copied.buffers(), norm.buffers(), strict=True):
+        while buffer._version < original._version:
+            buffer.add_(2.0)
+        assert buffer._version == original._version
+    wide = copied.variance.maximum(copied.floor).sqrt()
+    expected = ((states - copied.mean) / wide).float().clamp(-CLIP, CLIP)
+    torch.testing.assert_close(copied(states), expected)
+    assert torch.equal(norm(states), before)
+
+
+def test_a_buffer_in_the_place_of_one_that_was_written_to_as_often_counts() -> None:
+    norm, states = RunningNorm(3), torch.randn(5, 3)
+    assert torch.equal(norm(states), states)
+    norm.mean = torch.full_like(norm.mean, 2.0)  # new, as the one before it was
+    torch.testing.assert_close(norm(states), states - 2.0)

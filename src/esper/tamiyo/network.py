@@ -5,12 +5,15 @@ Shapes: `N` rows or sequences, `T` time, `F` state features, `L` layers, `D` hid
 """
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -35,9 +38,12 @@ GARDEN_FLOOR = 1e-2
 # steps: with 2 it took 1.2 times as long as sequences without cuts, in one group of all 6.7 times,
 # as a packed sequence 3.5 times.
 MAX_PADDING = 2.0
+KEPT_STEPS = 4096  # up to so many, where sequences were cut is remembered
 WORTH_A_CALL = 160  # steps of padding that cost as much as one more call of the LSTM
 
 Hidden = tuple[Tensor, Tensor]  # the LSTM's h and c, [L, N, D] each
+Pieces = tuple[list[tuple[Tensor, ...]], Tensor]
+Units = tuple[Tensor, Tensor, Tensor]
 Summed = Callable[[Tensor], Tensor]  # adds a tensor up over the processes that learn together
 
 
@@ -337,22 +343,45 @@ class RunningNorm(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("floor", torch.full((), EPSILON, dtype=torch.float64))
         self.register_buffer("others", torch.zeros_like(self.mean) if keeps_marks else None)
+        self._known: tuple[torch.dtype, tuple[Any, ...], tuple[int, ...], Units] | None = None
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., F] in the type of the input."""
-        scale = self.variance.clamp(min=self.floor).rsqrt()
-        mean = self.mean
-        if self.others is not None:
-            scale, mean = scale.where(self.others > 0, 1.0), mean * self.others
-        shift = (-mean * scale).to(states.dtype)
-        return torch.addcmul(shift, states, scale.to(states.dtype)).clamp(-CLIP, CLIP)
+        scale, shift, _ = self._units(states.dtype)
+        return torch.addcmul(shift, states, scale).clamp(-CLIP, CLIP)
 
     def louder(self, seen: Tensor) -> Tensor:
         """What `forward` gave, with marks in units of their standard deviation: rare ones most."""
-        if self.others is None:
-            return seen
-        scale = self.variance.clamp(min=self.floor).rsqrt().clamp(max=CLIP)
-        return seen * scale.masked_fill(self.others > 0, 1.0).to(seen.dtype)
+        return seen if self.others is None else seen * self._units(seen.dtype)[2]
+
+    def _units(self, dtype: torch.dtype) -> Units:
+        """[F] each: scale and shift, and by how much marks are louder.
+
+        They are worked out anew only when a buffer is another or was written to since: every step
+        asks for them, and the buffers change between rollouts.
+        """
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return self._worked_out(dtype)
+        buffers = tuple(self._buffers.values())
+        written = tuple(-1 if buffer is None else buffer._version for buffer in buffers)
+        if self._known is not None:
+            known, of, then, found = self._known
+            if known is dtype and then == written and all(map(operator.is_, of, buffers)):
+                return found
+        found = self._worked_out(dtype)
+        self._known = (dtype, buffers, written, found)
+        return found
+
+    def _worked_out(self, dtype: torch.dtype) -> Units:
+        scale, shift = self.variance.clamp(min=self.floor).rsqrt(), -self.mean
+        louder, others = scale.clamp(max=CLIP), self.others
+        if others is not None:
+            louder = louder.masked_fill(others > 0, 1.0)
+            scale, shift = scale.where(others > 0, 1.0), shift * others
+        return scale.to(dtype), (shift * scale).to(dtype), louder.to(dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": None}  # a copy has buffers of its own
 
     @torch.no_grad()
     def observe(self, states: Tensor, valid: Tensor | None = None, summed: Summed = alone) -> None:
@@ -447,25 +476,38 @@ def _run_pieces(lstm: nn.Module, inputs: Tensor, hidden: Hidden, starts: Tensor)
         entering = reset_hidden((h, c), fresh)
         padded = steps.index_select(0, there(source.flatten())).view(*source.shape, -1)
         outputs.append(lstm(padded, entering)[0].flatten(0, 1))
-    return torch.cat(outputs).index_select(0, there(back)).view(N, T, -1)
+    joined = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+    return joined.index_select(0, there(back)).view(N, T, -1)
 
 
-def _pieces(starts: Tensor) -> tuple[list[tuple[Tensor, Tensor, Tensor]], Tensor]:
+def _pieces(starts: Tensor) -> Pieces:
     """Pieces of sequences between starts [N, T], in groups of similar length.
 
     Of each group: the pieces' sequences [K], whether they begin with an empty memory [K], and which
     step stands where, [K, longest], of all N * T. Then where the output of each step will stand. By
     numpy, which is several times faster with few numbers.
     """
+    if starts.numel() > KEPT_STEPS or torch.compiler.is_compiling():
+        return _cut(starts.numpy())
+    return _remembered(starts.numpy().tobytes(), *starts.shape)
+
+
+@lru_cache(maxsize=16)  # a minibatch of one sequence, or of all, comes again in every epoch
+def _remembered(starts: bytes, N: int, T: int) -> Pieces:
+    return _cut(np.frombuffer(starts, bool).reshape(N, T))
+
+
+def _cut(starts: NDArray[np.bool]) -> Pieces:
     N, T = starts.shape
-    cuts = starts.numpy().copy()
+    cuts = starts.copy()
     cuts[:, 0] = True  # every sequence begins a piece, with the state it carries
     owner, begin = cuts.nonzero()  # [K] in order of place
     place = owner * T + begin  # [K] in the steps of all sequences, one after the other
     lengths = np.diff(place, append=N * T)  # [K]
     order = np.argsort(-lengths, kind="stable")
     lengths = lengths[order]
-    groups, ran, back = [], 0, np.empty(N * T, np.int64)
+    groups: list[tuple[Tensor, ...]] = []
+    ran, back = 0, np.empty(N * T, np.int64)
     for first, after in _similar(lengths.tolist()):
         group, time = order[first:after], np.arange(lengths[first])
         inside = time < lengths[first:after, None]  # [pieces, longest]
@@ -474,7 +516,7 @@ def _pieces(starts: Tensor) -> tuple[list[tuple[Tensor, Tensor, Tensor]], Tensor
         ran += inside.size
         parts = (owner[group], begin[group] > 0, np.minimum(source, N * T - 1))
         groups.append(tuple(map(torch.from_numpy, parts)))
-    return groups, torch.from_numpy(back)  # type: ignore[return-value]
+    return groups, torch.from_numpy(back)
 
 
 def _similar(lengths: list[int]) -> Iterator[tuple[int, int]]:

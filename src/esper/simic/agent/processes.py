@@ -146,7 +146,9 @@ class Processes:
         from torch import distributed
 
         for tensor in network.state_dict().values():
-            distributed.broadcast(tensor, group_src=0, group=self.group)
+            first = tensor.clone()
+            distributed.broadcast(first, group_src=0, group=self.group)
+            tensor.copy_(first)  # written to as torch counts it, which a message is not
 
     def _reduce(self, tensor: Tensor, how: str) -> Tensor:
         if self.group is not None:
