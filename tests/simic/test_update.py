@@ -13,7 +13,7 @@ from esper.leyline import (
     ActionSpace,
     LifecycleOp,
 )
-from esper.leyline.constants import HEAD_COUNT_FLOOR
+from esper.leyline.constants import HEAD_COUNT_FLOOR, LOG_RATIO_CLAMP
 from esper.simic.agent import PPOConfig, SequenceBatch
 from esper.simic.agent.advantages import mattered
 from esper.simic.agent.update import (
@@ -272,3 +272,52 @@ def test_the_value_clip_is_apart_from_the_policys() -> None:
     assert float(terms_of(batch, found, far).value) == pytest.approx(0.5 * 7.0**2)
     wider = replace(near, clip_ratio=0.9)
     assert float(terms_of(batch, found, wider).value) == pytest.approx(0.5 * 9.0**2)
+
+
+def test_losses_and_their_gradients_are_those_of_the_plain_formulas() -> None:
+    torch.manual_seed(7)
+    config = PPOConfig(value_clip=0.4, clip_ratio=0.2)
+    for spread in (0.3, 15.0):  # the second leaves the bounds of the logarithm too
+        batch, _ = random_batch(6)
+        valid = torch.rand(batch.valid.shape) < 0.9
+        values, returns = torch.randn(2, *valid.shape)
+        batch = replace(batch, values=values, returns=3 * returns, valid=valid)
+        batch = replace(batch, matters=batch.matters & valid[..., None])
+        share = shares(step_counts(batch).sum(0), config)
+        scale, coefs = torch.tensor(2.5), torch.rand(len(SPACE))
+        leaves = [
+            (batch.log_probs + spread * torch.randn_like(batch.log_probs)).requires_grad_(),
+            torch.rand_like(batch.log_probs).requires_grad_(),
+            (values + torch.randn_like(values)).requires_grad_(),
+        ]
+        found = ppo_terms(batch, Evaluation(*leaves), share, scale, config)
+        gradients = torch.autograd.grad(total_loss(found, coefs, config), leaves)
+
+        log_probs, entropies, guessed = (leaf.double() for leaf in leaves)
+        counted = batch.matters * share.head.double()
+        ratio = (log_probs - batch.log_probs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
+        advantages = batch.advantages[..., None].double()
+        worst = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+        policy, bonus = -(worst * counted).sum((0, 1)), (entropies * counted).sum((0, 1))
+        near = values + (guessed - values).clamp(-0.4 * 2.5, 0.4 * 2.5)
+        errors = torch.maximum((guessed - batch.returns) ** 2, (near - batch.returns) ** 2)
+        value = 0.5 * (errors / 2.5**2 * valid).sum() * share.step
+        loss = policy.sum() + config.value_coef * value - (coefs * bonus).sum()
+        expected = torch.autograd.grad(loss, leaves)
+        named = (found.policy, found.bonus, found.value[0])
+        for one, other in zip((*named, *gradients), (policy, bonus, value, *expected), strict=True):
+            torch.testing.assert_close(one.double(), other.double(), atol=1e-6, rtol=1e-4)
+        assert all(bool((gradient == 0).any()) for gradient in gradients), "nothing was clipped"
+
+
+def test_one_sequence_is_taken_as_several_are() -> None:
+    batch, _ = random_batch(8)
+    batch = replace(batch, hidden=(torch.randn(1, 6, 2), torch.randn(1, 6, 2)))
+    for row in range(6):
+        single, twice = batch.rows(torch.tensor([row])), batch.rows(torch.tensor([row, row]))
+        for name, part in vars(twice).items():
+            if name == "hidden":
+                for one, both in zip(single.hidden, part, strict=True):
+                    assert torch.equal(one, both[:, :1])
+            else:
+                assert torch.equal(getattr(single, name), part[:1])

@@ -62,10 +62,10 @@ class MaskedCategorical:
 
     def entropy(self) -> Tensor:
         """[...]: from 0 to 1; exactly 0 where only one action is legal."""
-        legal = self.mask.sum(-1)  # [...]
-        scale = torch.where(legal > 1, -1.0 / legal.clamp(min=2).log(), 0.0)
+        legal = self.mask.sum(-1, dtype=torch.float32)  # [...]
         # Masked before the product: 0 times a very negative number has a gradient of its own.
-        return (self.probs * self.log_probs.masked_fill(self._closed, 0.0)).sum(-1) * scale
+        found = (self.probs * self.log_probs.masked_fill(self._closed, 0.0)).sum(-1)
+        return found / -legal.clamp(min=2).log()  # of a single action it is 0 already
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """[...] int64: actions drawn with their probabilities; never an illegal one."""

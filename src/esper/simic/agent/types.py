@@ -4,7 +4,7 @@ Shapes: `E` environments, `T` time, `F` state features, `H` heads, `A` actions o
 `L` layers, `D` hidden size, `R` rows of a batch.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -49,11 +49,18 @@ class SequenceBatch:
     hidden: Hidden  # [L, R, D] each, entering the first step
 
     def rows(self, rows: Tensor) -> "SequenceBatch":
-        """These sequences only; `rows` is on the CPU."""
+        """These sequences only; `rows` is on the CPU. A single one is not copied."""
         there = rows.to(self.states.device, non_blocking=True)
-        names = [each.name for each in fields(self) if each.name not in ("starts", "hidden")]
-        return SequenceBatch(
-            **{name: getattr(self, name).index_select(0, there) for name in names},
-            starts=self.starts[rows],
-            hidden=(self.hidden[0].index_select(1, there), self.hidden[1].index_select(1, there)),
-        )
+        first = int(rows[0]) if len(rows) == 1 else None
+
+        def taken(tensor: Tensor, dim: int = 0) -> Tensor:
+            if first is None:
+                return tensor.index_select(dim, there)
+            return tensor.narrow(dim, first, 1)
+
+        parts = {name: taken(part) for name, part in vars(self).items() if name not in _APART}
+        hidden = (taken(self.hidden[0], 1), taken(self.hidden[1], 1))
+        return SequenceBatch(**parts, starts=self.starts[rows], hidden=hidden)
+
+
+_APART = ("starts", "hidden")  # what is not a row of numbers for each sequence, on the device

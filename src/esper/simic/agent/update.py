@@ -10,8 +10,9 @@ Shapes: `R` sequences, `T` time, `H` heads, `K` optimiser steps.
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cache
 from itertools import islice
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -115,41 +116,56 @@ def ppo_terms(
 
     `batch.log_probs` and `batch.values` are the reference from before the first step.
     """
-    closed = ~batch.matters
-    log_ratio = (evaluation.log_probs - batch.log_probs).masked_fill(closed, 0.0)
-    log_ratio = log_ratio.clamp(-constants.LOG_RATIO_CLAMP, constants.LOG_RATIO_CLAMP)
-    ratio = log_ratio.exp()
-    advantages = batch.advantages[..., None]  # where a head did not matter all is closed
-    # The lesser of what the ratio and the clipped one promise: no more than the far bound does.
-    least = torch.where(advantages < 0, 1 - config.clip_ratio, 0.0)
-    most = torch.where(advantages > 0, 1 + config.clip_ratio, torch.inf)
-    surrogate = -advantages * ratio.clamp(least, most)
-
-    values, before = evaluation.values / return_scale, batch.values / return_scale
-    targets = batch.returns / return_scale
-    moved = before + (values - before).clamp(-config.value_clip, config.value_clip)
-    error, bounded = values - targets, moved - targets
-    squares = torch.where(error.abs() >= bounded.abs(), error, bounded).square()
-
     with torch.no_grad():
+        closed, bound = ~batch.matters, constants.LOG_RATIO_CLAMP
+        moved = (evaluation.log_probs - batch.log_probs).masked_fill_(closed, 0.0)
+        log_ratio = moved.clamp(-bound, bound)
+        ratio = log_ratio.exp()
+        weights = batch.advantages[..., None] * share.head * batch.matters
+        # The lesser of what the ratio and the clipped one promise: no more than the far bound does,
+        # which is 0 or infinite on the other side.
+        least = (weights < 0) * (1 - config.clip_ratio)
+        most = (1 + config.clip_ratio) / (weights > 0)
+        limited = ratio.clamp(least, most)
+        surrogate = -weights * limited
+        free = (limited == ratio) & (moved == log_ratio)
+
+        error = (evaluation.values - batch.returns) / return_scale
+        step = (evaluation.values - batch.values) / return_scale
+        bounded = error + (step.clamp(-config.value_clip, config.value_clip) - step)
+        worse = torch.where(error.abs() >= bounded.abs(), error, bounded)
+        worse.masked_fill_(~batch.valid, 0.0)
+
         low, high = ratio.flatten(0, 1).aminmax(dim=0)  # 1 where the head did not matter
         off = ratio - 1
-        clipped = (off.abs() > config.clip_ratio).float()
-        observed = torch.stack((off - log_ratio, clipped, ratio))
-        kl, clipped, mean = observed.masked_fill_(closed, 0.0).sum((1, 2)).unbind()
-    learned = torch.stack((surrogate, evaluation.entropies)).masked_fill(closed, 0.0).sum((1, 2))
-    policy, bonus = (learned * share.head).unbind()
-    return Terms(
-        policy=policy,
-        bonus=bonus,
-        value=0.5 * squares.masked_fill(~batch.valid, 0.0).sum()[None] * share.step,
-        kl=kl * share.step,
-        entropy=learned[1].detach(),
-        clipped=clipped,
-        ratio=mean,
-        ratio_min=low,
-        ratio_max=high,
-    )
+        clipped = off.abs() > config.clip_ratio
+        observed = torch.stack((off - log_ratio, clipped, ratio, evaluation.entropies))
+        kl, clipped, mean, entropy = observed.masked_fill_(closed, 0.0).sum((1, 2)).unbind()
+        value = 0.5 * worse.square().sum()[None] * share.step
+        slopes = (
+            surrogate * free,  # a ratio grows by itself
+            share.head * batch.matters,
+            worse * (worse == error) * (share.step / return_scale),
+        )
+        sums = (surrogate.sum((0, 1)), entropy * share.head, value)
+    policy, bonus, value = Known.apply(*evaluation, sums, slopes)  # type: ignore[no-untyped-call]
+    return Terms(policy, bonus, value, kl * share.step, entropy, clipped, mean, low, high)
+
+
+class Known(torch.autograd.Function):
+    """Sums over steps with slopes that are known: a graph of the many small operations that lead to
+    them would take as long again as they."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
+        """Of log-probs, entropies and values: the sums, and what each step adds to its own."""
+        *_, sums, ctx.slopes = given
+        return cast(tuple[Tensor, ...], sums)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        slopes = (part * slope for part, slope in zip(outer, ctx.slopes, strict=True))
+        return (*slopes, None, None)
 
 
 def total_loss(terms: Terms, entropy_coefs: Tensor, config: PPOConfig) -> Tensor:
@@ -292,8 +308,12 @@ class Update:
         minibatches = self._minibatches(len(batch.valid), place)
         counts = self._counts(batch, minibatches)
         weights = map(Shares, *(each.unbind() for each in shares(counts, self.config)))
+        single = cache(lambda row: batch.rows(torch.tensor([row])))  # not copies
         for rows, share in zip(minibatches, weights, strict=True):
-            part = batch if rows is None else batch.rows(rows)
+            if rows is None:
+                part = batch
+            else:
+                part = single(int(rows)) if len(rows) == 1 else batch.rows(rows)
             if not self._step(part, share):
                 break
 
