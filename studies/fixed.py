@@ -9,20 +9,40 @@ Shapes: `N` rows, `T` epochs.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.garden import Case, Episodes, by_shape
 from esper.garden.dealing import ALONE, Costs, Ranks, in_turns
 from esper.garden.playing import StoppedError
-from esper.leyline import AgreementError, Blend
+from esper.kasmina import ScalarGate
+from esper.leyline import NOTHING, AgreementError, Blend, SeedStage
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.tamiyo.controllers import Arm
-from esper.tolaria.population_config import GrownPart, PopulationConfig, Start
+from esper.tolaria import Population
+from esper.tolaria.pools import UNIFORM, Template
+from esper.tolaria.population_config import PopulationConfig
+from esper.tolaria.random_streams import fold
 
 LONGER = 1.5  # times the shortest training of a batch may be the longest
+
+
+class Start(StrEnum):
+    """How the seeds of a network that never grew begin; either may be the better for it."""
+
+    USUAL = "usual"  # every layer as torch starts it, the last one of a seed too; scalar gates at 1
+    ZERO = "zero"  # as a seed is planted, so that it adds nothing at first
+
+
+class GrownPart(NamedTuple):
+    """One seed of a grown architecture, by indices of the catalogue."""
+
+    slot: int
+    blueprint: int
+    blend: Blend
 
 
 @dataclass(frozen=True)
@@ -153,7 +173,55 @@ def _plant(episodes: Episodes, runs: Sequence[FixedRun]) -> None:
     for arms, start in dict.fromkeys((run.arms, run.start) for run in runs if run.arms):
         rows = [row for row, run in enumerate(runs) if (run.arms, run.start) == (arms, start)]
         parts = [GrownPart(*arm.place(catalogue), Blend.named(arm.blend)) for arm in arms]
-        episodes.population.plant_grown(torch.tensor(rows), parts, start)
+        plant_grown(episodes.population, torch.tensor(rows), parts, start)
+
+
+def plant_grown(
+    population: Population,
+    environments: Tensor,
+    parts: Sequence[GrownPart],
+    start: Start = Start.USUAL,
+) -> None:
+    """Give newborn environments [K] these seeds, permanent and fully on, from the first step."""
+    life = population.lifecycle.rows(environments)
+    if bool((life.epoch > 0).any()) or bool(life.occupied.any()):
+        raise AgreementError(
+            "A network from scratch has its parts before it trains",
+            given="environments that have trained or hold seeds",
+            fix="reset_rows() them first",
+        )
+    costs = population.catalogue.total_costs
+    for slot, kind, blend in parts:
+        streams = fold(population.seeds[environments], "scratch", slot)
+        population.newborn((("seed", slot, kind), environments, streams))
+        if start is Start.USUAL:
+            pool = population.pools["seed", slot, kind]
+            rows = population.pool_rows[environments, slot]
+            pool.state.theta[rows] = _as_usual(pool.template, streams).to(pool.state.theta)
+        if blend is Blend.GATE:  # starts as 1 either way
+            population.newborn((("gate", slot, NOTHING), environments, streams))
+        life.stage[:, slot] = SeedStage.FOSSILIZED
+        life.blueprint[:, slot] = kind
+        life.blend[:, slot] = blend
+        life.alpha[:, slot] = 1.0
+        life.params[:, slot] = costs[slot, kind, blend]
+    population.lifecycle = population.lifecycle.with_rows(environments, life)
+
+
+def _as_usual(template: Template, streams: Tensor) -> Tensor:
+    """Rows [K, P]: every layer as torch starts it, and scalar gates at 1, from streams [K]."""
+    rows = []
+    with torch.random.fork_rng(devices=[]):
+        for stream in streams.tolist():
+            torch.manual_seed(stream)
+            module = template.build()
+            for part in module.modules():
+                if isinstance(part, UNIFORM):
+                    part.reset_parameters()
+                elif isinstance(part, ScalarGate):
+                    nn.init.ones_(part.weight)
+            rows.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    return torch.stack(rows)
 
 
 def _last_epochs(mark: int) -> range:

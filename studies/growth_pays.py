@@ -22,8 +22,9 @@ from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
 from esper.leyline.errors import DataError, UnknownNameError
 from esper.tamiyo.controllers.schedules import Schedule
 from esper.tolaria.flops import STEP
-from esper.tolaria.population_config import PopulationConfig, Start
+from esper.tolaria.population_config import PopulationConfig
 from esper.tolaria.tasks import GARDEN_BATCH, GARDEN_BATCHES, GARDEN_RATE
+from studies.fixed import Start
 from studies.folders import DESCRIPTION, RESULTS, Clock, StudyFolder, Tell
 from studies.trials import FIXED, GROW, RANDOM, Setting, Trial, Workshop
 

@@ -14,8 +14,8 @@ from esper.garden.dealing import ALONE, Ranks
 from esper.garden.playing import StoppedError
 from esper.leyline.errors import AgreementError
 from esper.tamiyo.controllers import Arm, RandomLegal
-from esper.tolaria.population_config import PopulationConfig, Start
-from studies.fixed import FixedRun, Mark, train_fixed
+from esper.tolaria.population_config import PopulationConfig
+from studies.fixed import FixedRun, Mark, Start, train_fixed
 from studies.folders import Clock, Tell
 
 GROW, RANDOM, FIXED = "grow", "random", "fixed"

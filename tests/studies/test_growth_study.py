@@ -16,9 +16,8 @@ from esper.leyline import AgreementError, DataError, UnknownNameError
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.simic.training.run_processes import joined
 from esper.tamiyo.controllers import Arm
-from esper.tolaria.population_config import Start
 from studies.cubes import Results, read_results
-from studies.fixed import FixedRun, train_fixed
+from studies.fixed import FixedRun, Start, train_fixed
 from studies.folders import DESCRIPTION, RESULTS
 from studies.growth_pays import (
     NAMES,

@@ -124,21 +124,6 @@ def test_a_restarted_row_is_whole_until_it_is_silenced_again() -> None:
         assert torch.equal(extract(population, 3).state_dict()[name], value)
 
 
-def test_a_saved_population_remembers_what_is_silenced() -> None:
-    population = lesioned("conv1d", dtype=torch.float32)
-    live_on(population, range(2))
-    state = population.state_dict()
-    first = live_on(population, range(2, 4))
-    again = make_population("conv1d", 5, dtype=torch.float32)
-    again.load_state_dict(state)
-    assert torch.equal(live_on(again, range(2, 4)), first)
-    assert torch.equal(dead(again), dead(population))
-    whole = make_population("conv1d", 5, dtype=torch.float32)
-    again.load_state_dict(whole.state_dict())
-    assert again.live is None
-    assert torch.equal(live_on(again, range(2)), live_on(whole, range(2)))
-
-
 def test_masks_of_another_shape_are_refused() -> None:
     population = make_population("mlp", 3)
     width = population.pools[HOST].template.width

@@ -1,4 +1,4 @@
-"""Environments as values: snapshots, copies, restarts, checkpoints."""
+"""Environments as values: snapshots, copies, restarts."""
 
 import pytest
 import torch
@@ -8,9 +8,7 @@ from esper.leyline import (
     AgreementError,
     GateRefusedError,
     SeedStage,
-    UnknownNameError,
 )
-from esper.tolaria.optimisers import Sgd
 from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population, extract
 from tests.tolaria.test_population import own_draws
@@ -101,25 +99,6 @@ def test_frozen_environments_keep_every_bit_while_others_train() -> None:
         assert same(weights(population, index), before[index]) == (index in (0, 3))
 
 
-@each_host
-def test_a_saved_population_goes_on_bit_for_bit(host: str) -> None:
-    population = make_population(host, 5, dtype=torch.float32)
-    live(population, range(4))
-    state = population.state_dict()
-    first = torch.stack(live(population, range(4, 7)))
-    again = make_population(host, 5, dtype=torch.float32)
-    live(again, range(2))  # whatever it did before
-    again.load_state_dict(state)
-    second = torch.stack(live(again, range(4, 7)))
-    assert torch.equal(first, second)
-    assert all(
-        torch.equal(value, again.state_dict()[name])
-        for name, value in population.state_dict().items()
-    )
-    with pytest.raises(AgreementError, match=r"other environments and slots; given: \[5, 3\]"):
-        make_population(host, 4).load_state_dict(state)
-
-
 def test_every_environment_may_have_rates_of_its_own() -> None:
     population = make_population("mlp", 3, rate=0.01)
     live(population, range(2))
@@ -187,24 +166,3 @@ def test_a_copy_takes_over_rates_and_budget() -> None:
     population.put_rows(torch.tensor([1]), population.snapshot(), torch.tensor([0]))
     assert population.rate.tolist() == [0.5, 0.5]
     assert population.budget.tolist() == [77, 77]
-
-
-def test_a_saved_population_is_read_by_name_and_refused_where_it_does_not_fit() -> None:
-    population = make_population("mlp", 3, blueprints=("mlp", "norm", "gate"))
-    live(population, range(3))
-    state = population.state_dict()
-    other = make_population("mlp", 3, blueprints=("gate", "mlp", "norm"))
-    other.load_state_dict(state)
-    names = population.catalogue.names
-    planted = population.lifecycle.blueprint
-    for there, here in zip(
-        other.lifecycle.blueprint[planted >= 0], planted[planted >= 0], strict=True
-    ):
-        assert other.catalogue.names[there] == names[here]
-    for name, value in weights(other, 1).items():
-        if name.startswith("slots."):
-            assert torch.equal(value, weights(population, 1)[name])
-    with pytest.raises(AgreementError, match="do not fit"):
-        make_population("mlp", 3, optimiser=Sgd()).load_state_dict(state)
-    with pytest.raises(UnknownNameError, match="'gate'"):
-        make_population("mlp", 3, blueprints=("mlp", "norm")).load_state_dict(state)

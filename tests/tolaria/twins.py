@@ -76,6 +76,16 @@ def make_population(
     )
 
 
+def held(population: Population) -> dict[str, Tensor]:
+    """Everything that makes up the hosts and seeds of a population, by name."""
+    snapshot = population.snapshot()
+    found = {**snapshot.lifecycle.state_dict(), **snapshot.kept}
+    for key, pool in population.pools.items():
+        kept = {"owner": pool.owner, **snapshot.tensors[key]}
+        found |= {f"{key} {name}": tensor for name, tensor in kept.items()}
+    return found
+
+
 def draw_actions(legal: Legality, draws: Callable[[str], Tensor], eager: float = 0.8) -> Actions:
     """Legal actions, head by head; each environment decides from its own random numbers."""
     values = torch.zeros(legal.hosts, len(legal.space), dtype=torch.int64)

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import ScalarGate, learning_rate_scales
-from esper.leyline.errors import AgreementError, BlueprintError
+from esper.kasmina.blueprints import learning_rate_scales
+from esper.leyline.errors import BlueprintError
 from esper.tolaria.optimisers import RowState
 from esper.tolaria.plan import PoolKey
 from esper.tolaria.random_streams import sent, uniform_groups
@@ -25,7 +25,7 @@ from esper.tolaria.stacked import Form, stack
 
 VACANT = -1
 _PER_ROW = ("theta", "steps", "rate", "decay", "active")
-_UNIFORM = (nn.Linear, nn.modules.conv._ConvNd)  # weights and biases within 1 / sqrt(fan in)
+UNIFORM = (nn.Linear, nn.modules.conv._ConvNd)  # weights and biases within 1 / sqrt(fan in)
 
 
 class Template:
@@ -54,7 +54,7 @@ class Template:
                 full = f"{prefix}.{name}" if prefix else name
                 bound, value = 0.0, float(parameter.detach().flatten()[0])
                 if not bool((parameter == value).all()):
-                    if isinstance(part, _UNIFORM):
+                    if isinstance(part, UNIFORM):
                         bound, value = 1.0 / math.sqrt(part.weight[0].numel()), 0.0
                     else:  # it starts in a way that only the module knows
                         self.drawn_by_module = True
@@ -75,21 +75,13 @@ class Template:
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 
-    def built(self, seeds: Tensor, *, as_usual: bool) -> Tensor:
-        """Rows [K, P] as the module starts them, built once for each seed [K].
-
-        `as_usual`: every layer starts as torch starts it, and scalar gates at 1.
-        """
+    def built(self, seeds: Tensor) -> Tensor:
+        """Rows [K, P] as the module starts them, built once for each seed [K]."""
         rows = []
         with torch.random.fork_rng(devices=[]):
             for seed in seeds.tolist():
                 torch.manual_seed(seed)
                 module = self.build()
-                for part in module.modules() if as_usual else ():
-                    if isinstance(part, _UNIFORM):
-                        part.reset_parameters()
-                    elif isinstance(part, ScalarGate):
-                        nn.init.ones_(part.weight)
                 rows.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
         return torch.stack(rows)
 
@@ -192,24 +184,6 @@ class Pool:
         """What was captured of the storage so far no longer holds."""
         self.version += 1
 
-    def require_fitting(self, saved: Mapping[str, Tensor]) -> None:
-        """Refuse rows of another module or another optimiser."""
-        ours = {name: tensor.shape[1:] for name, tensor in self.tensors().items()}
-        theirs = {name: tensor.shape[1:] for name, tensor in saved.items() if name != "owner"}
-        if ours != theirs:
-            raise AgreementError(
-                "Saved rows do not fit this population",
-                given=", ".join(f"{name} {list(shape)}" for name, shape in theirs.items()),
-                valid=", ".join(f"{name} {list(shape)}" for name, shape in ours.items()),
-                fix="use the same host, blueprints and optimiser as when it was saved",
-            )
-
-    def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Take over rows, their owners and their state as they were saved."""
-        self.owner = saved["owner"].clone()
-        ours = self.tensors()
-        self._hold({name: saved[name].to(tensor.device).clone() for name, tensor in ours.items()})
-
     def state_of(self, tensors: Mapping[str, Tensor]) -> RowState:
         """What an optimiser moves, of rows with these tensors, named as in `tensors()`."""
         moments = [tensors[f"moment{i}"] for i in range(len(self.state.moments))]
@@ -264,17 +238,17 @@ class Birth(NamedTuple):
     streams: Tensor  # [K]
 
 
-def begin(births: Sequence[Birth], rate: Tensor, decay: Tensor, *, as_usual: bool = False) -> None:
+def begin(births: Sequence[Birth], rate: Tensor, decay: Tensor) -> None:
     """Fresh parameters in float32, each row's drawn from its own stream, whatever else is born.
 
     Rates are of environments, [N]. All pools are served together: one draw, and one transfer of a
-    kind, since a few rows in each of many pools are the rule. `as_usual`: see `Template.built`.
+    kind, since a few rows in each of many pools are the rule.
     """
     if not births:
         return
-    built = [each for each in births if as_usual or each.pool.template.drawn_by_module]
-    values = [each.pool.template.built(each.streams, as_usual=as_usual) for each in built]
-    drawn = [each for each in births if not (as_usual or each.pool.template.drawn_by_module)]
+    built = [each for each in births if each.pool.template.drawn_by_module]
+    values = [each.pool.template.built(each.streams) for each in built]
+    drawn = [each for each in births if not each.pool.template.drawn_by_module]
     values, births = values + _drawn(drawn), built + drawn
     like = births[0].pool.state.rate
     owners = torch.cat([pool.owner[rows] for pool, rows, _ in births])

@@ -7,7 +7,7 @@ its own, so N is only a batching knob.
 Shapes: `N` environments, `S` slots, `B` batch, `Q` counterfactuals.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,6 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from esper.archive import Archive
 from esper.kasmina import Isolation, SegmentedHost, build_catalogue, decide, pass_time, remove_now
 from esper.kasmina.gates import UNLIMITED, Situation, closed_gates, legality
 from esper.kasmina.slotted import SlottedModel
@@ -33,14 +32,7 @@ from esper.tolaria.engine import Engine, TrainingStep, as_inputs, cast_weights, 
 from esper.tolaria.feed import SPLITS, Feed
 from esper.tolaria.plan import HOST, PassRows, Plan, PoolKey, StepPlan, build_plan, sent_to
 from esper.tolaria.pools import VACANT, Birth, Pool, begin, copies_of, take_back
-from esper.tolaria.population_config import (
-    EpochRecord,
-    GrownPart,
-    PopulationConfig,
-    Snapshot,
-    SplitScores,
-    Start,
-)
+from esper.tolaria.population_config import EpochRecord, PopulationConfig, Snapshot, SplitScores
 from esper.tolaria.random_streams import fold
 from esper.tolaria.shadow_rows import ShadowEpoch, ShadowRows, shadow_places
 
@@ -122,13 +114,13 @@ class Population:
             (self.pool_rows if kind == "seed" else self.gate_rows)[environments, slot] = rows
         return rows
 
-    def newborn(self, *born: tuple[PoolKey, Tensor, Tensor], start: Start = Start.ZERO) -> None:
+    def newborn(self, *born: tuple[PoolKey, Tensor, Tensor]) -> None:
         """Fresh parameters for (pool, environments, streams): all but hosts get new rows."""
         births = []
         for key, own, streams in born:
             rows = own if key == HOST else self._give(key, own)  # host n is row n
             births.append(Birth(self.pool(key), rows, streams))
-        begin(births, self.rate, self.decay, as_usual=start is Start.USUAL)
+        begin(births, self.rate, self.decay)
 
     # --- growing -------------------------------------------------------------------------
 
@@ -200,33 +192,6 @@ class Population:
     def places(self, chosen: Tensor) -> Iterator[tuple[PoolKey, Tensor, Tensor]]:
         """Where the seeds in `chosen` [N, S] live: pool by pool, their environments and rows."""
         return _places(chosen, self.lifecycle, self.pool_rows, self.gate_rows)
-
-    def plant_grown(
-        self, environments: Tensor, parts: Sequence[GrownPart], start: Start = Start.USUAL
-    ) -> None:
-        """Give newborn environments [K] these seeds, permanent and fully on, from the first step.
-
-        So a grown architecture is trained from the beginning: a network that never had to grow.
-        """
-        life = self.lifecycle.rows(environments)
-        if bool((life.epoch > 0).any()) or bool(life.occupied.any()):
-            raise AgreementError(
-                "A network from scratch has its parts before it trains",
-                given="environments that have trained or hold seeds",
-                fix="reset_rows() them first",
-            )
-        costs = self.catalogue.total_costs
-        for slot, kind, blend in parts:
-            streams = fold(self.seeds[environments], "scratch", slot)
-            self.newborn((("seed", slot, kind), environments, streams), start=start)
-            if blend is Blend.GATE:  # starts as 1 either way
-                self.newborn((("gate", slot, NOTHING), environments, streams))
-            life.stage[:, slot] = SeedStage.FOSSILIZED
-            life.blueprint[:, slot] = kind
-            life.blend[:, slot] = blend
-            life.alpha[:, slot] = 1.0
-            life.params[:, slot] = costs[slot, kind, blend]
-        self.lifecycle = self.lifecycle.with_rows(environments, life)
 
     # --- environments as values ----------------------------------------------------------
 
@@ -321,45 +286,6 @@ class Population:
                 own[environments] = torch.as_tensor(given, dtype=torch.float64)
         for pool in self.all_pools().values():
             pool.set_rates(pool.rows_in_use, self.rate, self.decay)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Every tensor of the population by name, for checkpoints."""
-        state = {f"lifecycle.{name}": array for name, array in self.lifecycle.state_dict().items()}
-        state["blueprint_names"] = self.catalogue.encoded_names()
-        state |= {name: getattr(self, name).clone() for name in _KEPT}
-        if self.live is not None:
-            state["live"] = self.live.clone()
-        state |= self.shadows.state_dict()
-        for (kind, slot, blueprint), pool in self.all_pools().items():
-            for name, tensor in {"owner": pool.owner, **pool.tensors()}.items():
-                state[f"pools.{kind}.{slot}.{blueprint}.{name}"] = tensor.clone()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Become the population of the same shape that was saved; it goes on bit for bit."""
-        life = Lifecycle.from_state_dict(Archive(state, {}).part("lifecycle"))
-        what = "The saved population has other environments and slots"
-        require_form(what, life.stage, self.lifecycle.shape)
-        names = state["blueprint_names"]
-        life = replace(life, blueprint=self.catalogue.translated(life.blueprint, names))
-        saved: dict[PoolKey, dict[str, Tensor]] = {}
-        for name, tensor in state.items():
-            if name.startswith("pools."):
-                _, kind, slot, blueprint, field = name.split(".")
-                index = self.catalogue.translated(torch.tensor([int(blueprint)]), names)
-                saved.setdefault((kind, int(slot), int(index)), {})[field] = tensor
-        for key, tensors in saved.items():  # all are checked before any is taken over
-            self.pool(key).require_fitting(tensors)
-        self.lifecycle = life
-        for name in _KEPT:
-            setattr(self, name, state[name].clone())
-        for pools in (self.pools, self.shadows.pools):
-            for key in [key for key in pools if key not in saved]:
-                del pools[key]
-        for key, tensors in saved.items():
-            self.pool(key).load(tensors)
-        self.shadows.load_state_dict(state, partial(self.catalogue.translated, encoded_names=names))
-        self.live = state["live"].to(self.device).clone() if "live" in state else None
 
     # --- training and measuring ----------------------------------------------------------
 

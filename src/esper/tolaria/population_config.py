@@ -5,14 +5,12 @@ Shapes: `N` environments, `S` slots, `P` parameters of one host.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from esper.kasmina import GateRules, Isolation
-from esper.leyline import Blend, EsperError, Lifecycle
+from esper.leyline import EsperError, Lifecycle
 from esper.leyline.constants import BACKENDS
 from esper.leyline.errors import require_known
 from esper.leyline.settings import NotNegative, Whole, require_settings
@@ -90,18 +88,3 @@ class Snapshot:
     tensors: Mapping[PoolKey, Mapping[str, Tensor]]  # what each pool keeps by row
     shadow_rows: Tensor  # [N, S, P] where each shadow lives
     readings: ShadowReadings
-
-
-class Start(StrEnum):
-    """How the seeds of a network that never grew begin; either may be the better for it."""
-
-    USUAL = "usual"  # every layer as torch starts it, the last one of a seed too; scalar gates at 1
-    ZERO = "zero"  # as a seed is planted, so that it adds nothing at first
-
-
-class GrownPart(NamedTuple):
-    """One seed of a grown architecture, by indices of the catalogue."""
-
-    slot: int
-    blueprint: int
-    blend: Blend

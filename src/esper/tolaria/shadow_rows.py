@@ -8,7 +8,7 @@ Shapes: `N` environments, `S` slots, `P` blueprints, `B` batch, `U` shadows of a
 hosts.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -126,25 +126,6 @@ class ShadowRows:
         now = {name: array.clone() for name, array in self.readings.arrays().items()}
         for name, array in readings.arrays().items():
             now[name][targets] = array[sources]
-        self.readings = ShadowReadings(**now)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What is kept beside the pools; nothing where no shadow ever lived."""
-        kept = self.readings.arrays() if self.pools else {}
-        return {f"shadows.{name}": array.clone() for name, array in kept.items()}
-
-    def load_state_dict(
-        self, state: Mapping[str, Tensor], translated: Callable[[Tensor], Tensor]
-    ) -> None:
-        """The pools are there already. `translated`: blueprints then, as they are counted here."""
-        self.rows.fill_(VACANT)
-        for (_, slot, kind), pool in self.pools.items():
-            self.rows[pool.owner[pool.rows_in_use], slot, kind] = pool.rows_in_use
-        now = {name: array.clone() for name, array in self._nothing.arrays().items()}
-        if "shadows.epochs" in state:
-            heard = (state["shadows.epochs"] > 0).flatten(0, 1).any(dim=0).nonzero()[:, 0]
-            for name, array in now.items():
-                array[:, :, translated(heard)] = state[f"shadows.{name}"][:, :, heard]
         self.readings = ShadowReadings(**now)
 
 

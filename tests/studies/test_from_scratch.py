@@ -11,7 +11,7 @@ from esper.leyline.ops import Blend
 from esper.leyline.stages import SeedStage
 from esper.tolaria import extract
 from esper.tolaria.plan import HOST
-from esper.tolaria.population_config import GrownPart, Start
+from studies.fixed import GrownPart, Start, plant_grown
 
 SUITE = find_suite("garden")
 CONTEXT = SUITE.find("mnist1d-4000")
@@ -30,7 +30,7 @@ def episodes_with(start: Start | None, *names: str, blend: Blend = Blend.IMMEDIA
     if start is not None:
         catalogue = episodes.population.catalogue
         parts = [GrownPart(slot, catalogue.index(name), blend) for slot, name in enumerate(names)]
-        episodes.population.plant_grown(ROWS[1:], parts, start)
+        plant_grown(episodes.population, ROWS[1:], parts, start)
     return episodes
 
 
@@ -91,4 +91,4 @@ def test_an_environment_that_has_trained_is_refused() -> None:
     episodes.train_epoch()
     episodes.population.pass_time()
     with pytest.raises(AgreementError, match="before it trains"):
-        episodes.population.plant_grown(ROWS, [GrownPart(0, 0, Blend.RAMP)], Start.USUAL)
+        plant_grown(episodes.population, ROWS, [GrownPart(0, 0, Blend.RAMP)], Start.USUAL)
