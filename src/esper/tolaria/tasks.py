@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from esper.archive.files import read_toml
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import DataError, EsperError, register, require_known
@@ -169,7 +171,7 @@ def population_of(
 # --- presets -------------------------------------------------------------------------------
 
 MNIST1D_SAMPLES = {"train": 4000, "validation": 2000, "test": 4000}
-STDLIB_CONTEXT = 64
+STDLIB_CONTEXT = 64  # as many bytes as the transformer sees
 STDLIB_LIMIT = 2_000_000  # bytes: more than an episode reads
 
 
@@ -187,61 +189,15 @@ def stdlib(seed: int) -> Splits:
     return corpus_splits(read_corpus(), context=STDLIB_CONTEXT, limit=STDLIB_LIMIT, seed=seed)
 
 
-for _preset in (
-    Task(
-        name="mnist1d",
-        summary="Ten glyphs on a line, generated; a small 1-D convolutional host.",
-        load=mnist1d,
-        host="conv1d",
-    ),
-    Task(
-        name="mnist1d_mlp",
-        summary="The same glyphs; a small dense host.",
-        load=mnist1d,
-        host="mlp",
-        budget=3.0,  # room for the largest dense seed, once
-    ),
-    Task(
-        name="digits",
-        summary="Handwritten digits of 8×8 points, shipped; a small convolutional host.",
-        load=digits,
-        host="conv2d",
-        host_sizes={"channels_in": 1, "size": 8, "widths": (4, 8, 8)},
-    ),
-    Task(
-        name="stdlib",
-        summary="The next byte of Python's own library; a small transformer.",
-        load=stdlib,
-        host="gpt",
-        host_sizes={"context": STDLIB_CONTEXT},
-        batch_size=16,
-        learning_rate=2e-3,
-    ),
-    *(
-        Task(
-            name=name,
-            summary=f"{images} of 28×28 points, from IDX files; a small convolutional host.",
-            load=partial(idx_splits, source),
-            host="conv2d",
-            host_sizes={"channels_in": 1, "size": 28, "widths": (8, 16, 32)},
-            batch_size=100,
-            batches_per_epoch=100,
-            learning_rate=1e-2,
-        )
-        for name, images, source in (
-            ("fashion_mnist", "Clothes", FASHION_MNIST),
-            ("mnist", "Handwritten digits", MNIST),
-        )
-    ),
-    Task(
-        name="cifar10",
-        summary="Photographs of 32×32 points, from CIFAR-10's binary files; a convolutional host.",
-        load=cifar10,
-        host="conv2d",
-        batch_size=128,
-        batches_per_epoch=351,  # one pass over 45,000 images
-        learning_rate=2e-3,
-        augmentation=Augmentation(shift=4, flip=True),
-    ),
-):
-    register_task(_preset)
+_DATA: dict[str, Callable[[int], Splits]] = {
+    "mnist1d": mnist1d,
+    "digits": digits,
+    "stdlib": stdlib,
+    "fashion_mnist": partial(idx_splits, FASHION_MNIST),
+    "mnist": partial(idx_splits, MNIST),
+    "cifar10": cifar10,
+}
+for _name, _given in read_toml(Path(__file__).with_name("tasks.toml")).items():
+    _moves = Augmentation(**_given.pop("augmentation")) if "augmentation" in _given else None
+    _load = _DATA[_given.pop("data")]
+    register_task(Task(name=_name, load=_load, augmentation=_moves, **_given))
