@@ -231,7 +231,7 @@ class Cohort:
             return led, lambda legality, actions: actions
         assert teacher is not None
         teacher.reset([case.context.name for case in garden.cases])
-        teacher.expect_changes(garden.episodes.drift_epochs)
+        teacher.expect_changes(garden.episodes.drift_epoch.clone())
         shares = self.settings.led
         share = shares[self.round] if self.round < len(shares) else 0.0
         for member in pupils:

@@ -6,6 +6,7 @@ is known to all: best constant and oracle are its schedules, rules plant what it
 bandit is fitted to it, and it teaches the agents before they learn by themselves.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from esper.garden import Atlas, Draw, Garden, Suite, find_suite, shipped_atlas
+from esper.garden.atlas import MEASURED
 from esper.garden.controller_choice import Renamed, controller_of
 from esper.garden.dealing import ALONE, Ranks
 from esper.garden.evaluation import evaluate, fingerprint_of
@@ -55,6 +57,20 @@ def run_c2(
     kept = StudyFolder(folder, ranks)
     with kept.locked():
         return _Study(kept, SIZES[size], device, tell, Clock(seconds)).run()
+
+
+def digest_of(atlas: Atlas) -> str:
+    """Tells atlases apart: another measurement has another one."""
+    found = hashlib.blake2b(repr((atlas.arms, atlas.plans)).encode(), digest_size=8)
+    for name in MEASURED:
+        found.update(getattr(atlas, name).float().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def episodes_of(atlas: Atlas) -> int:
+    """How many were played for it, controls and searches included."""
+    searched = 0 if atlas.plans is None else atlas.plans.episodes
+    return atlas.control.numel() + atlas.gain.numel() + searched
 
 
 class _Study:
@@ -98,9 +114,9 @@ class _Study:
 
     def _require_own_folder(self) -> None:
         """A folder belongs to one size and one atlas: what it holds is not mixed with others'."""
-        ours = {"size": asdict(self.size), "atlas": self.atlas.digest}
+        ours = {"size": asdict(self.size), "atlas": digest_of(self.atlas)}
         bound = self.kept.kept(BOUND_TO, lambda: ours)
-        if bound["atlas"] != self.atlas.digest or changed_settings(self.size, bound["size"]):
+        if bound["atlas"] != ours["atlas"] or changed_settings(self.size, bound["size"]):
             raise DataError(
                 f"{self.folder} holds a study of another size or of another atlas",
                 fix="name another folder with --out",
@@ -226,13 +242,13 @@ class _Study:
     def _describe(
         self, tuned: dict[str, Tuned], bandit: dict[str, float], controllers: Sequence[Controller]
     ) -> None:
-        atlas, size = self.atlas, self.size
+        atlas, size, measured = self.atlas, self.size, episodes_of(self.atlas)
         rounds, contexts = size.cohort.rounds, len(self.suite.training)
         # The atlas is counted for whoever is made from it or taught by it.
-        episodes = dict.fromkeys(("best_constant", "oracle", "bandit"), atlas.episodes)
-        episodes |= {kind: each.episodes + atlas.episodes for kind, each in tuned.items()}
+        episodes = dict.fromkeys(("best_constant", "oracle", "bandit"), measured)
+        episodes |= {kind: each.episodes + measured for kind, each in tuned.items()}
         for member in self._members():
-            taught = atlas.episodes if member.apprentice else 0
+            taught = measured if member.apprentice else 0
             episodes[member.name] = member.rows * rounds + taught
         groups = {"training": self.suite.training, **self.suite.heldout}
         self.kept.write(
@@ -244,7 +260,7 @@ class _Study:
                 },
                 "made": {each.name: fingerprint_of(each) for each in controllers},
                 "episodes": episodes,
-                "atlas_episodes": atlas.episodes,
+                "atlas_episodes": measured,
                 "controls": contexts * size.cases,
                 "specs": {
                     "best_constant": [str(arm) for arm in atlas.constant()],

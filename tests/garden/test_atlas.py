@@ -153,7 +153,6 @@ def test_schedules_are_widened_as_long_as_another_seed_pays() -> None:
     plans = searched.plans
     assert plans is not None
     assert plans.episodes > 0
-    assert searched.episodes == atlas.episodes + plans.episodes
     for schedule, arm in zip(plans.oracle, atlas.best(), strict=True):
         assert schedule[:1] == (() if arm is None else (arm,)), "the best single arm comes first"
         assert len({each.slot for each in schedule}) == len(schedule)

@@ -46,12 +46,22 @@ def train_epoch(
         if host.has_isolated_seeds:
             with host.seed_pass():
                 loss(host(inputs), labels).backward()
-        for name, norm in host.gradient_norms().items():
+        for name, norm in gradient_norms(host).items():
             squares.setdefault(name, []).append(norm**2)
         optimizer.step()
         losses.append(value.item())
     norms = {name: math.sqrt(sum(values) / len(values)) for name, values in squares.items()}
     return EpochReport(sum(losses) / len(losses), norms)
+
+
+def gradient_norms(host: SlottedModel) -> dict[str, float]:
+    """The norm of each seed's present gradient, by slot, for seeds that have one."""
+    norms: dict[str, float] = {}
+    for spec, slot in zip(host.specs, host.slots, strict=True):
+        grads = [p.grad.norm() for p in slot.parameters() if p.grad is not None]
+        if grads:
+            norms[spec.name] = float(torch.stack(grads).norm())
+    return norms
 
 
 @torch.no_grad()

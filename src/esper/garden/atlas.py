@@ -9,7 +9,6 @@ arms and kept with the atlas.
 Shapes: `C` contexts, `A` arms, `K` random seeds of a case.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -127,42 +126,22 @@ class Atlas:
         """What the best constant schedule is."""
         return (self.best_constant(),) if self.plans is None else self.plans.constant
 
-    @property
-    def digest(self) -> str:
-        """Tells atlases apart: another measurement has another one."""
-        found = hashlib.blake2b(repr((self.arms, self.plans)).encode(), digest_size=8)
-        for name in _MEASURED:
-            found.update(getattr(self, name).float().contiguous().numpy().tobytes())
-        return found.hexdigest()
-
-    @property
-    def episodes(self) -> int:
-        """How many were played for it, controls and searches included."""
-        searched = 0 if self.plans is None else self.plans.episodes
-        return self.control.numel() + self.gain.numel() + searched
-
     def summary(self, rent: float = DEFAULT_RENT, *, splits: int = SPLITS) -> dict[str, float]:
         """Oracle, best constant and random on seeds that did not choose them, as suite scores."""
-        net, judged = self.net(rent), self.judged(rent)
-        scale = self.scales(rent)[:, None, None]
-        seeds = net.shape[2]
+        net, judged, scale = self.net(rent), self.judged(rent), self.scales(rent)
+        half, rows = net.shape[2] // 2, torch.arange(len(self.contexts))
         chance = torch.Generator().manual_seed(0)
-        oracle, constant, chosen_gain = [], [], []
-        rows = torch.arange(len(self.contexts))
+        chosen, constant = [], []  # what was gained on the other half, [C] each
         for _ in range(splits):
-            order = torch.randperm(seeds, generator=chance)
-            choosing, scoring = order[: seeds // 2], order[seeds // 2 :]
-            here, there = judged[:, :, choosing].mean(2), net[:, :, scoring].mean(2)
+            order = torch.randperm(net.shape[2], generator=chance)
+            here, there = judged[:, :, order[:half]].mean(2), net[:, :, order[half:]].mean(2)
             gains, places = here.max(1)
-            held_out = torch.where(gains > WAIT_MARGIN, there[rows, places], 0.0)
-            chosen_gain.append(held_out)
-            oracle.append((held_out / scale[:, 0, 0]).mean())
-            place = (here / scale[:, :, 0]).mean(0).argmax()
-            constant.append((there[:, place] / scale[:, 0, 0]).mean())
-        random = float((net.mean(2) / scale[:, :, 0]).mean())
-        best = float(torch.stack(oracle).mean())
-        ceiling = float(torch.stack(constant).mean())
-        waits = torch.stack(chosen_gain).mean(0) < WAIT_MARGIN
+            chosen.append(torch.where(gains > WAIT_MARGIN, there[rows, places], 0.0))
+            constant.append(there[:, (here / scale[:, None]).mean(0).argmax()])
+        random = float((net.mean(2) / scale[:, None]).mean())
+        scores = (torch.stack(each) / scale for each in (chosen, constant))
+        best, ceiling = (float(score.mean(1).mean()) for score in scores)
+        waits = torch.stack(chosen).mean(0) < WAIT_MARGIN
         return {
             "oracle": best,
             "best_constant": ceiling,
@@ -178,7 +157,7 @@ class Atlas:
             path,
             kind=KIND,
             version=VERSION,
-            tensors={name: getattr(self, name).float() for name in _MEASURED},
+            tensors={name: getattr(self, name).float() for name in MEASURED},
             notes={
                 "contexts": [context.to_dict() for context in self.contexts],
                 "arms": [asdict(arm) for arm in self.arms],
@@ -193,12 +172,12 @@ class Atlas:
             contexts=tuple(Context.from_dict(each) for each in stored.notes["contexts"]),
             arms=tuple(Arm.from_dict(each) for each in stored.notes["arms"]),
             plans=None if stored.notes["plans"] is None else Plans.from_dict(stored.notes["plans"]),
-            **{name: stored.tensors[name].double() for name in _MEASURED},
+            **{name: stored.tensors[name].double() for name in MEASURED},
         )
 
 
 KIND, VERSION = "esper atlas", 2
-_MEASURED = ("control", "validation_control", "gain", "validation", "exposure")
+MEASURED = ("control", "validation_control", "gain", "validation", "exposure")
 
 
 def measure_atlas(

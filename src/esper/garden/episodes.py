@@ -166,7 +166,7 @@ class Episodes:
         self.cases: list[Case | None] = [None] * rows
         self.ledger = Ledger(rows, horizon, 100.0 / feed.classes)
         self.running = torch.zeros(rows, dtype=torch.bool)
-        self._drift_epoch = torch.full((rows,), -1)  # never
+        self.drift_epoch = torch.full((rows,), -1)  # with which each row's task changes; -1: never
         self._drift_data = torch.zeros(rows, dtype=torch.int64)
         self._window = SignalWindow(rows, len(self.population.specs))
         self._legal: Legality | None = None  # of the present state, once it was asked for
@@ -190,7 +190,7 @@ class Episodes:
         for row, case in zip(rows.tolist(), cases, strict=True):
             self.cases[row] = case
         epochs = [case.context.drift_epoch(case.seed) for case in cases]
-        self._drift_epoch[rows] = torch.tensor([-1 if each is None else each for each in epochs])
+        self.drift_epoch[rows] = torch.tensor([-1 if each is None else each for each in epochs])
         # Where nothing changes it is not looked at.
         drifts = [case.context.drift for case in cases]
         later = [0 if each is None else place[each] for each in drifts]
@@ -228,14 +228,9 @@ class Episodes:
             rent=self.rent,
         )
 
-    @property
-    def drift_epochs(self) -> Tensor:
-        """[N]: with which epoch each row's task changes; -1: it does not."""
-        return self._drift_epoch.clone()
-
     def drifting(self) -> Tensor:
         """[K]: the rows whose task changes with the next epoch."""
-        return (self._drift_epoch == self.population.lifecycle.epoch).nonzero()[:, 0]
+        return (self.drift_epoch == self.population.lifecycle.epoch).nonzero()[:, 0]
 
     # --- an epoch -----------------------------------------------------------------------------
 

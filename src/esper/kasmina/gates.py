@@ -112,23 +112,26 @@ class Gate:
         self.op = op  # None: passes by itself, with time
         self.conditions = conditions
 
+    def met(self, situation: Situation) -> Tensor:
+        """[conditions, N, S] bool."""
+        shape = situation.life.shape
+        return torch.stack([each.met(situation).expand(shape) for each in self.conditions])
+
     def accepts(self, situation: Situation) -> Tensor:
         """[N, S] bool."""
-        accepted = torch.ones(situation.life.shape, dtype=torch.bool)
-        for condition in self.conditions:
-            accepted &= condition.met(situation)
-        return accepted
+        return self.met(situation).all(dim=0)
 
-    def refusals(self, situation: Situation, host: int, slot: int) -> list[str]:
-        """Why the gate is closed here; empty when it is open.
+    def refusals(
+        self, situation: Situation, host: int, slot: int, met: Tensor | None = None
+    ) -> list[str]:
+        """Why the gate is closed here; empty when it is open. `met`, if it is known already.
 
         When the slot is in the wrong stage, the other conditions mean nothing and are left out.
         """
-        shape = situation.life.shape
-        met = [bool(each.met(situation).expand(shape)[host, slot]) for each in self.conditions]
-        unmet = [each for each, is_met in zip(self.conditions, met, strict=True) if not is_met]
+        here = (self.met(situation) if met is None else met)[:, host, slot].tolist()
+        unmet = [each for each, is_met in zip(self.conditions, here, strict=True) if not is_met]
         facts = situation.facts(host, slot)
-        return [each.otherwise.format(**facts) for each in (unmet if met[0] else unmet[:1])]
+        return [each.otherwise.format(**facts) for each in (unmet if here[0] else unmet[:1])]
 
 
 def _in_stage(*stages: SeedStage) -> Condition:
@@ -294,15 +297,9 @@ def closed_gates(situation: Situation) -> list[tuple[int, int, LifecycleOp, str]
     """(host, slot, op, why) wherever a slot is in the right stage for an op and is kept from it."""
     found = []
     for op, gate in OP_GATES.items():
-        met = [each.met(situation).expand(situation.life.shape) for each in gate.conditions]
-        shut = met[0] & ~torch.stack(met).all(dim=0)
-        if not bool(shut.any()):
-            continue
-        known = torch.stack(met).tolist()
-        for host, slot in shut.nonzero().tolist():
-            facts, pairs = situation.facts(host, slot), zip(gate.conditions, known, strict=True)
-            unmet = (condition for condition, is_met in pairs if not is_met[host][slot])
-            why = "; ".join(condition.otherwise.format_map(facts) for condition in unmet)
+        met = gate.met(situation)
+        for host, slot in (met[0] & ~met.all(dim=0)).nonzero().tolist():
+            why = "; ".join(gate.refusals(situation, host, slot, met))
             found.append((host, slot, op, why))
     return found
 

@@ -127,9 +127,6 @@ class Bond:
         self.whole = False  # is the host itself being read, or does the model hold its slots?
         self._said: set[str] = set()
 
-    def tie(self) -> None:
-        self.tied = True
-
     @contextmanager
     def reading_all(self) -> Iterator[None]:
         before, self.whole = self.whole, True
@@ -162,9 +159,6 @@ class Slot(nn.Module):
         self.mode = Mode.OFF
         self.seed: Seed | None = None
         self.alpha = 0.0
-
-    def hold(self, seed: Seed | None) -> None:
-        self.seed = seed
 
     def switch(self, alpha: float, *, straight: bool = False) -> None:
         """Let the seed act at this alpha or, if `straight`, learn while h passes untouched."""

@@ -186,13 +186,13 @@ class SlottedModel(nn.Module):
         """Inside, this seed is fully on in a slot that is free."""
         slot, place = self._slots[index], self.slot_places[index]
         try:
-            slot.hold(seed.train(self.training))
+            slot.seed = seed.train(self.training)
             slot.switch(1.0)
             set_tap(place.module, slot, place.part, on=True)
             with randomness_kept(self, stream=stream):
                 yield
         finally:
-            slot.hold(None)
+            slot.seed = None
             slot.switch(0.0)
             set_tap(place.module, slot, place.part, on=False)
 
@@ -322,7 +322,7 @@ class SlottedModel(nn.Module):
                 leaving = dict(slot.named_parameters(f"slots.{index}"))
                 for optimizer in self.optimizers:
                     surgery.remove_parameters(optimizer, leaving)
-                slot.hold(None)
+                slot.seed = None
         for optimizer in self.optimizers:
             surgery.arrange_parameters(optimizer, list(self.slots.parameters()))
         self.lifecycle = life
@@ -331,15 +331,11 @@ class SlottedModel(nn.Module):
 
     def _plant(self, index: int, slot: Slot, blueprint: int, blend: Blend) -> None:
         self._planted += 1
-        seed = self._newborn(index, blueprint, blend)
+        seed = self._built(index, blueprint, blend, "seed", self._planted)
         for optimizer in self.optimizers:
             _let_join(optimizer, index, seed)
-        slot.hold(seed)
+        slot.seed = seed
         refuse_outgrown_averages()
-
-    def _newborn(self, index: int, blueprint: int, blend: Blend) -> Seed:
-        """What is planted there."""
-        return self._built(index, blueprint, blend, "seed", self._planted)
 
     def shadow_seed(self, index: int, blueprint: int) -> Seed:
         """A newborn that is not planted, the same whenever it is asked for."""
@@ -378,15 +374,6 @@ class SlottedModel(nn.Module):
             row[0, self.catalogue.slots.index(name)] = value
         return row
 
-    def gradient_norms(self) -> dict[str, float]:
-        """The norm of each seed's present gradient, for seeds that have one."""
-        norms: dict[str, float] = {}
-        for spec, slot in zip(self.specs, self._slots, strict=True):
-            grads = [p.grad.norm() for p in slot.parameters() if p.grad is not None]
-            if grads:
-                norms[spec.name] = float(torch.stack(grads).norm())
-        return norms
-
     def track(self, optimizer: Optimizer) -> None:
         """Keep this optimiser's parameters equal to the model's; track before making schedulers."""
         if optimizer in self.optimizers:
@@ -404,7 +391,7 @@ class SlottedModel(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._bond.tie()  # a copy of the whole host
+        self._bond.tied = True  # a copy of the whole host
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Everything: the model, what has grown, and how far it has come."""

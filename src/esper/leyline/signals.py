@@ -7,7 +7,7 @@ Shapes: `N` environments, `S` slots, `W` epochs remembered, `H` heads, `K` stati
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,11 +51,7 @@ class Signals:
 
     def rows(self, index: Tensor) -> "Signals":
         """The environments in `index`, in that order."""
-        arrays = {
-            field.name: getattr(self, field.name)[index]
-            for field in fields(self)
-            if isinstance(getattr(self, field.name), Tensor)
-        }
+        arrays = {name: array[index] for name, array in _arrays(self).items()}
         shadows = None if self.shadows is None else self.shadows.rows(index)
         return replace(self, lifecycle=self.lifecycle.rows(index), shadows=shadows, **arrays)
 
@@ -65,9 +61,7 @@ class Signals:
             return self
 
         def there(of: "Signals | Lifecycle") -> dict[str, Any]:
-            arrays = {field.name: getattr(of, field.name) for field in fields(of)}
-            tensors = {name: each for name, each in arrays.items() if isinstance(each, Tensor)}
-            return {name: each.to(device, non_blocking=True) for name, each in tensors.items()}
+            return {n: each.to(device, non_blocking=True) for n, each in _arrays(of).items()}
 
         life = replace(self.lifecycle, **there(self.lifecycle))
         return replace(self, lifecycle=life, shadows=None, **there(self))
@@ -76,6 +70,10 @@ class Signals:
         """[N]: the last measurement of a series; NaN before the first epoch."""
         series: Tensor = getattr(self, name)
         return series[:, -1]
+
+
+def _arrays(of: Signals | Lifecycle) -> dict[str, Any]:
+    return {name: each for name, each in vars(of).items() if isinstance(each, Tensor)}
 
 
 SERIES = ("train_loss", "validation_loss", "validation_accuracy", "committed_accuracy")

@@ -83,7 +83,8 @@ class Population:
         everyone = self._give(HOST, torch.arange(count))
         self.newborn((HOST, everyone, fold(self.seeds, "host")))
         self.live: Tensor | None = None  # [N, P] bool; see `silence_rows`
-        self._beside: Callable[[], None] = lambda: None
+        # Done once in every epoch, while the device computes it.
+        self.beside_epochs: Callable[[], None] = lambda: None
         widths = {key: template.width for key, template in self.engine.templates.items()}
         chip = partial(Chip, host, self.catalogue, widths, feed, self.config)
         self._chip = choose_chip(chip, feed, self.config)
@@ -274,7 +275,7 @@ class Population:
         there, live = environments.to(self.device), live.to(self.device)
         if self.live is None:
             self.live = torch.ones_like(pool.state.theta[:-1], dtype=torch.bool)
-            pool.outdate()  # a captured step does not know of it
+            pool.version += 1  # a captured step does not know of it
         self.live[there] = live
         for tensor in (pool.state.theta, *pool.state.moments):
             tensor[there] = torch.where(live, tensor[there], 0.0)
@@ -293,10 +294,6 @@ class Population:
     def backend(self) -> str:
         """The one that computes: `fused` or `chip`."""
         return "fused" if self._chip is None else "chip"
-
-    def do_beside_epochs(self, work: Callable[[], None]) -> None:
-        """Let `work` be done once in every epoch from now on, while the device computes it."""
-        self._beside = work
 
     def plan_of(self, rows: PassRows) -> Plan:
         """On the CPU, where it is made."""
@@ -332,7 +329,7 @@ class Population:
             loss, host, seeds = self._fused_epoch(order, before)
         else:
             taught = None if shadows is None else (shadows.where, shadows.batches.flatten())
-            loss, host, seeds, *found = self._chip.epoch(self, order, taught, self._beside)
+            loss, host, seeds, *found = self._chip.epoch(self, order, taught, self.beside_epochs)
             if shadows is not None:
                 found += self._chip.gains(self, shadows.where)
         seeds = torch.where(self.lifecycle.occupied, seeds.sqrt(), torch.nan)
@@ -357,7 +354,7 @@ class Population:
                 for number, index in enumerate(order):
                     before(number, index)
                     total += step.run(*self.feed.fetch(index))
-        self._beside()
+        self.beside_epochs()
         seeds = torch.zeros(self.lifecycle.shape, dtype=torch.float64)
         host = torch.zeros(len(self), dtype=torch.float64)
         for key, pool in self.pools.items():
