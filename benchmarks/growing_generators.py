@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esper.garden.families import FAMILIES, noisy_labels
 from esper.leyline.streams import derive_seed
-from esper.tolaria.data.mnist1d import Mnist1dConfig, generate
+from esper.tolaria.data.mnist1d import generate
 
 GLYPH = 40  # points of an MNIST-1D sample
 TOKENS, LENGTH, TAGS = 32, 24, 4  # of sequence labelling
@@ -168,8 +168,7 @@ def _wrong(labels: Tensor, share: float, classes: int, stream: torch.Generator) 
 def glyphs(seed: int, samples: Counts, packed: Path | None) -> Data:
     """MNIST-1D: [M, 40] and [M]."""
     return {
-        name: generate(Mnist1dConfig(samples=count, seed=derive_seed(seed, "data", name)))
-        for name, count in samples.items()
+        name: generate(count, derive_seed(seed, "data", name)) for name, count in samples.items()
     }
 
 

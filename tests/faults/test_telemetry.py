@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from signal import SIGINT
 
 import pytest
 
@@ -18,7 +19,7 @@ def test_a_run_whose_telemetry_is_damaged_goes_on_and_says_what_is_missing(
     whole, run = (tiny_run(tmp_path / name, rounds=2) for name in ("whole", "run"))
     assert train_run(whole)
     stop = Stopping(say=False)
-    assert not train_run(run, listener=lambda report: stop.ask(), stop=stop)
+    assert not train_run(run, listener=lambda report: vars(stop).update(signal=SIGINT), stop=stop)
     (run.path / "events.sqlite").write_bytes(b"no database" * 100)
     capsys.readouterr()
     assert train_run(RunFolder.open(run.path))

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from esper.garden.families import FAMILIES, LENGTH, MOST_CLASSES, PARAMETERS, noisy_labels
+from esper.garden.families import FAMILIES, MOST_CLASSES, PARAMETERS, noisy_labels
 from esper.kasmina.blueprints import build_catalogue
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
 from esper.leyline import BlueprintCatalogue, DataError, EsperError
@@ -33,7 +33,7 @@ from esper.leyline.settings import (
     require_settings,
 )
 from esper.leyline.streams import derive_seed
-from esper.tolaria.data.mnist1d import CLASSES
+from esper.tolaria.data.mnist1d import CLASSES, LENGTH
 from esper.tolaria.data.splits import Split, Splits
 
 VALIDATION_SAMPLES = 1000  # the same in every context, so that one population can hold them all

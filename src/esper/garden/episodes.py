@@ -18,13 +18,13 @@ from torch import Tensor
 
 from esper.garden.cases import Case
 from esper.garden.contexts import Context, Source, by_shape, lesion_mask
-from esper.garden.families import LENGTH
 from esper.leyline import Actions, Legality, LifecycleOp, SeedStage, Transitions
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT, SCORED_EPOCHS
 from esper.leyline.errors import AgreementError, UnknownNameError
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals, SignalWindow
 from esper.tolaria import Feed, Governor, Population, Remedy, Trip
+from esper.tolaria.data.mnist1d import LENGTH
 from esper.tolaria.flops import count_flops
 from esper.tolaria.population_config import EpochRecord, PopulationConfig, SplitScores
 from esper.tolaria.random_streams import uniform

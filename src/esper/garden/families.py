@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from esper.archive.files import read_toml
 from esper.leyline.errors import DataError, register, require_known
 from esper.leyline.streams import derive_seed
-from esper.tolaria.data.mnist1d import CLASSES, Mnist1dConfig, generate
+from esper.tolaria.data.mnist1d import CLASSES, LENGTH, generate
 
-LENGTH = 40
 HALF, QUARTER = LENGTH // 2, LENGTH // 4
 XOR_CLASSES = 4
 MOST_CLASSES = 20
@@ -49,16 +51,8 @@ def glyphs(samples: int, seed: int, parameters: Parameters) -> tuple[Tensor, Ten
     With a `gain` each sample has its own, log-uniform from exp(-gain) to exp(gain); with an `order`
     the points are in that one, the same in every sample.
     """
-    inputs, labels = generate(
-        Mnist1dConfig(
-            samples=samples,
-            seed=seed,
-            length=LENGTH,
-            max_translation=int(parameters["translation"]),
-            correlated_noise=parameters["noise"],
-            scale=parameters["amplitude"],
-        )
-    )
+    effects: dict[str, Any] = {n: parameters[n] for n in ("translation", "noise", "amplitude")}
+    inputs, labels = generate(samples, seed, **effects)
     if "gain" in parameters:
         source = torch.Generator().manual_seed(derive_seed(seed, "gain"))
         drawn = 2 * torch.rand(samples, 1, generator=source) - 1
@@ -176,40 +170,19 @@ def noisy_labels(labels: Tensor, share: float, classes: int, seed: int) -> Tenso
     return torch.where(hit, drawn, labels)
 
 
-def _of_glyphs(summary: str, **more: float) -> DataFamily:
-    usual: Parameters = {"translation": 48, "noise": 0.25, "amplitude": 0.4}
-    return DataFamily(summary=summary, generate=glyphs, defaults={**usual, **more})
-
-
-FAMILIES: dict[str, DataFamily] = {
-    "mnist1d": _of_glyphs("ten glyphs on a line, moved, scaled and noisy (MNIST-1D)"),
-    "gain": _of_glyphs("the same glyphs, every sample multiplied by its own random gain", gain=2.0),
-    "xor": DataFamily(
-        summary="a signed spike in each half; the class compares their signs and places",
-        generate=spikes,
-        defaults={"noise": 0.1},
-        classes=XOR_CLASSES,
-    ),
-    "shuffled": _of_glyphs("the same glyphs, their points in another order", order=0),
-    "fixed": _of_glyphs("the same glyphs, always at one place", translation=0),
+_LINES: Mapping[str, Callable[..., Tensor]] = {
+    "curves": curves,
+    "tones": tones,
+    "counts": partial(bumps, wraps=False),
+    "parity": partial(bumps, wraps=True),
+    "halves": halves,
+    "events": events,
 }
-
-
-_BUMPS: Parameters = {"noise": 0.1, "amplitude": 0.1, "width": 0.6}
-_CURVES: Parameters = {"translation": 20, "noise": 0.3, "amplitude": 0.2, "order": 0}
-_ANY: tuple[tuple[str, str, Callable[..., Tensor], Parameters], ...] = (
-    ("curves", "smooth curves, moved and scaled", curves, _CURVES),
-    ("tones", "waves, told by their frequency", tones, {"noise": 0.5, "spread": 8.0}),
-    ("counts", "bumps, told by their number", partial(bumps, wraps=False), _BUMPS),
-    ("parity", "bumps, by what is left of their number", partial(bumps, wraps=True), _BUMPS),
-    ("halves", "two curves, told by how they differ", halves, {"noise": 0.3, "order": 0}),
-    ("events", "four events, told by their order", events, {"noise": 0.2, "width": 1.0}),
-)
-FAMILIES |= {
-    name: DataFamily(
-        summary=summary, generate=partial(_drawn, lines), defaults=given, any_classes=True
-    )
-    for name, summary, lines, given in _ANY
+_GENERATE: dict[str, Generate] = {"glyphs": glyphs, "spikes": spikes}
+_GENERATE |= {name: partial(_drawn, lines) for name, lines in _LINES.items()}
+FAMILIES: dict[str, DataFamily] = {
+    name: DataFamily(generate=_GENERATE[given.pop("lines")], **given)
+    for name, given in read_toml(Path(__file__).parent / "data" / "families.toml").items()
 }
 
 

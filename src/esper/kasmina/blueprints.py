@@ -31,7 +31,7 @@ from esper.leyline.slots import Family, Reach, SlotConfig, SlotSpec
 M = TypeVar("M", bound=nn.Module)
 Builder = Callable[..., nn.Module]  # of a slot's spec and, of neighbours, the copied module
 Neighbour = Callable[[], nn.Module]  # copies the module before a slot
-_Tried = tuple[list[int] | str, int, bool]
+_Tried = tuple[list[int] | str, int]
 
 NEGATIVE_SLOPE = 0.1  # a plain ReLU can be dead at birth behind a host's ReLU, and stays dead
 KERNELS = {Family.CONV1D: 5, Family.CONV2D: 3}  # in sequences as wide as the garden's hosts look
@@ -136,13 +136,12 @@ def cost(plan: Blueprint | None, spec: SlotSpec, beside: Neighbour | None = None
         return NOT_APPLICABLE
     if plan.neighbour:
         with suppress(Exception):  # there is none, or whatever it does when it is alone
-            _, params, beyond = _tried.__wrapped__(plan, spec, beside)
-            return LOOKS_BEYOND if beyond else params
+            return _tried.__wrapped__(plan, spec, beside)[1]
         return NOT_APPLICABLE
     shape = list(spec.canonical_shape(batch=2))
     try:
         # A model has many slots that are alike but for their names.
-        returned, params, beyond = _tried(plan, replace(spec, name=""))
+        returned, found = _tried(plan, replace(spec, name=""))
     except (RuntimeError, ValueError, TypeError) as error:
         raise BlueprintError(
             f"Blueprint {plan.name!r} cannot be built for slot {spec.name!r}",
@@ -157,13 +156,13 @@ def cost(plan: Blueprint | None, spec: SlotSpec, beside: Neighbour | None = None
             valid=f"{shape} -> {shape}",
             fix="a seed adds to its slot's activations, so it must return their shape",
         )
-    return LOOKS_BEYOND if beyond else params
+    return found
 
 
 @lru_cache(maxsize=4096)
 def _tried(plan: Blueprint, spec: SlotSpec, beside: Neighbour | None = None) -> _Tried:
-    """The shape or type that such a seed returns, its parameters, and does it see positions that
-    its slot forbids? The last is tried with weights that act; all else allocates nothing."""
+    """The shape or type that such a seed returns, and its parameters, or that it sees positions
+    which its slot forbids: tried with weights that act; all else allocates nothing."""
     free = spec.reach is Reach.ALL
     device = "cpu" if beside or not free else "meta"
     with torch.device(device), randomness_kept(stream=0), torch.no_grad():
@@ -176,13 +175,13 @@ def _tried(plan: Blueprint, spec: SlotSpec, beside: Neighbour | None = None) -> 
         returned = list(output.shape) if is_tensor else type(output).__name__
         params = sum(parameter.numel() for parameter in seed.parameters())
         if free or returned != list(h.shape):
-            return returned, params, False
+            return returned, params
         one = h[0].select(spec.channel_axis - 1, 0)
         places = torch.arange(one.numel()).view(one.shape).unsqueeze(spec.channel_axis - 1)
         cuts = {1, one.numel() // 2, one.numel() - 1}
         hidden = [places >= cut if spec.reach is Reach.PAST else places == cut for cut in cuts]
         differ = [(seed(torch.where(each, other, h)) != output) & ~each for each in hidden]
-    return returned, params, any(bool(each.any()) for each in differ)
+    return returned, LOOKS_BEYOND if any(bool(each.any()) for each in differ) else params
 
 
 def build_catalogue(

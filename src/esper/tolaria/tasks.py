@@ -18,7 +18,7 @@ from esper.leyline.settings import Count, NotNegative, Positive, require_setting
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.corpus import corpus_splits, read_corpus
 from esper.tolaria.data.image_sets import FASHION_MNIST, MNIST, cifar10, digits, idx_splits
-from esper.tolaria.data.mnist1d import CLASSES, Mnist1dConfig, generate
+from esper.tolaria.data.mnist1d import CLASSES, generate
 from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.feed import Augmentation, Feed
 from esper.tolaria.population import Population
@@ -179,8 +179,7 @@ def mnist1d(seed: int) -> Splits:
     """Generated data: another seed has other samples in all three splits."""
     splits = {}
     for name, samples in MNIST1D_SAMPLES.items():
-        config = Mnist1dConfig(samples=samples, seed=derive_seed(seed, "data", name))
-        splits[name] = Split(*generate(config))
+        splits[name] = Split(*generate(samples, derive_seed(seed, "data", name)))
     return Splits(**splits, classes=CLASSES, origin=f"generated MNIST-1D, seed {seed}")
 
 

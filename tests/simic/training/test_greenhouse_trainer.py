@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGINT
 from typing import Any
 
 import pytest
@@ -82,7 +83,7 @@ def test_the_mean_return_of_every_round_is_told(whole: RunFolder) -> None:
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(whole: RunFolder, tmp_path: Path) -> None:
     run = small_run(tmp_path / "run")
     stop = Stopping(say=False)
-    assert not train_run(run, listener=lambda report: stop.ask(), stop=stop)
+    assert not train_run(run, listener=lambda report: vars(stop).update(signal=SIGINT), stop=stop)
     assert run.rounds() == [0, 1]
     assert train_run(run)
     assert kept(run) == kept(whole)

@@ -92,10 +92,6 @@ class Stopping:
     def __call__(self) -> bool:
         return self.signal is not None
 
-    def ask(self, number: int = signal.SIGINT) -> None:
-        """Ask to stop after the round, as this signal would."""
-        self.signal = number
-
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take over SIGINT and SIGTERM; where that is impossible, as in a thread, do not."""

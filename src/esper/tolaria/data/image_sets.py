@@ -58,18 +58,14 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
     Sums of whole numbers are exact, so every machine gets the same bits.
     """
-    count = images.numel() // images.shape[1]
-    levels = torch.arange(256, dtype=torch.int64)
-    statistics = []
-    for channel in images.unbind(1):
-        often = torch.bincount(channel.flatten(), minlength=256)
-        mean = (often * levels).sum().double() / count
-        square = (often * levels * levels).sum().double() / count
-        deviation = (square - mean * mean).clamp_min(0).sqrt()
-        # A channel that never changes is centred and left at its size.
-        statistics.append(torch.stack([mean, torch.where(deviation > 0, deviation, 1.0)]))
-    mean, deviation = torch.stack(statistics, 1).float()[:, :, None, None]
-    return mean, deviation
+    often = torch.stack([each.flatten().bincount(minlength=256) for each in images.unbind(1)])
+    levels = torch.arange(256)
+    count, mean, square = ((often * levels**power).sum(1).double() for power in range(3))
+    mean, square = mean / count, square / count
+    deviation = (square - mean * mean).clamp_min(0).sqrt()
+    # A channel that never changes is centred and left at its size.
+    deviation = torch.where(deviation > 0, deviation, 1.0)
+    return mean.float()[:, None, None], deviation.float()[:, None, None]
 
 
 @dataclass(frozen=True, kw_only=True)
