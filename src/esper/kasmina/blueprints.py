@@ -433,11 +433,7 @@ def conv(spec: SlotSpec) -> nn.Module:
 def token_mix(spec: SlotSpec) -> nn.Module:
     """Mixes positions however far apart, the same way in every channel."""
     (length,) = spec.extent
-    if length is None:
-        raise BlueprintError(
-            f"token_mix needs the length of slot {spec.name!r}, which varies",
-            fix="use conv or attention where lengths vary",
-        )
+    assert length is not None, "it does not fit where lengths vary"
     if spec.causal:
         return _two(PastLinear(length, length), PastLinear(length, length))
     inner = reduced(length, 2)

@@ -19,7 +19,7 @@ from esper.leyline.errors import GateRefusedError, UnknownNameError
 from esper.leyline.ops import Blend, LifecycleOp
 from esper.leyline.settings import Count, Whole, require_settings
 from esper.leyline.slots import require_agreement, require_form
-from esper.leyline.stages import LIVING_STAGES, SeedStage
+from esper.leyline.stages import TRANSITIONS, SeedStage
 
 # N hosts, O ops, S slots, P blueprints, K blends
 
@@ -110,7 +110,10 @@ class Gate:
     def __init__(self, after: SeedStage, op: LifecycleOp | None, *conditions: Condition) -> None:
         self.after = after
         self.op = op  # None: passes by itself, with time
-        self.conditions = conditions
+        before = [stage for stage in SeedStage if after in TRANSITIONS[stage]]
+        names = " or ".join(stage.name for stage in before)
+        reason = f"the slot is {{stage}}, not {names}"
+        self.conditions = (Condition(lambda now: now.life.at(*before), reason), *conditions)
 
     def met(self, situation: Situation) -> Tensor:
         """[conditions, N, S] bool."""
@@ -132,11 +135,6 @@ class Gate:
         unmet = [each for each, is_met in zip(self.conditions, here, strict=True) if not is_met]
         facts = situation.facts(host, slot)
         return [each.otherwise.format(**facts) for each in (unmet if here[0] else unmet[:1])]
-
-
-def _in_stage(*stages: SeedStage) -> Condition:
-    names = " or ".join(stage.name for stage in stages)
-    return Condition(lambda now: now.life.at(*stages), f"the slot is {{stage}}, not {names}")
 
 
 def _old_enough(rule: str) -> Condition:
@@ -180,7 +178,6 @@ GATES = (
     Gate(
         SeedStage.GERMINATED,
         LifecycleOp.GERMINATE,
-        _in_stage(SeedStage.DORMANT),
         Condition(
             lambda now: (now.life.epoch >= now.rules.min_host_epochs)[:, None],
             "the host has trained for {epoch} epochs, at least {min_host_epochs} needed",
@@ -191,24 +188,17 @@ GATES = (
             "the cheapest seed costs {cheapest} parameters, the budget has room for {room}",
         ),
     ),
-    Gate(SeedStage.TRAINING, None, _in_stage(SeedStage.GERMINATED)),
+    Gate(SeedStage.TRAINING, None),
     Gate(
         SeedStage.BLENDING,
         LifecycleOp.ADVANCE,
-        _in_stage(SeedStage.TRAINING),
         _old_enough("min_training_epochs"),
         *_measured("gradient", "min_gradient", "the seed's gradient norm is {gradient:.3g}"),
     ),
-    Gate(
-        SeedStage.HOLDING,
-        None,
-        _in_stage(SeedStage.BLENDING),
-        Condition(lambda now: now.life.alpha >= 1.0, _STILL_MOVING),
-    ),
+    Gate(SeedStage.HOLDING, None, Condition(lambda now: now.life.alpha >= 1.0, _STILL_MOVING)),
     Gate(
         SeedStage.FOSSILIZED,
         LifecycleOp.FOSSILIZE,
-        _in_stage(SeedStage.HOLDING),
         _old_enough("min_holding_epochs"),
         *_measured("contribution", "min_contribution", "the seed contributes {contribution:.4g}"),
         Condition(
@@ -217,23 +207,16 @@ GATES = (
             "{max_loss_rise:.0%} allowed",
         ),
     ),
-    Gate(SeedStage.PRUNED, LifecycleOp.PRUNE, _in_stage(*sorted(LIVING_STAGES))),
-    Gate(
-        SeedStage.EMBARGOED,
-        None,
-        _in_stage(SeedStage.PRUNED),
-        Condition(lambda now: now.life.alpha == 0.0, _STILL_MOVING),
-    ),
+    Gate(SeedStage.PRUNED, LifecycleOp.PRUNE),
+    Gate(SeedStage.EMBARGOED, None, Condition(lambda now: now.life.alpha == 0.0, _STILL_MOVING)),
     Gate(
         SeedStage.RESETTING,
         None,
-        _in_stage(SeedStage.EMBARGOED),
         Condition(lambda now: now.life.embargo <= 0, "the slot rests for {embargo} more epochs"),
     ),
     Gate(
         SeedStage.DORMANT,
         None,
-        _in_stage(SeedStage.RESETTING),
         Condition(
             lambda now: now.life.epochs_in_stage >= 1,
             "{epochs_in_stage} epochs in {stage}, at least 1 needed",

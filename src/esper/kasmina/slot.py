@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from enum import IntEnum
+from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from esper.kasmina.blueprints import Blueprint, Neighbour
 from esper.kasmina.isolation import randomness_kept, state_kept
-from esper.leyline import Blend, BlueprintError, SlotError, SlotSpec
+from esper.leyline import AgreementError, Blend, BlueprintError, SlotError, SlotSpec
 from esper.leyline.streams import derive_seed
 
 Part = int | str | None  # which of the tensors that a module returns; None: it returns one
@@ -69,6 +71,7 @@ def build_seed(
     It is drawn on the CPU from its own stream, so that planting leaves the host's random
     numbers alone and gives the same seed on every device.
     """
+    _refuse_outgrown_averages()
     with torch.device("cpu"), randomness_kept(stream=derive_seed(stream, "weights")):
         body = plan.build(spec) if beside is None else plan.build(spec, beside())
         h = torch.randn(spec.canonical_shape(batch=2))
@@ -308,3 +311,41 @@ def taps_on(module: nn.Module, slot: Slot | None = None) -> list[int]:
     """The keys of the hooks that lead to this slot, or to any."""
     hooks = module._forward_hooks.items()
     return [key for key, hook in hooks if isinstance(hook, Tap) and slot in (None, hook.slot)]
+
+
+# --- torch's averages of weights list their parameters once, and refuse what has grown since ---
+
+
+@cache
+def _refuse_outgrown_averages() -> None:
+    """From the first seed in this process on.
+
+    `update_parameters` walks along two lists of parameters to the end of the shorter one, and
+    torch has no hook there: without this, averages would lack what has grown, and nobody would
+    notice.
+    """
+    update = AveragedModel.update_parameters
+
+    @wraps(update)
+    def checked(self: AveragedModel, model: nn.Module) -> None:
+        if _has_outgrown(model, self.module):
+            raise AgreementError(
+                "The network has grown since this AveragedModel was made, which would average "
+                "without what grew",
+                fix="keep the average with esper.ema(host, decay), which grows along, or make the "
+                "AveragedModel of the host when nothing grows any more",
+            )
+        update(self, model)
+
+    AveragedModel.update_parameters = checked  # type: ignore[method-assign]
+
+
+def _has_outgrown(model: nn.Module, average: nn.Module) -> bool:
+    """Has the model, or the host in it, seeds that the average does not know as they are now?"""
+    ours, theirs = (
+        [(part.seed is not None, part.alpha) for part in each.modules() if isinstance(part, Slot)]
+        for each in (model, average)
+    )
+    if not ours:  # a model without its host, which owns what grows
+        return any(taps_on(part) for part in model.modules())
+    return ours != (theirs or [(False, 0.0)] * len(ours))

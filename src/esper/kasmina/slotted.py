@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina import optimizer_surgery as surgery
 from esper.kasmina.blueprints import build_catalogue, find_blueprint, learning_rate_scales
-from esper.kasmina.foreign_averages import refuse_outgrown_averages
 from esper.kasmina.gates import UNLIMITED, GateRules, Situation, explain, legality
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.isolation import Isolation, only_learning, randomness_kept, state_kept
@@ -335,7 +334,6 @@ class SlottedModel(nn.Module):
         for optimizer in self.optimizers:
             _let_join(optimizer, index, seed)
         slot.seed = seed
-        refuse_outgrown_averages()
 
     def shadow_seed(self, index: int, blueprint: int) -> Seed:
         """A newborn that is not planted, the same whenever it is asked for."""

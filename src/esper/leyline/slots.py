@@ -43,11 +43,11 @@ class Layout(StrEnum):
 
     @property
     def batch_axis(self) -> int:
-        return _FACTS[self].to_canonical[0]
+        return _AXES[self][1].index("B")
 
     @property
     def channel_axis(self) -> int:
-        return _FACTS[self].to_canonical[_FACTS[self].channel_axis]
+        return _AXES[self][1].index("C")
 
     def extent(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The sizes of the other axes, of activations of this shape."""
@@ -55,22 +55,15 @@ class Layout(StrEnum):
         return tuple(size for axis, size in enumerate(shape) if axis not in apart)
 
 
-@dataclass(frozen=True)
-class _LayoutFacts:
-    family: Family
-    to_canonical: tuple[int, ...]  # permutation that gives the family's canonical layout
-    from_canonical: tuple[int, ...]
-    channel_axis: int  # in the canonical layout
-    description: str
-
-
-_FACTS = {
-    Layout.SEQUENCE: _LayoutFacts(Family.CONV1D, (0, 1, 2), (0, 1, 2), 1, "[B, C, L]"),
-    Layout.IMAGE: _LayoutFacts(Family.CONV2D, (0, 1, 2, 3), (0, 1, 2, 3), 1, "[B, C, H, W]"),
-    Layout.DENSE: _LayoutFacts(Family.DENSE, (0, 1), (0, 1), 1, "[B, C]"),
-    Layout.TOKENS: _LayoutFacts(Family.TRANSFORMER, (0, 1, 2), (0, 1, 2), 2, "[B, T, C]"),
-    Layout.TIME_FIRST: _LayoutFacts(Family.TRANSFORMER, (1, 0, 2), (1, 0, 2), 2, "[T, B, C]"),
-    Layout.IMAGE_LAST: _LayoutFacts(Family.CONV2D, (0, 3, 1, 2), (0, 2, 3, 1), 1, "[B, H, W, C]"),
+_CANONICAL = {Family.CONV1D: "BCL", Family.CONV2D: "BCHW", Family.DENSE: "BC"}
+_CANONICAL[Family.TRANSFORMER] = "BTC"
+_AXES = {
+    Layout.SEQUENCE: (Family.CONV1D, "BCL"),
+    Layout.IMAGE: (Family.CONV2D, "BCHW"),
+    Layout.DENSE: (Family.DENSE, "BC"),
+    Layout.TOKENS: (Family.TRANSFORMER, "BTC"),
+    Layout.TIME_FIRST: (Family.TRANSFORMER, "TBC"),
+    Layout.IMAGE_LAST: (Family.CONV2D, "BHWC"),
 }
 
 
@@ -85,17 +78,17 @@ class SlotSpec:
     reach: Reach = Reach.ALL
 
     def __post_init__(self) -> None:
-        axes = len(_FACTS[self.layout].to_canonical)
-        if self.channels < 1 or len(self.extent) != axes - 2:
+        axes = _AXES[self.layout][1]
+        if self.channels < 1 or len(self.extent) != len(axes) - 2:
             raise SlotError(
                 f"Slot {self.name!r} has an impossible shape",
                 given=f"layout {self.layout.value}, channels {self.channels}, extent {self.extent}",
-                valid=f"{_FACTS[self.layout].description}: channels >= 1, {axes - 2} extents",
+                valid=f"[{', '.join(axes)}]: channels >= 1, {len(axes) - 2} extents",
             )
 
     @property
     def family(self) -> Family:
-        return _FACTS[self.layout].family
+        return _AXES[self.layout][0]
 
     @property
     def causal(self) -> bool:
@@ -105,15 +98,16 @@ class SlotSpec:
     @property
     def channel_axis(self) -> int:
         """Where the channels are in the family's canonical layout."""
-        return _FACTS[self.layout].channel_axis
+        return _CANONICAL[self.family].index("C")
 
     @property
     def to_canonical(self) -> tuple[int, ...]:
-        return _FACTS[self.layout].to_canonical
+        """The permutation of the layout's axes that gives those of the family."""
+        return tuple(map(_AXES[self.layout][1].index, _CANONICAL[self.family]))
 
     @property
     def from_canonical(self) -> tuple[int, ...]:
-        return _FACTS[self.layout].from_canonical
+        return tuple(map(_CANONICAL[self.family].index, _AXES[self.layout][1]))
 
     def canonical_shape(self, batch: int, free_extent: int = 8) -> tuple[int, ...]:
         """A shape of this slot's activations in the family's layout."""

