@@ -205,7 +205,7 @@ def plant_grown(
         life.blend[:, slot] = blend
         life.alpha[:, slot] = 1.0
         life.params[:, slot] = costs[slot, kind, blend]
-    population.lifecycle = population.lifecycle.with_rows(environments, life)
+    population.adopt(environments, life)
 
 
 def _as_usual(template: Template, streams: Tensor) -> Tensor:

@@ -379,7 +379,7 @@ def test_what_is_to_be_done_beside_an_epoch_is_done_once_before_its_results_are_
     population, seen = make_population("mlp", 2, batches=1, backend=backend), list[str]()
     fetched = Tensor.cpu
     monkeypatch.setattr(Tensor, "cpu", lambda self: (seen.append("waited"), fetched(self))[1])
-    population.beside_epochs = lambda: seen.append("done")
+    population.do_beside_epochs(lambda: seen.append("done"))
     population.train_epoch()
     assert seen.count("done") == 1
     assert seen.index("done") < seen.index("waited")

@@ -7,8 +7,7 @@ there refuses: nothing is decided, the row waits, and `info["illegal"]` says so.
 Shapes: `N` rows, `F` features, `A` composite actions, `H` heads.
 """
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -30,7 +29,6 @@ Array = NDArray[Any]
 WAIT = 0  # as a composite action
 
 
-@dataclass(frozen=True)
 class CompositeActions:
     """Every composite decision of a space as one number, for learners of one discrete action.
 
@@ -38,19 +36,17 @@ class CompositeActions:
     every slot: each op with the heads that matter for it, as the head table says.
     """
 
-    space: ActionSpace
-
-    @cached_property
-    def table(self) -> Tensor:
-        """[A, H]: the choice of every head, canonical where it does not matter."""
+    def __init__(self, space: ActionSpace) -> None:
         rows: list[tuple[int, ...]] = []
-        for op, matters in enumerate(self.space.relevance):
+        for op, matters in enumerate(space.relevance):
             choices = [
                 range(size) if relevant else (CANONICAL_ACTION,)
-                for size, relevant in zip(self.space.sizes[1:], matters[1:], strict=True)
+                for size, relevant in zip(space.sizes[1:], matters[1:], strict=True)
             ]
             rows += [(op, *rest) for rest in product(*choices)]
-        return torch.tensor(rows)
+        self.space = space
+        # [A, H]: the choice of every head, canonical where it does not matter.
+        self.table = torch.tensor(rows)
 
     def __len__(self) -> int:
         return len(self.table)

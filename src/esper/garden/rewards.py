@@ -79,12 +79,8 @@ class RewardTerms(dict[str, Tensor]):
 
     def __init__(self, mode: str, terms: Mapping[str, Tensor]) -> None:
         super().__init__({name: terms[name] for name in MODES[mode]})
-
-    @property
-    def total(self) -> Tensor:
-        """[N]: the reward."""
         first, *others = self.values()
-        return sum(others, start=first)
+        self.total = sum(others, start=first)  # [N]: the reward
 
 
 def net_of_rent(gain: V, exposure: V, rent: float) -> V:

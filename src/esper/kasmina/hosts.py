@@ -61,10 +61,11 @@ class SegmentedHost(nn.Module):
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 
 
-def _activated(layer: nn.Module, activation: str, norm: nn.Module | None) -> list[nn.Module]:
-    """A layer, normalised or not, and what makes it bend."""
+def _bent(activation: str, norm: str, normed: nn.Module, *layers: nn.Module) -> nn.Module:
+    """Layers, what they return `normed` or not, and what makes it bend."""
     require_known("activation", activation, _ACTIVATIONS)
-    return [layer, *([] if norm is None else [norm]), _ACTIVATIONS[activation]()]
+    between = [] if norm == "none" else [normed]
+    return nn.Sequential(*layers, *between, _ACTIVATIONS[activation]())
 
 
 class MlpHost(SegmentedHost):
@@ -81,11 +82,9 @@ class MlpHost(SegmentedHost):
         classes: int = 10,
     ) -> None:
         sizes = [features] + [width] * depth
-        segments: list[nn.Module] = [nn.Identity()]
-        for given in sizes[:-1]:
-            normed = None if norm == "none" else ChannelNorm(width)
-            segments.append(nn.Sequential(*_activated(nn.Linear(given, width), activation, normed)))
-        segments.append(nn.Linear(width, classes))
+        given = (nn.Linear(size, width) for size in sizes[:-1])
+        hidden = [_bent(activation, norm, ChannelNorm(width), layer) for layer in given]
+        segments = [nn.Identity(), *hidden, nn.Linear(width, classes)]
         super().__init__(segments, [(Layout.DENSE, size, ()) for size in sizes])
 
 
@@ -108,8 +107,8 @@ def _convolved(
     padding, given = kernel // 2, 1
     for stride in strides:
         convolution = layer(given, channels, kernel, stride=stride, padding=padding)
-        normed = None if norm == "none" else GroupNorm(channels, position_axes=len(size))
-        segments.append(nn.Sequential(*entry, *_activated(convolution, activation, normed)))
+        normed = GroupNorm(channels, position_axes=len(size))
+        segments.append(_bent(activation, norm, normed, *entry, convolution))
         entry, given = [], channels
         size = tuple((points + 2 * padding - kernel) // stride + 1 for points in size)
         shapes.append((layout, channels, size))

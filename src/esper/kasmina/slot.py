@@ -130,6 +130,9 @@ class Bond:
         self.whole = False  # is the host itself being read, or does the model hold its slots?
         self._said: set[str] = set()
 
+    def tie(self) -> None:
+        self.tied = True
+
     @contextmanager
     def reading_all(self) -> Iterator[None]:
         before, self.whole = self.whole, True
@@ -337,7 +340,7 @@ def _refuse_outgrown_averages() -> None:
             )
         update(self, model)
 
-    AveragedModel.update_parameters = checked  # type: ignore[method-assign]
+    torch.optim.swa_utils.AveragedModel.update_parameters = checked  # type: ignore[method-assign]
 
 
 def _has_outgrown(model: nn.Module, average: nn.Module) -> bool:

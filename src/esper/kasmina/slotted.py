@@ -389,7 +389,7 @@ class SlottedModel(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._bond.tied = True  # a copy of the whole host
+        self._bond.tie()  # a copy of the whole host
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Everything: the model, what has grown, and how far it has come."""

@@ -75,7 +75,7 @@ class Feed:
             require(f"The number of {what} of a feed", len(given), COUNT, error=DataError)
         _require_alike(datasets)
         self.device = torch.device(device)
-        self.batch, self.batches = batch, batches
+        self.batch, self.batches, self.environments = batch, batches, len(assignment)
         self.classes = max(each.classes for each in datasets)
         self.augmentation = augmentation
         # What augmentation draws from: kept on the device, so that a captured step moves it on.
@@ -95,10 +95,6 @@ class Feed:
             self._data[name] = Split(inputs, labels)
             self._first[name] = torch.zeros_like(self._streams)
         self.assign(torch.arange(len(assignment)), torch.tensor(list(assignment)))
-
-    @property
-    def environments(self) -> int:
-        return len(self.assignment)
 
     def assign(self, environments: Tensor, datasets: Tensor) -> None:
         """From now on these environments [K] learn from these data sets [K], by index."""

@@ -128,7 +128,7 @@ class Pool:
         )
         self.squares = matrix(width)  # [R, P] squared gradients of the epoch
         self.leaf = self.state.theta.detach().requires_grad_()
-        self.version = 0  # of what a captured step relies on, such as where storage is
+        self.version = 0  # changes when storage moves
 
     @property
     def capacity(self) -> int:
@@ -180,6 +180,10 @@ class Pool:
         state.rate[rows] = rate[owners].to(state.rate)[:, None]
         state.decay[rows] = decay[owners].to(state.decay)[:, None]
 
+    def outdate(self) -> None:
+        """What was captured of the storage so far no longer holds."""
+        self.version += 1
+
     def state_of(self, tensors: Mapping[str, Tensor]) -> RowState:
         """What an optimiser moves, of rows with these tensors, named as in `tensors()`."""
         moments = [tensors[f"moment{i}"] for i in range(len(self.state.moments))]
@@ -191,7 +195,7 @@ class Pool:
         self.state = self.state_of(tensors)
         self.squares = tensors["squares"]
         self.leaf = self.state.theta.detach().requires_grad_()
-        self.version += 1
+        self.outdate()
 
 
 def copies_of(

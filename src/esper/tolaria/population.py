@@ -83,11 +83,11 @@ class Population:
         everyone = self._give(HOST, torch.arange(count))
         self.newborn((HOST, everyone, fold(self.seeds, "host")))
         self.live: Tensor | None = None  # [N, P] bool; see `silence_rows`
-        # Done once in every epoch, while the device computes it.
-        self.beside_epochs: Callable[[], None] = lambda: None
+        self._beside: Callable[[], None] = lambda: None
         widths = {key: template.width for key, template in self.engine.templates.items()}
         chip = partial(Chip, host, self.catalogue, widths, feed, self.config)
         self._chip = choose_chip(chip, feed, self.config)
+        self.backend = "fused" if self._chip is None else "chip"  # the one that computes
         graphs = self.config.graphs and self.device.type == "cuda" and self._chip is None
         self._graphs = GraphRunner(self) if graphs else None
 
@@ -225,7 +225,7 @@ class Population:
                 given=f"targets {targets.tolist()}, sources {sources.tolist()}",
             )
         life = snapshot.lifecycle.rows(sources)
-        self._replace(targets, life)
+        self.adopt(targets, life)
         for name in ("planted", "budget", "rate", "decay", "frozen"):
             getattr(self, name)[targets] = snapshot.kept[name][sources]
         self.pools[HOST].put(targets, snapshot.tensors[HOST], sources)
@@ -237,7 +237,7 @@ class Population:
         for key, which, old in chain(seeds, shadow_places(snapshot.shadow_rows[sources])):
             self.pool(key).put(self._give(key, targets[which]), snapshot.tensors[key], old)
 
-    def _replace(self, environments: Tensor, life: Lifecycle) -> None:
+    def adopt(self, environments: Tensor, life: Lifecycle) -> None:
         """Take every seed of these environments out, whatever its stage, and adopt `life`."""
         gone = torch.zeros(self.lifecycle.shape, dtype=torch.bool)
         gone[environments] = self.lifecycle.blueprint[environments] != NOTHING
@@ -251,7 +251,7 @@ class Population:
                 "Every environment that starts anew needs one identity",
                 given=f"environments {environments.tolist()}, identities {list(identities)}",
             )
-        self._replace(environments, Lifecycle.dormant(len(environments), len(self.specs)))
+        self.adopt(environments, Lifecycle.dormant(len(environments), len(self.specs)))
         self.shadows.restart(environments)
         self.planted[environments] = 0
         self.seeds[environments] = self._seeds_of(identities)
@@ -275,7 +275,7 @@ class Population:
         there, live = environments.to(self.device), live.to(self.device)
         if self.live is None:
             self.live = torch.ones_like(pool.state.theta[:-1], dtype=torch.bool)
-            pool.version += 1  # a captured step does not know of it
+            pool.outdate()  # a captured step does not know of it
         self.live[there] = live
         for tensor in (pool.state.theta, *pool.state.moments):
             tensor[there] = torch.where(live, tensor[there], 0.0)
@@ -290,10 +290,9 @@ class Population:
 
     # --- training and measuring ----------------------------------------------------------
 
-    @property
-    def backend(self) -> str:
-        """The one that computes: `fused` or `chip`."""
-        return "fused" if self._chip is None else "chip"
+    def do_beside_epochs(self, work: Callable[[], None]) -> None:
+        """Let `work` be done once in every epoch from now on, while the device computes it."""
+        self._beside = work
 
     def plan_of(self, rows: PassRows) -> Plan:
         """On the CPU, where it is made."""
@@ -329,7 +328,7 @@ class Population:
             loss, host, seeds = self._fused_epoch(order, before)
         else:
             taught = None if shadows is None else (shadows.where, shadows.batches.flatten())
-            loss, host, seeds, *found = self._chip.epoch(self, order, taught, self.beside_epochs)
+            loss, host, seeds, *found = self._chip.epoch(self, order, taught, self._beside)
             if shadows is not None:
                 found += self._chip.gains(self, shadows.where)
         seeds = torch.where(self.lifecycle.occupied, seeds.sqrt(), torch.nan)
@@ -354,7 +353,7 @@ class Population:
                 for number, index in enumerate(order):
                     before(number, index)
                     total += step.run(*self.feed.fetch(index))
-        self.beside_epochs()
+        self._beside()
         seeds = torch.zeros(self.lifecycle.shape, dtype=torch.float64)
         host = torch.zeros(len(self), dtype=torch.float64)
         for key, pool in self.pools.items():

@@ -201,6 +201,10 @@ class TamiyoRolloutBuffer:
         self.longest, self._even = int(most), bool(least == most)
         self._advantages = self._returns = None
 
+    def spend(self) -> None:
+        """From now on these steps were learned from, and an update refuses them."""
+        self.spent = True
+
     def reset(self) -> None:
         """Forget all steps. Nothing is overwritten: the counts say what is there."""
         self.counts.zero_()

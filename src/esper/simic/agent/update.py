@@ -294,7 +294,7 @@ class Update:
         place = self.processes.place(len(batch.valid), self.device)
         if not place[1]:
             raise RolloutError("The rollouts of all processes are empty", fix="add steps first")
-        buffer.spent = True
+        buffer.spend()
         self.network.observe_returns(batch.returns, batch.valid, summed)
         batch, self._coefs, error = self._anchored(batch)
         if self.config.strict and not (off := fetched({"": error})[""][0]) < self.tolerance:

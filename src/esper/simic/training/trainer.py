@@ -374,7 +374,7 @@ class Trainer:
             untold.append(self.reporter.step(self.round + 1, step, decision, outcome, returns))
             stage = outcome.after.lifecycle.stage
 
-        self.garden.population.beside_epochs = tell_untold
+        self.garden.population.do_beside_epochs(tell_untold)
         self._observations = collect(
             self.agent, self.garden, self._observations, listen=listen, phase=clock.phase
         )

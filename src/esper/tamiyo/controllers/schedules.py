@@ -184,17 +184,13 @@ class Oracle(_Scheduled):
         super().__init__(as_schedule(plan) for plan in table.values())
         self._numbers = {context: number for number, context in enumerate(table)}
         self._index = torch.zeros(0, dtype=torch.int64)  # [N]
+        text = repr([(name, self.schedules[number]) for name, number in self._numbers.items()])
+        self.fingerprint = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()  # of the table
 
     def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
         """Epochs only: each context may have a host of its own."""
         for arm in (arm for schedule in self.schedules for arm in schedule):
             arm.require_in_time(horizon)
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the table."""
-        text = repr([(name, self.schedules[number]) for name, number in self._numbers.items()])
-        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
     def reset(self, contexts: Sequence[str]) -> None:
         for context in contexts:
