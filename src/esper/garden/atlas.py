@@ -69,8 +69,7 @@ class Plans:
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "Plans":
         oracle = tuple(tuple(map(Arm.from_dict, schedule)) for schedule in stored["oracle"])
-        constant = tuple(map(Arm.from_dict, stored["constant"]))
-        return cls(oracle, constant, int(stored["episodes"]))
+        return cls(oracle, tuple(map(Arm.from_dict, stored["constant"])), int(stored["episodes"]))
 
 
 @dataclass(frozen=True)

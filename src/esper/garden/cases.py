@@ -67,8 +67,7 @@ class Draw:
         row += self.first_row
         order = _order(self.seed, episode, len(self.contexts))
         context = self.contexts[order[row % len(self.contexts)]]
-        number = derive_seed(self.seed, "draw", row, episode) % self.seeds
-        return Case(context, number)
+        return Case(context, derive_seed(self.seed, "draw", row, episode) % self.seeds)
 
     def pool(self) -> list[Case]:
         """Every case that may come."""

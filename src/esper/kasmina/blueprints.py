@@ -450,8 +450,7 @@ def position_attention(spec: SlotSpec) -> nn.Module:
 
 
 def _linear(spec: SlotSpec, given: int, returned: int) -> nn.Module:
-    kind = nn.Linear if spec.family is Family.DENSE else TokenLinear
-    return kind(given, returned)
+    return (nn.Linear if spec.family is Family.DENSE else TokenLinear)(given, returned)
 
 
 def _two_layers(spec: SlotSpec, inner: int) -> list[nn.Module]:
@@ -500,8 +499,7 @@ def attention(spec: SlotSpec) -> nn.Module:
 @blueprint("mlp", Family.DENSE, Family.TRANSFORMER, plain=True, traits=_LAYERS)
 def mlp(spec: SlotSpec) -> nn.Module:
     """Two layers: with a narrow middle for features, with one twice as wide for tokens."""
-    dense = spec.family is Family.DENSE
-    inner = reduced(spec.channels, 4) if dense else 2 * spec.channels
+    inner = reduced(spec.channels, 4) if spec.family is Family.DENSE else 2 * spec.channels
     return nn.Sequential(*_two_layers(spec, inner))
 
 

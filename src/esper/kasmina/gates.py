@@ -111,8 +111,7 @@ class Gate:
         self.after = after
         self.op = op  # None: passes by itself, with time
         before = [stage for stage in SeedStage if after in TRANSITIONS[stage]]
-        names = " or ".join(stage.name for stage in before)
-        reason = f"the slot is {{stage}}, not {names}"
+        reason = "the slot is {stage}, not " + " or ".join(stage.name for stage in before)
         self.conditions = (Condition(lambda now: now.life.at(*before), reason), *conditions)
 
     def met(self, situation: Situation) -> Tensor:
@@ -282,8 +281,7 @@ def closed_gates(situation: Situation) -> list[tuple[int, int, LifecycleOp, str]
     for op, gate in OP_GATES.items():
         met = gate.met(situation)
         for host, slot in (met[0] & ~met.all(dim=0)).nonzero().tolist():
-            why = "; ".join(gate.refusals(situation, host, slot, met))
-            found.append((host, slot, op, why))
+            found.append((host, slot, op, "; ".join(gate.refusals(situation, host, slot, met))))
     return found
 
 

@@ -485,10 +485,8 @@ class Repeated(nn.Module):
         for each in copied.modules():
             untap(each)  # of seeds that grow inside it
         copied.zero_grad()  # gradients are copied along
-        self.module, self.part = (
-            copied.to("cpu", torch.float32).requires_grad_().train(),
-            place.part,
-        )
+        self.module = copied.to("cpu", torch.float32).requires_grad_().train()
+        self.part = place.part
         self.inward, self.outward = place.spec.from_canonical, place.spec.to_canonical
 
     def forward(self, h: Tensor) -> Tensor:

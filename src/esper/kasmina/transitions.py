@@ -17,10 +17,8 @@ from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions, move
 # N hosts, S slots
 
 # What a removed seed leaves in its slot's arrays, beside the embargo.
-_REMAINS = dict.fromkeys(("blueprint", "blend"), NOTHING) | dict.fromkeys(
-    ("alpha", "age", "params", "contribution", "contribution_known", "gradient", "gradient_known"),
-    0,
-)
+_REMAINS = {"blueprint": NOTHING, "blend": NOTHING, "alpha": 0, "age": 0, "params": 0}
+_REMAINS |= dict.fromkeys(("contribution", "contribution_known", "gradient", "gradient_known"), 0)
 
 
 def blend_alpha(epochs_in_stage: Tensor, tempo: int) -> Tensor:

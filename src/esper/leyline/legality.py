@@ -38,8 +38,7 @@ class Actions:
         what = f"Actions have the wrong type, shape or number of heads ({heads})"
         shape = (*self.values.shape[:1], len(self.space))
         require_form(what, self.values, shape, torch.int64, error=ActionError)
-        sizes = torch.tensor(self.space.sizes)
-        bad = (self.values < 0) | (self.values >= sizes)
+        bad = (self.values < 0) | (self.values >= torch.tensor(self.space.sizes))
         if bool(bad.any()):
             host, head = (int(index) for index in bad.nonzero()[0])
             raise ActionError(

@@ -19,8 +19,7 @@ class Blend(IntEnum):
         """A blend, or one by its name in lower case."""
         if isinstance(blend, Blend):
             return blend
-        names = [each.name.lower() for each in cls]
-        require_known("blend", blend, names)
+        require_known("blend", blend, [each.name.lower() for each in cls])
         return cls[blend.upper()]
 
     IMMEDIATE = 0  # alpha 1 from birth; the blueprint's zero point keeps the function

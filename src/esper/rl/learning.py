@@ -31,13 +31,12 @@ FEW, FAR = 10_000, 100  # less steps leave no time to learn a memory; longer epi
 _ANY = PPOConfig(
     learning_rate=1e-3, epochs=10, minibatches=8, entropy_coef=0.01, target_kl=None, gamma=0.99
 )
-_LONG = replace(_ANY, gae_lambda=0.95, sequence=32)
 _MEMORY = replace(_ANY, gae_lambda=0.3, sequence=64, learning_rate=4e-3, value_coef=0.1)
 # Steps of every environment between updates, and the settings; the reasons are in docs/rl.md.
 PRESETS = {
     "reactive": (32, replace(_ANY, gae_lambda=0.9, sequence=16)),
     "memory": (64, _MEMORY),
-    "long": (64, _LONG),
+    "long": (64, replace(_ANY, gae_lambda=0.95, sequence=32)),
 }
 
 

@@ -234,8 +234,7 @@ def slot_columns(signals: Signals, constants: Mapping[str, Tensor]) -> dict[str,
     if flow is None:
         flow = life.alpha.new_full((*life.shape, len(FLOW_STATISTICS)), torch.nan)
     spread, silence, peaks, roughness = flow.unbind(2)
-    there = flow.device
-    fixed = {name: value.to(there).expand(life.shape) for name, value in constants.items()}
+    fixed = {name: each.to(flow.device).expand(life.shape) for name, each in constants.items()}
     return fixed | {
         "stage": one_of(life.stage, len(SeedStage)),
         "blueprint": one_of(life.blueprint, len(signals.catalogue.names)),

@@ -80,8 +80,7 @@ class Population:
         self.engine = Engine(host, build_host, self.catalogue, self.config)
         self.shadows = ShadowRows(self)
         self.pools: dict[PoolKey, Pool] = {}  # of hosts, seeds and gates
-        everyone = self._give(HOST, torch.arange(count))
-        self.newborn((HOST, everyone, fold(self.seeds, "host")))
+        self.newborn((HOST, self._give(HOST, torch.arange(count)), fold(self.seeds, "host")))
         self.live: Tensor | None = None  # [N, P] bool; see `silence_rows`
         self._beside: Callable[[], None] = lambda: None
         widths = {key: template.width for key, template in self.engine.templates.items()}

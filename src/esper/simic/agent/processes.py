@@ -154,8 +154,7 @@ class Processes:
         if self.group is not None:
             from torch import distributed
 
-            operation = getattr(distributed.ReduceOp, how)
-            distributed.all_reduce(tensor, operation, group=self.group)
+            distributed.all_reduce(tensor, getattr(distributed.ReduceOp, how), group=self.group)
         return tensor
 
 

@@ -203,6 +203,7 @@ class GuardedAdamW:
         """One step with the gradients over `shrink` [], unless `broken` [] bool; the gradients are
         used up in either case."""
         stopped, steps = broken.float(), self.moments["steps"]
+        scale = None if shrink is None else shrink.to(stopped)  # the kernel wants float32
         steps += 1 - stopped
         for decay, group in self.groups.items():
             taken = [each for each in group if each[0].grad is not None]
@@ -221,9 +222,7 @@ class GuardedAdamW:
                 eps=self.eps,
                 amsgrad=False,
                 maximize=False,
-                grad_scale=None
-                if shrink is None
-                else shrink.to(stopped),  # the kernel wants float32
+                grad_scale=scale,
                 found_inf=stopped,
             )
             for parameter in parameters:

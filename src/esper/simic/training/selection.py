@@ -143,8 +143,7 @@ class PlotJudge:
             jobs = [Job(player, case) for player in ((), controller) for case in plot.cases]
             how: Any = {"horizon": plot.horizon, "device": self.device, "rent": plot.rent}
             settings = plot.population(**self.how)
-            ground = Playground(len(jobs), config=settings, test=False, **how)
-            played = ground.play_all(jobs)
+            played = Playground(len(jobs), config=settings, test=False, **how).play_all(jobs)
             gain = played.validation[self.seeds :] - played.validation[: self.seeds]
             net = net_of_rent(gain, played.exposure[self.seeds :], plot.rent)
             return net / torch.tensor([context.scale for context in plot.contexts])

@@ -494,8 +494,7 @@ class GreenhouseTrainer(Trainer):
         stages: dict[str, Tensor] = {}
         for kind, stage in self.plots.last:
             stages[kind] = stages.get(kind, 0) + one_hot(stage, len(SeedStage)).sum((0, 1))
-        mean = float(returns.mean())
-        self.hub.emit(Sampled(round=self.round + 1, values={"return": mean}))
+        self.hub.emit(Sampled(round=self.round + 1, values={"return": float(returns.mean())}))
         return returns, {kind: counts.tolist() for kind, counts in stages.items()}
 
 

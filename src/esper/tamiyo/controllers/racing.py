@@ -164,8 +164,7 @@ class Race:
         wins = judged & known & (ranked > config.threshold) & (better < config.keep)
         memory.kept |= wins
         memory.condemned |= judged & ~wins
-        ends = wins if config.turns else judged
-        memory.over |= ends.any(1) | late[:, 0]
+        memory.over |= (wins if config.turns else judged).any(1) | late[:, 0]
 
     def _due(self, memory: _Memory, signals: Signals, present: Tensor) -> Tensor:
         """[N, C] bool: candidates whose turn it is."""
