@@ -30,7 +30,7 @@ from studies.imitation import Lessons, LessonSettings, Notebook, learn_lessons
 from studies.teacher import Teacher
 
 STATE, KIND, VERSION = "state", "esper cohort", 1
-_LESSONS = "lessons."
+_LESSONS, _CONTROL = "lessons.", "control"
 Steer = Callable[[Legality, Tensor], Tensor]  # other actions [N, H] in place of those drawn
 TIME_ONLY = ("epoch", "remaining")  # what a blanked observation still shows
 
@@ -281,7 +281,9 @@ class Cohort:
 
     def save(self, path: Path) -> None:
         """Everything that the next round depends on, between two rounds."""
-        tensors, lessons = self.garden.state_dict(), dict[str, Tensor]()
+        controls, lessons = self.garden.controls.state_dict(), dict[str, Tensor]()
+        tensors = self.garden.state_dict()
+        tensors |= {f"{_CONTROL}.{name}": curve for name, curve in controls.items()}
         for member in self.members:
             member.agent.save(path / f"{member.name}-{self.round}")
             held = {} if member.lessons is None else vars(member.lessons)
@@ -314,11 +316,12 @@ class Cohort:
             if held:
                 here = {name: tensor.to(member.agent.device) for name, tensor in held.items()}
                 member.lessons = Lessons(**here)
-        garden = {n: v for n, v in stored.tensors.items() if not n.startswith(_LESSONS)}
-        garden["number"] = garden["number"][self.first_row :][: self.garden.envs]
         self.round = round_
         if self.members:
-            self._observations = self.garden.load_state_dict(garden)
+            # Measured again, in other company, they would be the same only to float tolerance.
+            self.garden.controls.load_state_dict(stored.part(_CONTROL))
+            number = stored.tensors["number"][self.first_row :][: self.garden.envs]
+            self._observations = self.garden.load_state_dict({"number": number})
         return True
 
     def networks(self, path: Path) -> dict[str, RecurrentActorCritic]:

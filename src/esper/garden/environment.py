@@ -14,7 +14,6 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from esper.archive import Archive
 from esper.garden.cases import Case, Deal
 from esper.garden.episodes import Episodes, Epoch, World
 from esper.garden.playing import Controls, idle_where
@@ -154,26 +153,18 @@ class Garden:
         return RewardState.of(self.episodes.ledger, self.lifecycle, self._control)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Where every row is in its sequence of cases, and the controls that were measured.
-
-        Taken between rounds that is all there is. Controls measured again, in other company,
-        would be the same only to float tolerance.
-        """
+        """Where every row is in its sequence of cases: between rounds that is all there is."""
         if bool((self.lifecycle.epoch > 0).any()):
             raise AgreementError(
                 "A garden is saved between rounds",
                 given="rows in the middle of an episode",
                 valid="after reset() or after the step that ended all episodes",
             )
-        controls = self.controls.state_dict().items()
-        return {"number": self._number.clone()} | {
-            f"control.{name}": each for name, each in controls
-        }
+        return {"number": self._number.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Tensor:
         """Go on from there; returns the observations [N, F] to go on with."""
         what = "The saved garden has another number of rows"
         require_form(what, state["number"], self._number.shape)
-        self.controls.load_state_dict(Archive(state, {}).part("control"))
         self._number = state["number"] - 1
         return self.reset()

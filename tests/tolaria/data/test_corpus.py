@@ -96,12 +96,6 @@ def test_too_little_text_is_refused(tmp_path: Path) -> None:
             corpus_splits(corpus, context=64, limit=10**6, seed=0)
 
 
-@pytest.mark.parametrize(("context", "limit"), [(0, 10), (10, 0)])
-def test_impossible_windows_are_refused(letters: Corpus, context: int, limit: int) -> None:
-    with pytest.raises(DataError, match="Impossible windows"):
-        corpus_splits(letters, context=context, limit=limit, seed=0)
-
-
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     os.symlink(tmp_path / "nowhere", tmp_path / "gone.py")
     with pytest.raises(DataError, match=r"gone\.py cannot be read"):

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from esper.leyline.errors import DataError
-from esper.leyline.settings import COUNT, require
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.splits import Split, Splits
 
@@ -76,8 +75,6 @@ def corpus_splits(corpus: Corpus, *, context: int, limit: int, seed: int) -> Spl
 
     Files are taken in an order of chance. The test files do not depend on the seed.
     """
-    require("Impossible windows: 'context' in bytes", context, COUNT, error=DataError)
-    require("Impossible windows: 'limit' in bytes", limit, COUNT, error=DataError)
     total = min(limit, corpus.size)
     waiting = sorted(corpus.files, key=lambda file: derive_seed("test files", file[0]))
     splits = {}

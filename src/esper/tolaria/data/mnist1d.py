@@ -6,23 +6,16 @@ Shapes: `M` samples, `P` points of a template, `W` points of the line on which a
 `L` points of the result.
 """
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from esper.archive.files import read_toml
+
 CLASSES = 10
-TEMPLATES = (
-    (5, 6, 6.5, 6.75, 7, 7, 7, 7, 6.75, 6.5, 6, 5),
-    (5, 3, 3, 3.4, 3.8, 4.2, 4.6, 5, 5.4, 5.8, 5, 5),
-    (5, 6, 6.5, 6.5, 6, 5.25, 4.75, 4, 3.5, 3.5, 4, 5),
-    (5, 6, 6.5, 6.5, 6, 5, 5, 6, 6.5, 6.5, 6, 5),
-    (5, 4.4, 3.8, 3.2, 2.6, 2.6, 5, 5, 5, 5, 5, 5),
-    (5, 3, 3, 3, 3, 5, 6, 6.5, 6.5, 6, 4.5, 5),
-    (5, 4, 3.5, 3.25, 3, 3, 3, 3, 3.25, 3.5, 4, 5),
-    (5, 7, 7, 6.6, 6.2, 5.8, 5.4, 5, 4.6, 4.2, 5, 5),
-    (5, 4, 3.5, 3.5, 4, 5, 5, 4, 3.5, 3.5, 4, 5),
-    (5, 4, 3.5, 3.5, 4, 5, 5, 5, 5, 4.7, 4.3, 5),
-)
+TEMPLATES = read_toml(Path(__file__).with_name("mnist1d.toml"))["templates"]
 TEMPLATE_LENGTH = len(TEMPLATES[0])
 TEMPLATE_DIVISOR = 6.0  # brings a standardised template to the size the noise levels are meant for
 LENGTH = 40
