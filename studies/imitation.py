@@ -107,8 +107,7 @@ def learn_lessons(agent: PPOAgent, lessons: Lessons, settings: LessonSettings) -
     if bool(broken):
         raise NonFiniteError(
             "The loss of a lesson is NaN or infinite",
-            "its log-probs, its values or their gradient",
-            None,
+            given="its log-probs, its values or their gradient",
             fix="the weights are those before that step: lower the lessons' learning rate",
         )
     return float(torch.stack(seen).mean())

@@ -302,7 +302,7 @@ class PPOAgent:
         if broken := not_finite(tensors):
             what = "The agent is not saved, since numbers in it are NaN or infinite"
             fix = "go on from the last one that was saved"
-            raise NonFiniteError(what, ", ".join(broken[:3]), None, fix=fix)
+            raise NonFiniteError(what, given=", ".join(broken[:3]), fix=fix)
         if self.processes.rank > 0:
             return Path(path)
         notes = {name: getattr(self.buffer, name) for name in _SIZES}

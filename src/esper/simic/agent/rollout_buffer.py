@@ -24,13 +24,6 @@ class RolloutError(EsperError):
 class NonFiniteError(EsperError):
     """A number that is NaN or infinite: which, and in which environment and step of the rollout."""
 
-    def __init__(self, what: str, field: str, place: tuple[int, int] | None, *, fix: str) -> None:
-        self.field = field
-        self.environment = place[0] if place else None
-        self.step = place[1] if place else None
-        where = f" of environment {place[0]}, step {place[1]}" if place else ""
-        super().__init__(what, given=field + where, fix=fix)
-
 
 class TamiyoRolloutBuffer:
     """Steps of E environments, at most T each, whole sequences in order of time.
@@ -315,8 +308,7 @@ class TamiyoRolloutBuffer:
                 env, step = unsound[field].nonzero()[0].tolist()
                 raise NonFiniteError(
                     "A number of the rollout is NaN or infinite",
-                    field,
-                    (env, step),
+                    given=f"{field} of environment {env}, step {step}",
                     fix="nothing was learned from this rollout: correct the environment, or go on "
                     f"without it by buffer.clear_env({env}) and finish",
                 )

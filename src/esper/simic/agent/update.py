@@ -324,7 +324,7 @@ class Update:
         if wrong := [name for name in signs if found[name][0]]:
             fix = "go on from the agent before this update, with a smaller learning rate"
             what = "What was learned is NaN or infinite, or leads to it"
-            raise NonFiniteError(what, ", ".join(wrong[:3]), None, fix=fix)
+            raise NonFiniteError(what, given=", ".join(wrong[:3]), fix=fix)
         if self.config.normalize_observations:
             self.network.observation_norm.observe(batch.states, batch.valid, summed)
         return self._report(found)
@@ -520,19 +520,19 @@ class Update:
             "log_probs": (part.matters & ~found.log_probs.isfinite()).any(-1),
             "values": part.valid & ~found.values.isfinite(),
         }
-        field, place = "its gradient, or a step of another process", None
+        where = "its gradient, or a step of another process"
         for name, wrong in suspects.items():
             if bool(wrong.any()):
                 row, step = wrong.nonzero()[0].tolist()
                 row = row if rows is None else int(rows[row])
                 length = found.values.shape[1]
                 row, cut = divmod(row, buffer.steps // length)  # sequences of one environment
-                field, place = name, (int(buffer.counts.nonzero()[row]), cut * length + step)
+                env = int(buffer.counts.nonzero()[row])
+                where = f"{name} of environment {env}, step {cut * length + step}"
                 break
         return NonFiniteError(
             f"The loss of optimiser step {number + 1} of {len(minibatches)} is NaN or infinite",
-            field,
-            place,
+            given=where,
             fix="the weights are those before that step: lower the learning rate, or look at the "
             "size of rewards and observations",
         )
