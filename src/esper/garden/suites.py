@@ -55,7 +55,19 @@ class Suite:
                     f"Suite {self.name!r} has no contexts in {name!r}",
                     valid="at least one training context, and one in each held-out group",
                 )
-        self._refuse_twins()
+        # What is held out must not have been trained in; names and keys must tell apart.
+        keys: dict[str, str] = {}
+        what = f"Two contexts of suite {self.name!r}"
+        for context in self:
+            if (twin := context.name) in keys.values():
+                fix = "rename one of them"
+                raise DuplicateNameError(f"{what} have one name", given=repr(twin), fix=fix)
+            if (other := keys.setdefault(context.key, twin)) != twin:
+                raise DuplicateNameError(
+                    f"{what} differ in nothing but their name",
+                    given=f"{other!r} and {twin!r}",
+                    fix="change one of them, or give its source another seed",
+                )
 
     def groups(self) -> dict[str, tuple[Context, ...]]:
         """All contexts, by group; `training` is the first."""
@@ -105,21 +117,6 @@ class Suite:
                 raise EsperError("There is no Python file for the suite", given=file, valid=CODE)
             run_file(Path(file))
         return cls(**given, code=tuple(code))
-
-    def _refuse_twins(self) -> None:
-        """What is held out must not have been trained in; names and keys must tell apart."""
-        keys: dict[str, str] = {}
-        what = f"Two contexts of suite {self.name!r}"
-        for context in self:
-            if (twin := context.name) in keys.values():
-                fix = "rename one of them"
-                raise DuplicateNameError(f"{what} have one name", given=repr(twin), fix=fix)
-            if (other := keys.setdefault(context.key, twin)) != twin:
-                raise DuplicateNameError(
-                    f"{what} differ in nothing but their name",
-                    given=f"{other!r} and {twin!r}",
-                    fix="change one of them, or give its source another seed",
-                )
 
 
 def _contexts(group: str, given: object) -> tuple[Context, ...]:

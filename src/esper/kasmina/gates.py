@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -145,20 +146,16 @@ def _old_enough(rule: str) -> Condition:
 
 def _measured(name: str, rule: str, finding: str) -> tuple[Condition, Condition]:
     """The seed's gradient or contribution is known, and at least what the rule asks for."""
-
-    def known(now: Situation) -> Tensor:
-        is_known: Tensor = getattr(now.life, f"{name}_known")
-        return is_known | (getattr(now.rules, rule) is None)
-
-    def enough(now: Situation) -> Tensor:
-        least = getattr(now.rules, rule)
-        seen, is_known = getattr(now.life, name), getattr(now.life, f"{name}_known")
-        is_enough: Tensor = ~is_known | (seen >= (-inf if least is None else least))
-        return is_enough
-
+    known, seen, least = map(attrgetter, (f"life.{name}_known", f"life.{name}", f"rules.{rule}"))
     return (
-        Condition(known, f"the seed's {name} has not been measured yet"),
-        Condition(enough, f"{finding}, at least {{{rule}}} needed"),
+        Condition(
+            lambda now: known(now) | (least(now) is None),
+            f"the seed's {name} has not been measured yet",
+        ),
+        Condition(
+            lambda now: ~known(now) | (seen(now) >= (-inf if least(now) is None else least(now))),
+            f"{finding}, at least {{{rule}}} needed",
+        ),
     )
 
 

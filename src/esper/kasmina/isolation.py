@@ -82,22 +82,16 @@ def state_kept(*modules: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for now, kept in contents:
-            _put_back(now, kept)
+        for now, kept in contents:  # each container is to hold what it held
+            alike = isinstance(now, dict) and now.keys() == kept.keys()
+            if not alike or not all(map(operator.is_, now.values(), kept.values())):
+                now.clear()
+                (now.update if isinstance(now, (dict, set)) else now.extend)(kept)
         for tensor, before in tensors:
             if tensor.shape == before.shape:
                 tensor.data.copy_(before)  # `data`, since a graph that needs it may go on
             else:  # observers of quantisation resize theirs
                 tensor.data = before
-
-
-def _put_back(now: Any, kept: Any) -> None:
-    """Let a container hold what it held."""
-    alike = isinstance(now, dict) and now.keys() == kept.keys()
-    if alike and all(map(operator.is_, now.values(), kept.values())):
-        return
-    now.clear()
-    (now.update if isinstance(now, (dict, set)) else now.extend)(kept)
 
 
 @contextmanager

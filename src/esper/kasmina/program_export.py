@@ -64,7 +64,16 @@ def export_onnx(
     gets its name; the largest difference is returned.
     """
     path = Path(path)
-    _require_packages()
+    for name in ONNX_PACKAGES:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ExportError(
+                "Export to ONNX needs packages that are not installed",
+                given=f"no {name}",
+                valid=", ".join(ONNX_PACKAGES),
+                fix="pip install 'esper-ml[export]'",
+            ) from error
     export_files.require_file_target(path, ".onnx", rb"\x08.\x12\x07pytorch")
     model, sample, program = captured(host, sample, dynamic_batch)
     limit = "The network cannot be converted to ONNX"
@@ -90,19 +99,6 @@ def export_onnx(
 
 def _tensors_in(value: object) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def _require_packages() -> None:
-    for name in ONNX_PACKAGES:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ExportError(
-                "Export to ONNX needs packages that are not installed",
-                given=f"no {name}",
-                valid=", ".join(ONNX_PACKAGES),
-                fix="pip install 'esper-ml[export]'",
-            ) from error
 
 
 @contextmanager

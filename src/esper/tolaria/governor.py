@@ -120,20 +120,17 @@ class Governor:
         self.removals = Transitions.none()
         if trips:
             self.population.put_rows(failed, self._snapshot)
-            self._treat(trips)
+            pruned = [t.environment for t in trips if t.remedy is not Remedy.SKIP]
+            frozen = [t.environment for t in trips if t.remedy is Remedy.FREEZE]
+            where = torch.zeros(self.population.lifecycle.shape, dtype=torch.bool)
+            where[pruned] = True
+            where &= self.population.lifecycle.at(*sorted(LIVING_STAGES), SeedStage.PRUNED)
+            if bool(where.any()):
+                self.removals = self.population.remove_now(where)
+            if frozen:
+                self.population.freeze_rows(torch.tensor(frozen))
         self._spare, self._snapshot = self._snapshot, None
         return trips
-
-    def _treat(self, trips: list[Trip]) -> None:
-        pruned = [t.environment for t in trips if t.remedy is not Remedy.SKIP]
-        frozen = [t.environment for t in trips if t.remedy is Remedy.FREEZE]
-        where = torch.zeros(self.population.lifecycle.shape, dtype=torch.bool)
-        where[pruned] = True
-        where &= self.population.lifecycle.at(*sorted(LIVING_STAGES), SeedStage.PRUNED)
-        if bool(where.any()):
-            self.removals = self.population.remove_now(where)
-        if frozen:
-            self.population.freeze_rows(torch.tensor(frozen))
 
     def _examine(
         self, record: EpochRecord, scores: SplitScores | None

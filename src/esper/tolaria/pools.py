@@ -147,7 +147,10 @@ class Pool:
             extra = max(self.capacity, lacking)
             self.owner = torch.cat([self.owner, torch.full((extra,), VACANT)])
             more = (0, 0, 0, extra + 1)  # rows, the spare one too
-            self._hold({name: F.pad(own[:-1], more) for name, own in self.tensors().items()})
+            larger = {name: F.pad(own[:-1], more) for name, own in self.tensors().items()}
+            self.state, self.squares = self.state_of(larger), larger["squares"]
+            self.leaf = self.state.theta.detach().requires_grad_()
+            self.outdate()
             vacant = (self.owner == VACANT).nonzero()[:, 0]
         rows = vacant[: len(environments)]
         self.owner[rows] = environments
@@ -189,13 +192,6 @@ class Pool:
         moments = [tensors[f"moment{i}"] for i in range(len(self.state.moments))]
         per_row = {name: tensors[name] for name in _PER_ROW}
         return RowState(moments=moments, scale=self.state.scale, **per_row)
-
-    def _hold(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keep these tensors, named as in `tensors()`, in place of those before."""
-        self.state = self.state_of(tensors)
-        self.squares = tensors["squares"]
-        self.leaf = self.state.theta.detach().requires_grad_()
-        self.outdate()
 
 
 def copies_of(

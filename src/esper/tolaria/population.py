@@ -318,7 +318,14 @@ class Population:
         A slot that holds a seed, or whose host is frozen, has no shadows. Without a plan those that
         live are left as they are.
         """
-        shadows = None if plan is None else self._audition(plan)
+        shadows: ShadowEpoch | None = None
+        if plan is not None:  # its shadows live, and no others
+            self.shadows.require_fitting(plan)
+            free = ~self.lifecycle.occupied & ~self.frozen[:, None]
+            where = plan.where & free[:, :, None]
+            self.shadows.arrange(where)
+            batches = (plan.share * self.feed.batches).round().clamp(min=1.0) * (plan.share > 0)
+            shadows = ShadowEpoch(self, where, batches.long())
         before = (lambda number, index: None) if shadows is None else shadows.step
         torch._foreach_zero_([pool.squares for pool in self.pools.values()])
         order = self.feed.epoch(self.seeds, self.lifecycle.epoch)  # [T, N, B]
@@ -364,15 +371,6 @@ class Population:
             else:
                 seeds[owners, key[1]] += norms  # a seed's body and its gate
         return (total / self.feed.batches).cpu(), host, seeds
-
-    def _audition(self, plan: AuditionPlan) -> ShadowEpoch:
-        """Let the shadows of the plan live, and no others, to train an epoch."""
-        self.shadows.require_fitting(plan)
-        free = ~self.lifecycle.occupied & ~self.frozen[:, None]
-        where = plan.where & free[:, :, None]
-        self.shadows.arrange(where)
-        batches = (plan.share * self.feed.batches).round().clamp(min=1.0) * (plan.share > 0)
-        return ShadowEpoch(self, where, batches.long())
 
     def evaluate(self, split: str = "validation", *, committed: bool = False) -> SplitScores:
         """Score every environment; `committed`: with fossilized seeds only, as exported."""

@@ -13,7 +13,7 @@ Shapes: `C` places.
 import inspect
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
 from enum import Enum
 from functools import lru_cache
@@ -111,7 +111,14 @@ class RuleSettings:
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __post_init__(self) -> None:
-        require_places(getattr(self, "places", ()))
+        for place in getattr(self, "places", ()):
+            slot, _, blueprint = place.partition("/")
+            if not slot or not blueprint or "/" in blueprint:
+                raise EsperError(
+                    "A place is written slot/blueprint",
+                    given=repr(place),
+                    valid=f"early/conv, {ANY}/conv, early/{ANY} or {ANY}/{ANY}",
+                )
         require_settings(self, f"In controller {self.kind!r} setting")
 
     @property
@@ -177,18 +184,6 @@ class Arm:
                 given=f"epoch {self.epoch} of {horizon}",
                 valid=f"epochs 0 to {latest} with this blend" if latest >= 0 else None,
                 fix=f"train for at least {self.epoch + needed + 1} epochs",
-            )
-
-
-def require_places(places: Sequence[str]) -> None:
-    """Refuse what is not written as a place."""
-    for place in places:
-        slot, _, blueprint = place.partition("/")
-        if not slot or not blueprint or "/" in blueprint:
-            raise EsperError(
-                "A place is written slot/blueprint",
-                given=repr(place),
-                valid=f"early/conv, {ANY}/conv, early/{ANY} or {ANY}/{ANY}",
             )
 
 

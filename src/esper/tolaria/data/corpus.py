@@ -86,22 +86,17 @@ def corpus_splits(corpus: Corpus, *, context: int, limit: int, seed: int) -> Spl
             path, content = waiting.pop(0)
             taken.append((path, content[:room]))
             room -= len(content)
-        splits[name] = _windows(name, taken, context, corpus)
+        text = b"".join(content + END_OF_FILE for _, content in sorted(taken))
+        count = (len(text) - 1) // context  # consecutive windows, in the order of the files' paths
+        if count < 1:
+            raise DataError(
+                f"There is too little text for a {name} split",
+                given=f"{corpus.size} bytes in {len(corpus.files)} files of {corpus.title}",
+                valid=f"at least {context} bytes in each split",
+                fix="install Python with its sources, or name another folder",
+            )
+        size, values = count * context, torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+        parts = (values[first : first + size].view(count, context) for first in (0, 1))
+        splits[name] = Split(*parts)
     origin = f"{corpus.title}, {len(corpus.files)} files, sha256 {corpus.sha256}"
     return Splits(**splits, classes=VOCABULARY, origin=origin)
-
-
-def _windows(name: str, files: list[File], context: int, corpus: Corpus) -> Split:
-    """Consecutive windows over the files of one split, in the order of their paths."""
-    text = b"".join(content + END_OF_FILE for _, content in sorted(files))
-    count = (len(text) - 1) // context
-    if count < 1:
-        raise DataError(
-            f"There is too little text for a {name} split",
-            given=f"{corpus.size} bytes in {len(corpus.files)} files of {corpus.title}",
-            valid=f"at least {context} bytes in each split",
-            fix="install Python with its sources, or name another folder",
-        )
-    size = count * context
-    values = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    return Split(values[:size].view(count, context), values[1 : size + 1].view(count, context))
