@@ -261,7 +261,15 @@ def search_plans(
     population = ground.episodes(atlas.contexts).population
     catalogue, budget = population.catalogue, int(population.budget.min())
     arms = arms_of(catalogue, epochs=epochs, blends=blends, budget=budget)
-    fronts, played = _first_fronts(atlas, seeds), 0
+    # The best single arm of every context, then the one that is best for all.
+    net = atlas.judged()[:, :, :seeds].mean(2) / atlas.scales()[:, None]  # [C, A]
+    place = {arm: index for index, arm in enumerate(atlas.arms)}
+    fronts, played = [], 0
+    for context, arm in enumerate(atlas.best()):
+        worth = 0.0 if arm is None else float(net[context, place[arm]])
+        fronts.append(_Front(() if arm is None else (arm,), (context,), worth))
+    everywhere, best = tuple(range(len(atlas.contexts))), atlas.best_constant()
+    fronts.append(_Front((best,), everywhere, float(net[:, place[best]].mean())))
     for _ in range(len(catalogue.slots) - 1):
         wider = [front.wider(arms) for front in fronts]
         jobs = [
@@ -275,25 +283,12 @@ def search_plans(
             break
         found = ground.play_all(jobs, mixed=True, progress=progress)
         played += len(jobs)
-        net = net_of_rent(found.validation, found.exposure, DEFAULT_RENT)
+        scores = net_of_rent(found.validation, found.exposure, DEFAULT_RENT)
         sizes = [len(w) * len(f.contexts) * seeds for f, w in zip(fronts, wider, strict=True)]
-        parts = zip(fronts, wider, net.split(sizes), strict=True)
+        parts = zip(fronts, wider, scores.split(sizes), strict=True)
         fronts = [_widened(atlas, *part, seeds) for part in parts]
     *oracle, constant = (front.schedule for front in fronts)
     return replace(atlas, plans=Plans(tuple(oracle), constant, played))
-
-
-def _first_fronts(atlas: Atlas, seeds: int) -> list[_Front]:
-    """The best single arm of every context, then the one that is best for all."""
-    net = atlas.judged()[:, :, :seeds].mean(2) / atlas.scales()[:, None]  # [C, A]
-    place = {arm: index for index, arm in enumerate(atlas.arms)}
-    fronts = []
-    for context, arm in enumerate(atlas.best()):
-        worth = 0.0 if arm is None else float(net[context, place[arm]])
-        fronts.append(_Front(() if arm is None else (arm,), (context,), worth))
-    constant = atlas.best_constant()
-    everywhere = tuple(range(len(atlas.contexts)))
-    return [*fronts, _Front((constant,), everywhere, float(net[:, place[constant]].mean()))]
 
 
 def _widened(

@@ -161,7 +161,17 @@ class Context:
         _put(self, "drift_window", tuple(window))
         require_settings(self, "The context's setting", error=DataError)
         _put(self, "scale", float(self.scale))
-        _put(self, "host_sizes", self._checked_sizes())
+        require_known("host", self.host, HOSTS)
+        if not isinstance(self.host_sizes, tuple | Mapping):
+            valid = "a table of names and sizes, or pairs of them, like (('channels', 6),)"
+            raise wrong_type("host_sizes of a context", self.host_sizes, valid)
+        known, sizes = inspect.signature(HOSTS[self.host]).parameters, dict(self.host_sizes)
+        for name, size in sizes.items():
+            require_known(f"size of the host {self.host!r}", name, known)
+            if not isinstance(known[name].default, str):
+                what = f"The size {name!r} of the host {self.host!r}"
+                require(what, size, COUNT, error=DataError)
+        _put(self, "host_sizes", tuple(sorted(sizes.items())))
         # Refuses a lesion that the host cannot have.
         tasks = (self.source, self.drift)
         counts = [task.classes or 0 for task in tasks if task is not None]
@@ -222,19 +232,6 @@ class Context:
     @classmethod
     def from_dict(cls, given: object) -> Self:
         return cls(**table_of(cls, "context", given))
-
-    def _checked_sizes(self) -> tuple[tuple[str, int | str], ...]:
-        require_known("host", self.host, HOSTS)
-        if not isinstance(self.host_sizes, tuple | Mapping):
-            valid = "a table of names and sizes, or pairs of them, like (('channels', 6),)"
-            raise wrong_type("host_sizes of a context", self.host_sizes, valid)
-        known, sizes = inspect.signature(HOSTS[self.host]).parameters, dict(self.host_sizes)
-        for name, size in sizes.items():
-            require_known(f"size of the host {self.host!r}", name, known)
-            if not isinstance(known[name].default, str):
-                what = f"The size {name!r} of the host {self.host!r}"
-                require(what, size, COUNT, error=DataError)
-        return tuple(sorted(sizes.items()))
 
 
 _PARTS: dict[str, type[Source | Lesion]] = {"source": Source, "lesion": Lesion, "drift": Source}

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from esper.kasmina.hosts import Block
 from esper.kasmina.isolation import randomness_kept
 from esper.kasmina.layers import ChannelNorm, GroupNorm, PastLinear, SelfAttention, TokenLinear
-from esper.leyline import Trait
-from esper.leyline.catalogue import LOOKS_BEYOND, NOT_APPLICABLE, BlueprintCatalogue, blend_costs
+from esper.leyline import Blend, Trait
+from esper.leyline.catalogue import LOOKS_BEYOND, NOT_APPLICABLE, BlueprintCatalogue
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
 from esper.leyline.errors import (
     BlueprintError,
@@ -214,7 +214,11 @@ def build_catalogue(
     )
     slots = SlotConfig(tuple(spec.name for spec in specs))
     traits = tuple(tuple(plan.traits if plan else 0 for plan in row) for row in plans)
-    return BlueprintCatalogue(slots, tuple(names), costs, blend_costs(specs), host_params, traits)
+    # Of blends only the learned gate has parameters: one weight a channel and a bias.
+    gates = tuple(
+        tuple((spec.channels + 1) * (each is Blend.GATE) for each in Blend) for spec in specs
+    )
+    return BlueprintCatalogue(slots, tuple(names), costs, gates, host_params, traits)
 
 
 # --- what blueprints are made of --------------------------------------------------------------

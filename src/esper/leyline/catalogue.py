@@ -1,6 +1,5 @@
 """The blueprint catalogue of one host: which seeds fit which slot, and what each costs."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntFlag, auto
 from functools import cached_property
@@ -9,8 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import place_of
-from esper.leyline.ops import Blend
-from esper.leyline.slots import SlotConfig, SlotSpec
+from esper.leyline.slots import SlotConfig
 
 # S slots, P blueprints, K blends
 
@@ -77,10 +75,3 @@ class BlueprintCatalogue:
         bodies = torch.tensor(self.costs, dtype=torch.int64)[:, :, None]  # [S, P, 1]
         blends = torch.tensor(self.blend_costs, dtype=torch.int64)[:, None, :]  # [S, 1, K]
         return torch.where(bodies < 0, NOT_APPLICABLE, bodies + blends)
-
-
-def blend_costs(specs: Iterable[SlotSpec]) -> tuple[tuple[int, ...], ...]:
-    """[S][K] parameters: only the learned gate has any, one weight a channel and a bias."""
-    return tuple(
-        tuple(spec.channels + 1 if blend is Blend.GATE else 0 for blend in Blend) for spec in specs
-    )

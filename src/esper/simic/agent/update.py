@@ -424,7 +424,11 @@ class Update:
         if loss is not None:
             loss.backward()
         self.processes.sum_gradients(self.network.parameters())
-        norms = self._gradient_norms()
+        # [H + 2]: the norms of the gradients of every head, of the value head and of all.
+        groups = [[p.grad for p in group if p.grad is not None] for group in self._groups]
+        each = torch.stack(torch._foreach_norm([grad for group in groups for grad in group]))
+        parts = each.split([len(group) for group in groups])
+        norms = torch.stack(torch._foreach_norm([*parts[:-1], each]))
         whole = norms[-1] + torch.cat((terms.policy, terms.value, terms.bonus)).sum()
         self._broken = self._broken | self.processes.max_((~whole.isfinite()).float()).bool()
         self._sound = self._sound + ~self._broken
@@ -432,13 +436,6 @@ class Update:
         shrink = (norms[-1] / self.config.max_grad_norm).clamp(min=1)
         self.optimizer.step_unless(self._broken, self.config.learning_rate, shrink)
         return True
-
-    def _gradient_norms(self) -> Tensor:
-        """[H + 2]: the norms of the gradients of every head, of the value head and of all."""
-        groups = [[p.grad for p in group if p.grad is not None] for group in self._groups]
-        each = torch.stack(torch._foreach_norm([grad for group in groups for grad in group]))
-        parts = each.split([len(group) for group in groups])
-        return torch.stack(torch._foreach_norm([*parts[:-1], each]))
 
     # --- the report --------------------------------------------------------------------------
 
