@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline import HEADS, Actions, ActionSpace, Legality, Lifecycle, constants
+from esper.leyline import HEADS, ActionSpace, Legality, Lifecycle, constants
 from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.errors import GateRefusedError, UnknownNameError
+from esper.leyline.errors import UnknownNameError
 from esper.leyline.ops import Blend, LifecycleOp
 from esper.leyline.settings import Count, Whole, require_settings
 from esper.leyline.slots import require_agreement, require_form
@@ -280,20 +280,3 @@ def closed_gates(situation: Situation) -> list[tuple[int, int, LifecycleOp, str]
         for host, slot in (met[0] & ~met.all(dim=0)).nonzero().tolist():
             found.append((host, slot, op, "; ".join(gate.refusals(situation, host, slot, met))))
     return found
-
-
-def require_legal(situation: Situation, actions: Actions, legal: Legality) -> None:
-    """Raise with the reason of the first host whose action is refused."""
-    refused = ~legal.permits(actions)
-    if not bool(refused.any()):
-        return
-    host = int(refused.nonzero()[0, 0])
-    op, slot = LifecycleOp(int(actions["op"][host])), int(actions["slot"][host])
-    chosen = {head: int(actions[head][host]) for head in ("blueprint", "blend")}
-    reasons = explain(situation, host, op, slot, **chosen)
-    open_ops = [o.name for o in LifecycleOp if bool(legal.masks["op"][host, o])]
-    raise GateRefusedError(
-        f"{op.name} of slot {situation.catalogue.slots.names[slot]!r} in host {host} is refused",
-        given="; ".join(reasons) or "the action is masked",
-        valid=f"in this host now: {', '.join(open_ops)}",
-    )

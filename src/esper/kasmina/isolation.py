@@ -3,7 +3,7 @@
 import operator
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
@@ -92,24 +92,3 @@ def state_kept(*modules: nn.Module) -> Iterator[None]:
                 tensor.data.copy_(before)  # `data`, since a graph that needs it may go on
             else:  # observers of quantisation resize theirs
                 tensor.data = before
-
-
-@contextmanager
-def only_learning(
-    module: nn.Module, learning: Sequence[nn.Parameter], *, stream: int
-) -> Iterator[None]:
-    """Inside, of all the module's parameters only `learning` receive gradient.
-
-    Random numbers come from `stream`; the process's own random state is put back at the end.
-    """
-    chosen = {id(parameter) for parameter in learning}
-    tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
-    frozen = [t for t in tensors if t.requires_grad and t.is_leaf and id(t) not in chosen]
-    with randomness_kept(module, stream=stream):
-        try:
-            for tensor in frozen:
-                tensor.requires_grad_(False)
-            yield
-        finally:
-            for tensor in frozen:
-                tensor.requires_grad_(True)

@@ -61,7 +61,15 @@ def export_python(
     twice in a row, and on a batch of twice the size: as a rule 0. Above 1e-5 nothing is written.
     """
     folder = Path(folder)
-    _require_own(folder)
+    export_files.require_place(folder, "folder")
+    found = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
+    foreign = sorted(found - {CODE_FILE, WEIGHTS_FILE, "__pycache__"})
+    beginning = re.escape(_TEMPLATE.read_bytes().partition(b"\n")[0])
+    if CODE_FILE in found and not export_files.begins_with(folder / CODE_FILE, beginning):
+        foreign.append(CODE_FILE)  # the folder must be new, empty, or hold an earlier export
+    if foreign:
+        what, fix = f"{folder} holds other files", "name a new folder, or an empty one"
+        raise ExportError(what, given=", ".join(foreign[:3]), fix=fix)
     model, sample, program = captured(host, sample, dynamic_batch)
     source, tensors = _source(model, program, sample)
     with export_files.writing(folder, folder / CODE_FILE) as code:
@@ -82,19 +90,6 @@ def export_python(
             export_files.largest_difference(model, remembers, second),
         )
     return Written(folder, difference)
-
-
-def _require_own(folder: Path) -> None:
-    """Raise unless the folder is new, empty, or holds an earlier export."""
-    export_files.require_place(folder, "folder")
-    found = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
-    foreign = sorted(found - {CODE_FILE, WEIGHTS_FILE, "__pycache__"})
-    beginning = re.escape(_TEMPLATE.read_bytes().partition(b"\n")[0])
-    if CODE_FILE in found and not export_files.begins_with(folder / CODE_FILE, beginning):
-        foreign.append(CODE_FILE)
-    if foreign:
-        given, fix = ", ".join(foreign[:3]), "name a new folder, or an empty one"
-        raise ExportError(f"{folder} holds other files", given=given, fix=fix)
 
 
 def _refuse(reason: str, fix: str = "the format pt2 has no such limit") -> ExportError:

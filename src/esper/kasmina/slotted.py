@@ -16,7 +16,7 @@ from esper.kasmina import optimizer_surgery as surgery
 from esper.kasmina.blueprints import build_catalogue, find_blueprint, learning_rate_scales
 from esper.kasmina.gates import UNLIMITED, GateRules, Situation, explain, legality
 from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.isolation import Isolation, only_learning, randomness_kept, state_kept
+from esper.kasmina.isolation import Isolation, randomness_kept, state_kept
 from esper.kasmina.probe import Place, Sample, Target, probe
 from esper.kasmina.slot import Bond, Mode, Seed, Slot, build_seed, set_tap, untap
 from esper.kasmina.transitions import decide, pass_time, remove_now
@@ -173,12 +173,21 @@ class SlottedModel(nn.Module):
         """Inside, passes run with random numbers from this stream: seeds of the slots `learning`
         are fully on, nothing else learns, and what is left behind in all else is undone.
         """
-        own = [weights for index in learning for weights in self._slots[index].parameters()]
+        own = {id(each) for index in learning for each in self._slots[index].parameters()}
+        tensors: list[Tensor] = [*self.parameters(), *self.buffers()]
+        frozen = [t for t in tensors if t.requires_grad and t.is_leaf and id(t) not in own]
         others = (slot.seed for i, slot in enumerate(self._slots) if i not in learning)
         settled = [self.model, *(seed for seed in others if seed is not None)]
         on = self._overridden(1.0, learning, seed_pass=True)
-        with only_learning(self, own, stream=stream), state_kept(*settled), on:
-            yield
+        with randomness_kept(self, stream=stream):
+            try:
+                for tensor in frozen:
+                    tensor.requires_grad_(False)
+                with state_kept(*settled), on:
+                    yield
+            finally:
+                for tensor in frozen:
+                    tensor.requires_grad_(True)
 
     @contextmanager
     def trying(self, index: int, seed: Seed, stream: int | None = None) -> Iterator[None]:

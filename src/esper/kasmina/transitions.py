@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from esper.kasmina.gates import GATES_INTO, Situation, legality, require_legal
+from esper.kasmina.gates import GATES_INTO, Situation, explain, legality
 from esper.leyline import LIVING_STAGES, Actions, Blend, Cause, Legality, LifecycleOp, SeedStage
 from esper.leyline.errors import AgreementError, GateRefusedError
 from esper.leyline.lifecycle import NOTHING, Lifecycle, Transitions, move
@@ -82,7 +82,20 @@ def decide(
         raise AgreementError(
             "Every host needs one action", given=f"{len(actions)} actions", valid=f"{hosts} hosts"
         )
-    require_legal(situation, actions, legal or legality(situation, actions.space))
+    legal = legal or legality(situation, actions.space)
+    refused = (~legal.permits(actions)).nonzero()[:, 0]
+    if len(refused):
+        host = int(refused[0])
+        op, slot = LifecycleOp(int(actions["op"][host])), int(actions["slot"][host])
+        seed = {head: int(actions[head][host]) for head in ("blueprint", "blend")}
+        reasons = explain(situation, host, op, slot, **seed)
+        open_ops = [each.name for each in LifecycleOp if bool(legal.masks["op"][host, each])]
+        name = situation.catalogue.slots.names[slot]
+        raise GateRefusedError(
+            f"{op.name} of slot {name!r} in host {host} is refused",
+            given="; ".join(reasons) or "the action is masked",
+            valid=f"in this host now: {', '.join(open_ops)}",
+        )
     change = _Change(situation)
     ops = actions["op"]
     chosen = one_hot(actions["slot"], slots).bool()  # [N, S]
