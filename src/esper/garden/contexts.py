@@ -290,7 +290,22 @@ def lesion_mask(host: SegmentedHost, lesion: Lesion | None) -> Tensor:
         for name, parameter in host.named_parameters()
     }
     if lesion is not None:
-        layer = _layer_of(host, lesion)
+        wanted, found = (
+            _LESIONED[lesion.kind],
+            dict[int, str](),
+        )  # layers that can have it, by stage
+        for stage in range(len(host.slot_specs())):  # all but the head
+            for name, part in host.segments[stage].named_modules():
+                if isinstance(part, wanted):
+                    found.setdefault(stage, f"segments.{stage}.{name}".rstrip("."))
+        if lesion.stage not in found:
+            what = "convolution" if nn.Linear not in wanted else "convolution or dense layer"
+            raise EsperError(
+                f"This host cannot have a lesion {str(lesion)!r}",
+                given=f"{type(host).__name__}, whose stage {lesion.stage} has no {what}",
+                valid="stage " + " or ".join(map(str, found)) if found else f"a host with a {what}",
+            )
+        layer = found[lesion.stage]
         weight = live[f"{layer}.weight"]  # [outputs, inputs, points of the kernel]
         if lesion.kind == "tap":
             centre: Any = (..., *(points // 2 for points in weight.shape[2:]))
@@ -302,24 +317,6 @@ def lesion_mask(host: SegmentedHost, lesion: Lesion | None) -> Tensor:
             for name in {f"{layer}.weight", f"{layer}.bias"} & live.keys():
                 live[name][NARROW_CHANNELS:] = False
     return torch.cat([part.flatten() for part in live.values()])
-
-
-def _layer_of(host: SegmentedHost, lesion: Lesion) -> str:
-    """The name, in the host, of the layer of the stage that can be lesioned."""
-    wanted = _LESIONED[lesion.kind]
-    found: dict[int, str] = {}
-    for stage in range(len(host.slot_specs())):  # all but the head
-        for name, layer in host.segments[stage].named_modules():
-            if isinstance(layer, wanted):
-                found.setdefault(stage, f"segments.{stage}.{name}".rstrip("."))
-    if lesion.stage not in found:
-        what = "convolution" if nn.Linear not in wanted else "convolution or dense layer"
-        raise EsperError(
-            f"This host cannot have a lesion {str(lesion)!r}",
-            given=f"{type(host).__name__}, whose stage {lesion.stage} has no {what}",
-            valid="stage " + " or ".join(map(str, found)) if found else f"a host with a {what}",
-        )
-    return found[lesion.stage]
 
 
 # The kinds of lesions, and of the layers that can have them.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from esper.archive import Archive
+from esper.archive import Archive, ArchiveError
 from esper.archive.tensors import describing
 from esper.garden import LAYOUT, Case, Controls, Draw, Garden, Greenhouse, Plots, Transition
 from esper.garden.controller_choice import controller_of
@@ -54,7 +54,7 @@ from esper.simic.training.config import TrainConfig
 from esper.simic.training.run_processes import started_again
 from esper.simic.training.selection import Judge, Judgement, PlotJudge
 from esper.simic.training.telemetry import Reporter, SlowRank, Waiting
-from esper.simic.training.training_runs import Kept, RunError, RunFolder, require_own
+from esper.simic.training.training_runs import Kept, RunError, RunFolder
 from esper.tamiyo import TokenLayout
 from esper.tamiyo.controllers import controller_of_network
 from esper.tamiyo.network import GARDEN_FLOOR
@@ -241,7 +241,20 @@ class Trainer:
             state_dim=self.garden.state_dim,
             processes=self.processes,
         )
-        require_own(self.agent, self.config, place / AGENT)
+        held, buffer = self.agent.config, self.agent.buffer
+        own = replace(self.config.ppo, entropy_coef=held.entropy_coef)
+        pairs = {  # an agent of other settings than the run's is refused
+            "environments": (self.config.envs, self.agent.place[1]),
+            "steps": (self.config.horizon, buffer.steps),
+            # Over tokens the memory has a size of its own.
+            "lstm": (self.config.lstm, self.config.lstm if self.tokens else buffer.lstm_hidden_dim),
+            "seed": (self.config.seed, self.agent.seed),
+            "ppo": (replace(own, learning_rate=held.learning_rate), held),
+        }
+        if wrong := [name for name, (ours, theirs) in pairs.items() if ours != theirs]:
+            what = f"{place / AGENT} was made with other settings than the run's"
+            fix = "remove this checkpoint to resume from the one before"
+            raise ArchiveError(what, given=", ".join(wrong), fix=fix)
         with describing(f"{place} does not hold a run's state"):
             self.detector.load_state_dict(state.notes["anomalies"])
             numbers, self.judged = state.tensors["number"], state.notes["judged"]

@@ -14,7 +14,6 @@ of their own; it knows the hash of each, so that parts of different checkpoints 
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ from esper.leyline.settings import Range, typed
 from esper.nissa.hub import tell
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.config import TrainConfig, changed_settings, read_config, to_toml
-from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers import LearnedController, controller_of_network
 from esper.tamiyo.controllers.learned import is_kept, kept_controller
 
@@ -244,27 +242,6 @@ def _is_judged(row: object) -> bool:
     """Is it a controller, a round, a score, its interval, and a number of episodes?"""
     named = isinstance(row, list) and len(row) == 6 and isinstance(row[0], str)
     return named and all(map(Range(optional=True).holds, row[1:]))  # type: ignore[index]
-
-
-def require_own(agent: PPOAgent, config: TrainConfig, place: Path) -> None:
-    """Refuse an agent that was made with other settings than the run's."""
-    held, buffer = agent.config, agent.buffer
-    tokens = isinstance(agent.network, TokenActorCritic)  # whose memory has a size of its own
-    annealed = replace(config.ppo, entropy_coef=held.entropy_coef, learning_rate=held.learning_rate)
-    pairs = {
-        "environments": (config.envs, agent.place[1]),
-        "steps": (config.horizon, buffer.steps),
-        "lstm": (config.lstm, config.lstm if tokens else buffer.lstm_hidden_dim),
-        "seed": (config.seed, agent.seed),
-        "ppo": (annealed, held),
-    }
-    wrong = [name for name, (ours, theirs) in pairs.items() if ours != theirs]
-    if wrong:
-        raise ArchiveError(
-            f"{place} was made with other settings than the run's",
-            given=", ".join(wrong),
-            fix="remove this checkpoint to resume from the one before",
-        )
 
 
 # --- trained agents as controllers ---------------------------------------------------------
