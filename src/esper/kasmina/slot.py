@@ -331,7 +331,15 @@ def _refuse_outgrown_averages() -> None:
 
     @wraps(update)
     def checked(self: AveragedModel, model: nn.Module) -> None:
-        if _has_outgrown(model, self.module):
+        # Has the model, or the host in it, seeds that the average does not know as they are now?
+        ours, theirs = (
+            [(each.seed is not None, each.alpha) for each in of.modules() if isinstance(each, Slot)]
+            for of in (model, self.module)
+        )
+        outgrown = ours != (theirs or [(False, 0.0)] * len(ours))
+        if not ours:  # a model without its host, which owns what grows
+            outgrown = any(taps_on(part) for part in model.modules())
+        if outgrown:
             raise AgreementError(
                 "The network has grown since this AveragedModel was made, which would average "
                 "without what grew",
@@ -341,14 +349,3 @@ def _refuse_outgrown_averages() -> None:
         update(self, model)
 
     torch.optim.swa_utils.AveragedModel.update_parameters = checked  # type: ignore[method-assign]
-
-
-def _has_outgrown(model: nn.Module, average: nn.Module) -> bool:
-    """Has the model, or the host in it, seeds that the average does not know as they are now?"""
-    ours, theirs = (
-        [(part.seed is not None, part.alpha) for part in each.modules() if isinstance(part, Slot)]
-        for each in (model, average)
-    )
-    if not ours:  # a model without its host, which owns what grows
-        return any(taps_on(part) for part in model.modules())
-    return ours != (theirs or [(False, 0.0)] * len(ours))

@@ -133,7 +133,14 @@ class Engine:
             outputs.append(template.form(params, part))
         g = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
         if len(slot.gated):
-            g = self._gate(weights, index, slot, x, g)
+            gates: PoolKey = ("gate", index, NOTHING)
+            own = self.templates[gates].views(weights[gates].index_select(0, slot.gate_rows))
+            axis = self.specs[index].channel_axis + 1
+            seen = x.index_select(0, slot.gated).movedim(axis, -1)  # [G, B, ..., C]
+            flat = seen.flatten(1, -2)  # [G, B * ..., C]
+            score = torch.baddbmm(own["bias"].view(-1, 1, 1), flat, own["weight"].unsqueeze(2))
+            factor = 2.0 * torch.sigmoid(score).view(*seen.shape[:-1]).unsqueeze(axis)
+            g = g.index_copy(0, slot.gated, g.index_select(0, slot.gated) * factor)
         value = _over(slot.value.to(g.dtype), g)
         if slot.isolated:
             taught = _over(slot.gradient.to(g.dtype), g)
@@ -141,16 +148,6 @@ class Engine:
         else:
             g = g * value
         return h.index_add(0, slot.where, g.to(h.dtype))
-
-    def _gate(self, weights: Weights, index: int, slot: SlotPlan, x: Tensor, g: Tensor) -> Tensor:
-        key = ("gate", index, NOTHING)
-        params = self.templates[key].views(weights[key].index_select(0, slot.gate_rows))
-        axis = self.specs[index].channel_axis + 1
-        seen = x.index_select(0, slot.gated).movedim(axis, -1)  # [G, B, ..., C]
-        flat = seen.flatten(1, -2)  # [G, B * ..., C]
-        score = torch.baddbmm(params["bias"].view(-1, 1, 1), flat, params["weight"].unsqueeze(2))
-        factor = 2.0 * torch.sigmoid(score).view(*seen.shape[:-1]).unsqueeze(axis)
-        return g.index_copy(0, slot.gated, g.index_select(0, slot.gated) * factor)
 
 
 def _compiled(form: Form, backend: str | None, mode: str | None) -> Form:

@@ -177,9 +177,8 @@ STDLIB_LIMIT = 2_000_000  # bytes: more than an episode reads
 
 def mnist1d(seed: int) -> Splits:
     """Generated data: another seed has other samples in all three splits."""
-    splits = {}
-    for name, samples in MNIST1D_SAMPLES.items():
-        splits[name] = Split(*generate(samples, derive_seed(seed, "data", name)))
+    drawn = {n: generate(many, derive_seed(seed, "data", n)) for n, many in MNIST1D_SAMPLES.items()}
+    splits = {name: Split(*each) for name, each in drawn.items()}
     return Splits(**splits, classes=CLASSES, origin=f"generated MNIST-1D, seed {seed}")
 
 
