@@ -39,7 +39,7 @@ from esper.tolaria.shadow_rows import ShadowEpoch, ShadowRows, shadow_places
 Rate = Tensor | float | None  # for each environment, for all, or as it is
 FLOW_SAMPLES = 100  # by which activations are described
 # What is kept for each environment, beside its lifecycle and its rows in pools.
-_KEPT = ("planted", "pool_rows", "gate_rows", "seeds", "budget", "rate", "decay", "frozen")
+_KEPT = ("planted", "pool_rows", "gate_rows", "budget", "rate", "decay", "frozen")
 
 
 class Population:
