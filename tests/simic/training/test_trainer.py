@@ -31,7 +31,6 @@ from esper.simic.training import (
     train_run,
 )
 from esper.simic.training.selection import Judge
-from esper.tolaria import Population
 from esper.tolaria.plan import HOST
 from tests.simic.training.tiny import (
     ENVS,
@@ -445,7 +444,7 @@ def test_a_run_that_goes_on_with_another_backend_says_that_rounding_differs(
     shutil.copytree(whole.path, tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     assert run.read_checkpoint(ROUNDS).notes["backend"] == "fused"
-    monkeypatch.setattr(Population, "backend", "chip")
+    monkeypatch.setattr(Trainer, "_backend", "chip")
     trainer = Trainer(run)
     trainer.begin()
     trainer.close()
