@@ -23,7 +23,7 @@ from esper.garden.playing import Controls, Job, Played, Playground
 from esper.garden.rewards import net_of_rent
 from esper.garden.statistics import Estimate, interquartile_mean_interval, mean_interval
 from esper.leyline.constants import DEFAULT_RENT
-from esper.leyline.errors import AgreementError, DataError, DuplicateNameError
+from esper.leyline.errors import AgreementError, DataError, DuplicateNameError, in_words
 from esper.nissa import CasesPlayed, Hub, RunEnded, RunLayout, RunStarted
 from esper.nissa.store import usable_store
 from esper.tamiyo.controllers import Controller
@@ -100,16 +100,13 @@ class ResultFile:
         self.results = [Result(**each) for each in told]
 
     def _open(self, path: Path, header: str) -> None:
-        try:
+        what, valid = f"Results cannot be kept in {path}", "a file of yours"
+        with in_words(what, OSError, valid=valid, error=DataError):
             if path.exists():
                 self._read(path, header)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 append_lines(path, [header])
-        except OSError as error:
-            raise DataError(
-                f"Results cannot be kept in {path}", given=error.strerror, valid="a file of yours"
-            ) from error
 
     def add(self, results: Iterable[Result]) -> None:
         """Append a batch; it is on the disk when this returns."""
@@ -170,18 +167,13 @@ def _played(results: Sequence[Result]) -> CasesPlayed:
 
 def parse(line: str, path: Path, number: int) -> Result:
     """One line of a result file."""
-    try:
+    what, fix = f"Line {number} of {path} is not a result", "delete the file and evaluate anew"
+    with in_words(what, (ValueError, TypeError), fix=fix, error=DataError):
         record = json.loads(line)
         names = {field.name for field in fields(Result)}
         if set(record) != names:
             raise ValueError(f"keys {sorted(set(record) ^ names)}")
         return Result(**record)
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"Line {number} of {path} is not a result",
-            given=str(error),
-            fix="delete the file and evaluate anew",
-        ) from error
 
 
 # --- evaluation --------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from esper.leyline.errors import (
     BlueprintError,
     DuplicateNameError,
     UnknownNameError,
-    first_line,
+    in_words,
     require_known,
 )
 from esper.leyline.slots import Family, Reach, SlotConfig, SlotSpec
@@ -139,16 +139,14 @@ def cost(plan: Blueprint | None, spec: SlotSpec, beside: Neighbour | None = None
             return _tried.__wrapped__(plan, spec, beside)[1]
         return NOT_APPLICABLE
     shape = list(spec.canonical_shape(batch=2))
-    try:
-        # A model has many slots that are alike but for their names.
+    with in_words(
+        f"Blueprint {plan.name!r} cannot be built for slot {spec.name!r}",
+        (RuntimeError, ValueError, TypeError),
+        valid=f"a module that maps {shape} to {shape}",
+        fix="sizes must come from the slot's channels and extent, and weights be made by torch",
+        error=BlueprintError,
+    ):  # A model has many slots that are alike but for their names.
         returned, found = _tried(plan, replace(spec, name=""))
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise BlueprintError(
-            f"Blueprint {plan.name!r} cannot be built for slot {spec.name!r}",
-            given=first_line(error),
-            valid=f"a module that maps {shape} to {shape}",
-            fix="sizes must come from the slot's channels and extent, and weights be made by torch",
-        ) from error
     if returned != shape:
         raise BlueprintError(
             f"Blueprint {plan.name!r} changes the shape of slot {spec.name!r}",

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from esper.archive.files import read_toml
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
-from esper.leyline.errors import DataError, EsperError, register, require_known
+from esper.leyline.errors import DataError, EsperError, in_words, register, require_known
 from esper.leyline.settings import Count, NotNegative, Positive, require_settings
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.corpus import corpus_splits, read_corpus
@@ -67,14 +67,9 @@ class Task:
 
     def build_host(self) -> SegmentedHost:
         """A new host; its weights come from torch's current random stream."""
-        try:
+        what = f"Host {self.host!r} of task {self.name!r} cannot be built"
+        with in_words(what, TypeError, fix=self._advice()):
             return build_host(self.host, **self.host_sizes)
-        except TypeError as error:
-            raise EsperError(
-                f"Host {self.host!r} of task {self.name!r} cannot be built",
-                given=error,
-                fix=self._advice(),
-            ) from error
 
     def budget_params(self) -> int:
         """Parameters that may exist in seeds at most."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from esper.archive.files import scratch_folder
-from esper.leyline.errors import EsperError, first_line, require_known
+from esper.leyline.errors import EsperError, first_line, in_words, require_known
 from esper.simic.training.config import DEVICES
 
 if TYPE_CHECKING:
@@ -174,19 +174,15 @@ def train_run(
     require_device(device)
     if device == "cpu":
         torch.set_num_threads(1)  # small operations are many times slower with more
-    try:
-        with (
-            run.locked() if processes.rank == 0 else nullcontext(),
-            stop.listening(),
-            trainer_of(run)(run, processes=processes, tell=tell, stop=stop) as trainer,
-        ):
-            return trainer.begin() and trainer.train(listener)
-    except OSError as error:  # a full disk, a directory that is gone
-        raise RunError(
-            f"A file could not be read or written while {run.path} was trained",
-            given=error,
-            fix=f"make room for it, then go on with: esper resume {run.path}",
-        ) from error
+    what = f"A file could not be read or written while {run.path} was trained"
+    fix = f"make room for it, then go on with: esper resume {run.path}"
+    with (
+        in_words(what, OSError, fix=fix, error=RunError, say=str),  # a full disk, as it may be
+        run.locked() if processes.rank == 0 else nullcontext(),
+        stop.listening(),
+        trainer_of(run)(run, processes=processes, tell=tell, stop=stop) as trainer,
+    ):
+        return trainer.begin() and trainer.train(listener)
 
 
 def require_device(name: str, option: str = "device", count: int = 1) -> None:
