@@ -147,6 +147,14 @@ def inferred(norm: RunningNorm) -> RunningNorm:
     return norm
 
 
+def test_what_inference_mode_made_is_used_outside_of_it() -> None:
+    with torch.inference_mode():
+        norm = RunningNorm(2)
+        norm.observe(torch.tensor([[1.0, 2.0], [3.0, 8.0]]))
+    with torch.no_grad():
+        assert norm(torch.tensor([[2.0, 5.0]]))[0].tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -360,7 +360,8 @@ class RunningNorm(nn.Module):
         They are worked out anew only when a buffer is another or was written to since: every step
         asks for them, and the buffers change between rollouts.
         """
-        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        passing = torch.is_inference_mode_enabled() or self.mean.is_inference()
+        if passing or torch.compiler.is_compiling():
             return self._worked_out(dtype)
         buffers = tuple(self._buffers.values())
         written = tuple(-1 if buffer is None else buffer._version for buffer in buffers)
