@@ -25,6 +25,7 @@ from esper.kasmina.watching import call
 from esper.leyline import ExportError, SeedStage
 from tests.kasmina import export_models as models
 from tests.kasmina.grown_hosts import FAMILIES, HOSTS, RULES, grow, plant
+from tests.kasmina.precisions import NARROW_LSTM
 
 ROOT = Path(__file__).parents[2]
 
@@ -186,7 +187,7 @@ def test_shared_modules_and_tied_weights_stay_one() -> None:
     assert twice.first is twice.again
 
 
-@pytest.mark.parametrize("name", ["conv2d", "dense", "lstm"])
+@pytest.mark.parametrize("name", ["conv2d", "dense", pytest.param("lstm", marks=NARROW_LSTM)])
 def test_the_export_follows_autocast_as_the_host_does(name: str) -> None:
     host, sample = HOSTS[name].build()
     model = export_module(host.eval(), sample)

@@ -11,6 +11,7 @@ from esper.kasmina import Isolation, SlottedModel, export_module
 from esper.leyline import SeedStage
 from esper.leyline.errors import AgreementError
 from tests.kasmina.grown_hosts import RULES, plant
+from tests.kasmina.precisions import NARROW_LSTM
 from tests.kasmina.twins import (
     blueprint_for,
     condition,
@@ -190,7 +191,8 @@ def test_a_state_of_other_slots_or_of_a_plain_model_is_refused() -> None:
 
 # --- precisions ------------------------------------------------------------------------------
 
-MIXED = ["mlp", "resnet basic", "unet", "lstm classifier", "gpt", "convnext", "tcn"]
+MIXED = ["mlp", "resnet basic", "unet", pytest.param("lstm classifier", marks=NARROW_LSTM), "gpt",
+         "convnext", "tcn"]  # fmt: skip
 WIDE = ["mlp", "resnet basic", "word language model", "vision transformer", "tcn", "vae"]
 
 

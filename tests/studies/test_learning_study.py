@@ -111,8 +111,10 @@ def test_in_parts_and_twice_it_leaves_the_same(whole: Path, tmp_path: Path) -> N
         assert len(study["curves"][name]) == 2
         made = {each["made"] for each in found if each["controller"] == name}
         assert made == {study["made"][name]}
-    atlas = made_up_atlas().episodes
-    assert study["episodes"]["tamiyo-0"] == 4 * 2 + atlas, "who was taught pays for the teacher"
+    atlas = made_up_atlas()
+    measured = atlas.control.numel() + atlas.gain.numel()
+    measured += atlas.plans.episodes if atlas.plans else 0
+    assert study["episodes"]["tamiyo-0"] == 4 * 2 + measured, "who was taught pays for the teacher"
     assert study["episodes"]["untaught-0"] == 2 * 2
     assert is_kept(whole / "tamiyo")
     kept = kept_controller(whole / "tamiyo", "best")
