@@ -25,7 +25,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.archive import Archive, read_archive, write_archive, write_whole
 from esper.garden import LAYOUT, Greenhouse, Plots
+from esper.garden.evaluation import HARM
 from esper.garden.reward_settings import RewardConfig
 from esper.leyline import Legality, LifecycleOp
 from esper.leyline.streams import derive_seed
@@ -45,7 +46,7 @@ from esper.simic.agent.types import Decision, Outcome
 from esper.tamiyo import MaskedCategorical, TokenActorCritic, logits_given
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies.ablations import ABLATION, SEEN, ablated_gains
-from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack
+from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack, places_liked
 from studies.judging import JUDGED, judge
 
 REMEMBERED = 0.99  # of the mean of weights, with every step
@@ -66,13 +67,14 @@ class Fitting:
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(derive_seed(options.seed, "fit"))
-        self.caution = options.caution
+        self.caution, self.unit = options.caution, options.unit
         self.network = TokenActorCritic(LAYOUT).to(options.device)
         with torch.no_grad():
             for silent in self.network.recalled.parameters():
                 silent.zero_()
             trust = self.network.trust
-            trust["op"][[LifecycleOp.WAIT, LifecycleOp.GERMINATE]] = 0.0
+            if not options.advised:
+                trust["op"][[LifecycleOp.WAIT, LifecycleOp.GERMINATE]] = 0.0
             trust["slot"][LifecycleOp.GERMINATE] = 0.0
             trust["seed"].zero_()
         self.mean = copy.deepcopy(self.network)
@@ -84,11 +86,12 @@ class Fitting:
         )
 
     def losses(self, network: TokenActorCritic, data: Gains, anchors: Anchors) -> dict[str, Tensor]:
-        (op, scores), worth = preferences(network, data), data.worth(self.caution)
-        own = network(anchors.observations, None).logits[0]
-        tended = cross_entropy(own.masked_fill(~anchors.mask, -1e9), anchors.op)
-        return {"rank": ranking_loss(scores, worth), "plant": planting_loss(op, scores, worth),
-                "tend": tended}  # fmt: skip
+        count, worth = len(data.gains), data.worth(self.caution, self.unit)
+        logits = network(torch.cat((data.observations, anchors.observations)), None).logits
+        preferred = Preferences.of([each[:count] for each in logits], data)
+        tended = cross_entropy(logits[0][count:].masked_fill(~anchors.mask, -1e9), anchors.op)
+        return {"rank": ranking_loss(preferred.scores, worth),
+                "plant": planting_loss(preferred, worth), "tend": tended}  # fmt: skip
 
     def learn(self, data: Gains, anchors: Anchors) -> None:
         self.network.zero_grad()
@@ -123,18 +126,30 @@ class Fitting:
         self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": moments})
 
 
-def preferences(network: TokenActorCritic, data: Gains) -> tuple[Tensor, Tensor]:
-    """How much rather it plants than waits [D], and log-probs of each seed if it plants [D, K - 1],
-    as it decides without memory."""
-    logits = network(data.observations, None).logits
-    seeds = data.actions.shape[1] - 1
-    actions = data.actions[:, 1:].flatten(0, 1)  # [D * (K - 1), H]
-    rows = torch.arange(len(actions), device=actions.device) // seeds
-    masks = Legality(LAYOUT.space, len(data.gains), data.masks).rows(rows).resolved(actions)
-    given = logits_given(tuple(each[rows] for each in logits), LAYOUT.space, actions)
-    found = MaskedCategorical(given, masks, False).log_prob(actions)[:, 1:].sum(-1)
-    op = logits[0][:, LifecycleOp.GERMINATE] - logits[0][:, LifecycleOp.WAIT]
-    return op, found.view(-1, seeds)
+class Preferences(NamedTuple):
+    """What a network prefers in decisions that were tried out, without memory."""
+
+    op: Tensor  # [D] how much rather it plants than waits
+    scores: Tensor  # [D, K - 1] log-probs of each seed if it plants
+    near: Tensor  # [D, K - 1] how likely its place is beside the likeliest of all, 1 if it is that
+
+    @classmethod
+    def of(cls, logits: Sequence[Tensor], data: Gains) -> "Preferences":
+        seeds = data.actions.shape[1] - 1
+        actions = data.actions[:, 1:].flatten(0, 1)  # [D * (K - 1), H]
+        rows = torch.arange(len(actions), device=actions.device) // seeds
+        masks = Legality(LAYOUT.space, len(data.gains), data.masks).rows(rows).resolved(actions)
+        given = logits_given(tuple(each[rows] for each in logits), LAYOUT.space, actions)
+        found = MaskedCategorical(given, masks, False).log_prob(actions)[:, 1:]
+        with torch.no_grad():
+            best = places_liked(logits, data.masks).flatten(1).amax(1, keepdim=True)
+            near = (found[:, :2].sum(-1).view(-1, seeds) - best).exp()
+        op = logits[0][:, LifecycleOp.GERMINATE] - logits[0][:, LifecycleOp.WAIT]
+        return cls(op, found.sum(-1).view(-1, seeds), near)
+
+    def liked(self, there: Tensor) -> Tensor:
+        """[D, 1]: the likeliest of the seeds that are there [D, K - 1]."""
+        return self.scores.masked_fill(~there, -torch.inf).argmax(1, keepdim=True)
 
 
 def ranking_loss(scores: Tensor, worth: Tensor) -> Tensor:
@@ -145,34 +160,36 @@ def ranking_loss(scores: Tensor, worth: Tensor) -> Tensor:
     return -(weight * logsigmoid(apart)).sum() / weight.sum().clamp(min=1e-6)
 
 
-def planting_loss(op: Tensor, scores: Tensor, worth: Tensor) -> Tensor:
-    """Planting should be likelier than waiting where what it prefers is worth it."""
-    there = ~worth.isnan()
-    chance = scores.detach().masked_fill(~there, -1e9).softmax(1)
-    value = (chance * worth.nan_to_num(0.0)).sum(1) * there.any(1)  # [D]
-    return -(value.abs() * logsigmoid(op * value.sign())).sum() / value.abs().sum().clamp(min=1e-6)
+def planting_loss(preferred: Preferences, worth: Tensor) -> Tensor:
+    """Planting should be likelier than waiting where what it prefers is worth it: what was tried
+    tells that as far as it is what would be planted."""
+    liked = preferred.liked(~worth.isnan())
+    value = worth.gather(1, liked)[:, 0].nan_to_num(0.0)  # [D]
+    weight = value.abs() * preferred.near.gather(1, liked)[:, 0]
+    rather = logsigmoid(preferred.op * value.sign())
+    return -(weight * rather).sum() / weight.sum().clamp(min=1e-6)
 
 
 @torch.no_grad()
 def figures_of(fitting: Fitting, data: Gains, anchors: Anchors) -> dict[str, float]:
-    """Losses, and points of first decisions: what the network's gains, against others."""
+    """Losses, and points by which decisions gain: the network's where it was tried out what it
+    would plant, and others'. Behind `first_` of those that come first in an episode."""
     losses = fitting.losses(fitting.mean, data, anchors)
     found = {name: float(loss) for name, loss in losses.items()}
-    first = data.rows((~data.rule.isnan()).nonzero()[:, 0])
-    op, scores = preferences(fitting.mean, first)
-    gains, there = first.gains[:, 1:], ~first.gains[:, 1:].isnan()
-    liked = scores.masked_fill(~there, -torch.inf).argmax(1, keepdim=True)
+    preferred = Preferences.of(fitting.mean(data.observations, None).logits, data)
+    first = ~data.rule.isnan()
+    gains, there = data.gains[:, 1:], ~data.gains[:, 1:].isnan()
+    liked = preferred.liked(there)
+    near = preferred.near.gather(1, liked)[:, 0] * there.any(1)
     planted = gains.gather(1, liked)[:, 0].nan_to_num(0.0)
-    best = gains.masked_fill(~there, -torch.inf).amax(1)
-    return found | {
-        "chosen": float(torch.where(op > 0, planted, 0.0).mean()),
-        "planted": float((op > 0).float().mean()),
-        "liked": float(planted.mean()),
-        "best": float(best.clamp(min=0.0).mean()),
-        "random": float(gains[there].mean()),
-        "rule": float(first.rule.mean()),
-        "cases": float(len(gains)),
-    }
+    chosen = torch.where(preferred.op > 0, planted, 0.0)
+    for kind, weight in (("first_", near * first), ("later_", near * ~first)):
+        told = {"chosen": chosen, "liked": planted, "planted": (preferred.op > 0).float(),
+                "harmed": (chosen < -HARM).float()}  # fmt: skip
+        for name, each in told.items():
+            found[kind + name] = float((weight * each).sum() / weight.sum().clamp(min=1e-6))
+        found[kind + "decisions"] = float(weight.sum())
+    return found | {"random": float(gains[there].mean()), "rule": float(data.rule[first].mean())}
 
 
 def _lost(figures: Mapping[str, float]) -> float:
@@ -324,6 +341,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     two = parts.add_parser("fit", parents=[common])
     two.add_argument("--gains", type=Path, nargs="+", required=True)
     two.add_argument("--caution", type=float, default=2.0, help="how much more a loss counts")
+    two.add_argument("--unit", type=float, help="points that count as 1; else each context's own")
+    two.add_argument("--advised", action="store_true", help="begin with the rule on when to plant")
     two.add_argument("--decay", type=float, default=0.1, help="of weights")
     two.add_argument("--epochs", type=int, default=30)
     two.add_argument("--batch", type=int, default=256, help="decisions")

@@ -2,9 +2,9 @@
 
 Of every case there are a control, the rule `audition`, four seeds planted at one moment, and three
 seeds planted later beside the first of them. They are drawn; where a fitted controller is given,
-those that it likes best take the place of half of the first ones and of one of the later ones, so
-that gains are measured where it has to choose. What they gained is kept with what was seen when
-they were planted, in compressed parts of a few plots each.
+those that it likes best take the place of half of the first ones and of one of the later ones, at
+moments of its choice, so that gains are measured where it has to decide. What they gained is kept
+with what was seen when they were planted, in compressed parts of a few plots each.
 
 Shapes: `D` decisions, `K` choices of one, waiting the first of them, `A` anchors, `F` features, `C`
 cases.
@@ -43,6 +43,7 @@ PLOTS_OF_PART = 4
 EARLIEST, LATEST = 6, 10  # epochs before the first seed; shadows are heard meanwhile
 LEAST_LEFT = 7  # epochs after one
 ANCHORS = 4  # looks at a case's rows, of which those are kept that say something
+Place = tuple[str, str]  # a slot and a blueprint
 HEADS = ("op", "slot", "blueprint", "blend")  # whose masks are kept
 
 
@@ -74,9 +75,11 @@ class Gains(NamedTuple):
     def rows(self, index: Tensor) -> "Gains":
         return self.changed(lambda part: part[index])
 
-    def worth(self, caution: float) -> Tensor:
-        """[D, K - 1]: of each seed over waiting, a loss so many times; NaN: it was not planted."""
-        gains = (self.gains[:, 1:] / self.scale[:, None]).clamp(-2.0, 2.0)
+    def worth(self, caution: float, unit: float | None = None) -> Tensor:
+        """[D, K - 1]: of each seed over waiting, a loss so many times; NaN: it was not planted.
+        Of so many points each, or of as many as count as 1 in its context."""
+        scale = self.scale[:, None] if unit is None else unit
+        gains = (self.gains[:, 1:] / scale).clamp(-2.0, 2.0)
         return torch.where(gains < 0.0, caution * gains, gains)
 
 
@@ -133,12 +136,21 @@ def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> Tensor:
     return whole.float() if whole.is_floating_point() else whole
 
 
+def places_liked(logits: Sequence[Tensor], masks: Mapping[str, Tensor]) -> Tensor:
+    """[D, S, P]: log-probs of slot and blueprint if something is planted."""
+    legal = masks["blueprint"] & masks["slot"][:, LifecycleOp.GERMINATE, :, None]
+    where = logits[1][:, LifecycleOp.GERMINATE].masked_fill(~legal.any(2), -torch.inf)
+    what = logits[2].masked_fill(~legal, -torch.inf).log_softmax(2)
+    return where.log_softmax(1)[..., None] + what.masked_fill(~legal, -torch.inf)
+
+
 class Measurement:
     """A plot is played, and what is seen when seeds are planted is kept.
 
     Of every case rows 0 to 3 plant a first seed; 4 to 6 plant that of row 0 and later a second one;
-    the last one does what the rule says. If there is a `network`, rows 0, 1 and 4 plant what it
-    likes best.
+    the last one does what the rule says, and all are tended as it says. Moments and seeds are
+    drawn. If there is a `network`, it decides as soon as it would plant, and at a moment that is
+    drawn if it would not; then rows 0, 1 and 4 plant what it likes best.
     """
 
     def __init__(
@@ -149,66 +161,86 @@ class Measurement:
         self.plot, self.number, self.bed = plot, number, Bed(plot, players, device=device)
         self.rows = self.bed.players.view(-1, players)  # [C, players]
         self.chance = default_rng(derive_seed("gains", plot.name))
-        latest = plot.horizon - LEAST_LEFT
-        self.first = min(int(self.chance.integers(EARLIEST, LATEST + 1)), latest)
-        self.later = int(self.chance.integers(self.first + 2, max(self.first + 3, latest + 1)))
-        self.plans = [self._plans() for _ in self.rows]
-        looked = (len(self.rows), ANCHORS)
+        self.latest = plot.horizon - LEAST_LEFT
+        self.earliest = min(EARLIEST, self.latest)
+        cases = len(self.rows)
+        self.plans: list[list[tuple[Arm, ...]]] = [[()] * players for _ in range(cases)]
+        # The epoch of each case's first and later decision: at the latest, until it is made.
+        self.first = [self._first() for _ in range(cases)]
+        self.later = [plot.horizon] * cases
+        self.made = [0] * cases  # decisions
+        looked = (cases, ANCHORS)
         self.looks = torch.from_numpy(self.chance.integers(1, plot.horizon, looked))  # epochs
         self.kept: dict[str, list[Tensor]] = {}
         self.decided: list[tuple[Tensor, Tensor]] = []  # cases and which rows chose, [D], [D, K]
 
-    def _plans(self) -> list[tuple[Arm, ...]]:
-        """Of one case's rows."""
-        fits = self._fitting(0)
-        if not fits:
-            return [()] * (FIRST + LATER + 1)
-        firsts = [self._arm(fits, self.first) for _ in range(FIRST)]
-        both = [(firsts[0], *self._beside(firsts[0])) for _ in range(LATER)]
-        return [*((arm,) for arm in firsts), *both, ()]
-
-    def _beside(self, first: Arm) -> tuple[Arm, ...]:
-        """A later seed in another slot, if there is room for one."""
-        places = self._places_beside(first)
-        return (self._arm(places, self.later),) if places else ()
-
-    def _places_beside(self, first: Arm) -> list[tuple[str, str]]:
-        return [place for place in self._fitting(self._cost(first)) if place[0] != first.slot]
+    def _first(self) -> int:
+        """Early, or with a network any time in half of the cases."""
+        last = min(LATEST, self.latest)
+        if self.network is not None and self.chance.random() < 0.5:
+            last = self.latest
+        return int(self.chance.integers(self.earliest, last + 1))
 
     def _ask(self, epoch: int) -> None:
-        """Let the network choose what some of the rows plant now."""
-        if epoch == self.first and (fits := self._fitting(0)):
-            for plans, liked in zip(self.plans, self._liked(self.rows[:, 0], fits, 2), strict=True):
-                seeds = [self._arm([place], epoch) for place in liked]
-                plans[: len(seeds)] = [(seed,) for seed in seeds]
-                plans[FIRST:-1] = [(seeds[0], *self._beside(seeds[0])) for _ in range(LATER)]
-        if epoch == self.later:
-            for plans, row in zip(self.plans, self.rows[:, FIRST], strict=True):
-                if len(plans[FIRST]) == 2:
-                    first = plans[FIRST][0]
-                    liked = self._liked(row[None], self._places_beside(first), 1)[0]
-                    plans[FIRST] = (first, self._arm(liked, epoch))
+        """Cases whose first or later decision is now get their plans for it."""
+        for made, row in enumerate((0, FIRST)):
+            moments = (self.first, self.later)[made]
+            open_ = [case for case, done in enumerate(self.made) if done == made
+                     and (made == 0 or epoch >= self.first[case] + 2)]  # fmt: skip
+            if not open_ or epoch < self.earliest:
+                continue
+            rows = self.rows[open_, row]
+            wants, scores = self._asked(rows)
+            for case, wanted, liked in zip(open_, wants, scores, strict=True):
+                if (wanted and epoch <= self.latest) or epoch == moments[case]:
+                    moments[case], self.made[case] = epoch, made + 1
+                    (self._plan_first, self._plan_later)[made](case, epoch, liked)
+
+    def _plan_first(self, case: int, epoch: int, liked: Tensor | None) -> None:
+        self.later[case] = int(self.chance.integers(epoch + 2, max(epoch + 3, self.latest + 1)))
+        if fits := self._fitting(0):
+            firsts = self._arms(fits, epoch, FIRST, liked, 2)
+            self.plans[case][:-1] = [(arm,) for arm in [*firsts, *firsts[:1] * LATER]]
+
+    def _plan_later(self, case: int, epoch: int, liked: Tensor | None) -> None:
+        """Seeds in other slots than the first, if there is room for one."""
+        plans = self.plans[case]
+        if not plans[0]:
+            return
+        first = plans[0][0]
+        fits = [place for place in self._fitting(self._cost(first)) if place[0] != first.slot]
+        if fits:
+            seeds = self._arms(fits, epoch, LATER, liked, 1)
+            plans[FIRST:-1] = [(first, seed) for seed in seeds]
+
+    def _arms(
+        self, places: list[Place], epoch: int, count: int, liked: Tensor | None, best: int
+    ) -> list[Arm]:
+        """So many seeds, drawn; the first of them are the `best` liked ones, if any are."""
+        arms = [self._arm(places, epoch) for _ in range(count)]
+        if liked is not None:
+            order = sorted(places, key=lambda place: -float(liked[self._index(place)]))
+            arms[:best] = [self._arm([place], epoch) for place in order[:best]]
+        return arms
 
     @torch.no_grad()
-    def _liked(
-        self, rows: Tensor, places: list[tuple[str, str]], count: int
-    ) -> list[list[tuple[str, str]]]:
-        """Of each of these rows: so many of the places, the likeliest first."""
-        assert self.network is not None
-        catalogue = self.bed.episodes.population.catalogue
-        indices = [(catalogue.slots.index(slot), catalogue.index(kind)) for slot, kind in places]
-        slot, kind = torch.tensor(indices).T
-        fits = torch.zeros(LAYOUT.slots, LAYOUT.blueprints, dtype=torch.bool)
-        fits[slot, kind] = True
+    def _asked(self, rows: Tensor) -> tuple[list[bool], list[Tensor | None]]:
+        """Of each of these rows: would the network plant now, and how likely is each seed [S, P]
+        if it does, as a logarithm? Nobody wants anything if there is none."""
+        if self.network is None:
+            return [False] * len(rows), [None] * len(rows)
         seen = self.bed.observations[rows].to(self.network.return_scale.device)
-        _, slots, kinds, _ = (each.cpu() for each in self.network(seen, None).logits)
-        where = slots[:, LifecycleOp.GERMINATE].masked_fill(~fits.any(1), -torch.inf)
-        what = kinds.masked_fill(~fits, -torch.inf).log_softmax(-1)
-        scores = where.log_softmax(-1)[:, slot] + what[:, slot, kind]
-        best = scores.topk(min(count, len(places))).indices.tolist()
-        return [[places[place] for place in row] for row in best]
+        logits = [each.cpu() for each in self.network(seen, None).logits]
+        masks = {head: mask[rows] for head, mask in self.bed.legal.masks.items()}
+        wants = logits[0][:, LifecycleOp.GERMINATE] > logits[0][:, LifecycleOp.WAIT]
+        wants &= masks["op"][:, LifecycleOp.GERMINATE]
+        return wants.tolist(), list(places_liked(logits, masks))
 
-    def _fitting(self, spent: int) -> list[tuple[str, str]]:
+    def _index(self, place: Place) -> tuple[int, int]:
+        catalogue = self.bed.episodes.population.catalogue
+        return catalogue.slots.index(place[0]), catalogue.index(place[1])
+
+    def _fitting(self, spent: int) -> list[Place]:
         """Slots and blueprints that what is left of the budget has room for."""
         population = self.bed.episodes.population
         catalogue, room = population.catalogue, int(population.budget[0]) - spent
@@ -216,7 +248,7 @@ class Measurement:
         fits = ((costs >= 0) & (costs <= room)).nonzero().tolist()
         return [(catalogue.slots.names[slot], catalogue.names[kind]) for slot, kind in fits]
 
-    def _arm(self, places: list[tuple[str, str]], epoch: int) -> Arm:
+    def _arm(self, places: list[Place], epoch: int) -> Arm:
         slot, blueprint = places[int(self.chance.integers(len(places)))]
         blend = list(Blend)[int(self.chance.integers(len(Blend)))].name.lower()
         return Arm(slot=slot, blueprint=blueprint, blend=blend, epoch=epoch)
@@ -228,20 +260,21 @@ class Measurement:
     def run(self) -> dict[str, Any]:
         bed, rows = self.bed, self.rows
         starts = torch.ones(len(bed.players), dtype=torch.bool)
-        waits = torch.ones(len(rows), dtype=torch.bool)  # for its second decision
         for epoch in range(self.plot.horizon):
-            if self.network is not None:
-                self._ask(epoch)
+            before = torch.tensor(self.made)
+            self._ask(epoch)
             planned = [plan for plans in self.plans for plan in plans]
             values = RowSchedule(planned).act(*bed.seen, starts).values
-            values[rows[:, -1]] = bed.advice.values[rows[:, -1]]
-            plants = (values[:, 0] == LifecycleOp.GERMINATE)[rows]  # [C, players]
-            if epoch == self.first:
-                self._decide(plants[:, :FIRST].any(1), rows[:, :FIRST], values)
-            elif epoch > self.first:
-                now = waits & plants[:, FIRST:-1].any(1)
-                self._decide(now, rows[:, FIRST:-1], values, since=rows[:, 0])
-                waits &= ~now
+            plants = values[:, 0] == LifecycleOp.GERMINATE
+            values[~plants] = 0  # it waits
+            tends = (bed.advice["op"] != LifecycleOp.GERMINATE) & ~plants
+            tends[rows[:, -1]] = True
+            values[tends] = bed.advice.values[tends]
+            now, plants = torch.tensor(self.made) > before, plants[rows]  # [C], [C, players]
+            first = now & (before == 0)
+            self._decide(first & plants[:, :FIRST].any(1), rows[:, :FIRST], values)
+            later = now & ~first & plants[:, FIRST:-1].any(1)
+            self._decide(later, rows[:, FIRST:-1], values, since=rows[:, 0])
             self._look(epoch)
             bed.step(values)
             starts = torch.zeros_like(starts)
@@ -272,7 +305,7 @@ class Measurement:
         rows = torch.where(look % 2 == 0, self.rows[case, -1], self.rows[case, FIRST + 1])
         op = self.bed.advice["op"][rows]
         plain = (op == LifecycleOp.WAIT) | (op == LifecycleOp.GERMINATE)
-        listens = (op == LifecycleOp.WAIT) & (epoch < min(self.first, EARLIEST))
+        listens = (op == LifecycleOp.WAIT) & (epoch < self.earliest)
         rows = rows[(~plain | listens) & self.bed.episodes.running[rows]]
         found = {
             "anchor_observations": self.bed.observations[rows].half(),

@@ -14,8 +14,8 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains, judging
-from studies.greenhouse import Fitting, figures_of, parsed, preferences
-from studies.greenhouse_gains import Anchors, Gains, net_points
+from studies.greenhouse import Fitting, Preferences, figures_of, parsed, planting_loss
+from studies.greenhouse_gains import Anchors, Gains, Measurement, net_points
 
 MADE = ("--cases", 2, "--longest", 14, "--seed", 8)
 
@@ -151,11 +151,57 @@ def test_a_fit_prefers_what_gained_more_and_plants_only_what_is_worth_it(folder:
     assert last["rank"] < 0.7 * first["rank"]
     assert last["plant"] < 0.7 * first["plant"]
     assert last["tend"] < max(0.1, 1.1 * first["tend"])
-    assert last["chosen"] > last["random"]
-    op, _ = preferences(fitting.mean, data)
+    assert last["first_chosen"] > last["random"]
+    preferred = Preferences.of(fitting.mean(data.observations, None).logits, data)
     there = data.gains[:, 1:].isfinite().any(1)
-    right = (op > 0) == wins[:, 0]
+    right = (preferred.op > 0) == wins[:, 0]
     assert float(right[there].float().mean()) > 0.8
+
+
+def test_whether_to_plant_is_learned_from_what_would_be_planted() -> None:
+    op = torch.zeros(2, requires_grad=True)
+    near = torch.tensor([[1.0, 0.1], [0.01, 0.001]])  # the second: nothing liked
+    preferred = Preferences(op, near.log(), near)
+    planting_loss(preferred, torch.tensor([[1.0, -1.0], [-1.0, 1.0]])).backward()
+    assert op.grad is not None
+    assert float(op.grad[0]) < 0.0 < float(op.grad[1])  # a step makes it likelier, and less so
+    assert float(op.grad[0] / op.grad[1]) == pytest.approx(-100.0)
+
+
+def test_how_near_a_seed_is_to_the_likeliest_follows_from_all_that_may_be_planted(
+    folder: Path,
+) -> None:
+    data, network = Gains.load([folder]), TokenActorCritic(LAYOUT)
+    with torch.no_grad():
+        network.heads[2][-1].weight.normal_(generator=torch.Generator().manual_seed(3))  # type: ignore[index]
+        logits = network(data.observations, None).logits
+        near = Preferences.of(logits, data).near
+    planted = data.actions[:, 1:, 0] == LifecycleOp.GERMINATE
+    assert float(near[planted].max()) <= 1.0 + 1e-5
+    for row, seed in planted.nonzero().tolist():
+        chances, where = {}, logits[1][row, LifecycleOp.GERMINATE]
+        for slot in data.masks["slot"][row, LifecycleOp.GERMINATE].nonzero()[:, 0].tolist():
+            kinds = data.masks["blueprint"][row, slot]
+            own = logits[2][row, slot].masked_fill(~kinds, -torch.inf).softmax(0)
+            for kind in kinds.nonzero()[:, 0].tolist():
+                chances[slot, kind] = float(where[slot].exp() * own[kind])
+        place = tuple(data.actions[row, 1 + seed, 1:3].tolist())
+        assert float(near[row, seed]) == pytest.approx(
+            chances[place] / max(chances.values()), rel=1e-4
+        )
+
+
+def test_where_a_fit_is_given_it_decides_when_it_would_plant() -> None:
+    for name, op in (("eager", LifecycleOp.GERMINATE), ("idle", LifecycleOp.WAIT)):
+        network = TokenActorCritic(LAYOUT)
+        network.prefer("op", op, 20.0)
+        plot = Greenhouse(8, longest=20).plot(0, 3)
+        measured = Measurement(plot, 0, "cpu", network)
+        drawn = list(measured.first)
+        measured.run()
+        eager = [measured.earliest] * 3
+        assert measured.first == (eager if name == "eager" else drawn)
+        assert name == "idle" or measured.later[0] == measured.first[0] + 2
 
 
 def test_a_fit_goes_on_to_the_bit_and_its_memory_is_silent(folder: Path, tmp_path: Path) -> None:
