@@ -87,7 +87,7 @@ class Fitting:
 
     def losses(self, network: TokenActorCritic, data: Gains, anchors: Anchors) -> dict[str, Tensor]:
         count, worth = len(data.gains), data.worth(self.caution, self.unit)
-        logits = network(torch.cat((data.observations, anchors.observations)), None).logits
+        logits = at_once(network, torch.cat((data.observations, anchors.observations)))
         preferred = Preferences.of([each[:count] for each in logits], data)
         tended = cross_entropy(logits[0][count:].masked_fill(~anchors.mask, -1e9), anchors.op)
         return {"rank": ranking_loss(preferred.scores, worth),
@@ -124,6 +124,12 @@ class Fitting:
             number, _, field = name.partition(".")
             moments.setdefault(int(number), {})[field] = each
         self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": moments})
+
+
+def at_once(network: TokenActorCritic, observations: Tensor) -> Sequence[Tensor]:
+    """Logits of single moments; a memory that has no say is not asked."""
+    nothing = observations.new_zeros(len(observations), network.lstm_hidden_dim)
+    return tuple(network.conclude(nothing, network.sense(observations), observations)[0])
 
 
 class Preferences(NamedTuple):
@@ -176,7 +182,7 @@ def figures_of(fitting: Fitting, data: Gains, anchors: Anchors) -> dict[str, flo
     would plant, and others'. Behind `first_` of those that come first in an episode."""
     losses = fitting.losses(fitting.mean, data, anchors)
     found = {name: float(loss) for name, loss in losses.items()}
-    preferred = Preferences.of(fitting.mean(data.observations, None).logits, data)
+    preferred = Preferences.of(at_once(fitting.mean, data.observations), data)
     first = ~data.rule.isnan()
     gains, there = data.gains[:, 1:], ~data.gains[:, 1:].isnan()
     liked = preferred.liked(there)

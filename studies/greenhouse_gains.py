@@ -66,7 +66,9 @@ class Gains(NamedTuple):
         whole = {name: _joined(parts, name) for name in names}
         chosen = Actions(LAYOUT.space, whole["actions"].flatten(0, 1)).canonical().values
         whole["actions"] = chosen.view_as(whole["actions"])
-        return cls(masks={head: _joined(parts, f"mask_{head}") for head in HEADS}, **whole)
+        found = cls(masks={head: _joined(parts, f"mask_{head}") for head in HEADS}, **whole)
+        # Of some early parts a row had failed in training when another of its case decided.
+        return found.rows(found.masks["op"][:, LifecycleOp.GERMINATE].nonzero()[:, 0])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Gains":
         named = {name: change(each) for name, each in self._asdict().items() if name != "masks"}
@@ -285,6 +287,7 @@ class Measurement:
     ) -> None:
         """Keep what is seen in these cases [C] bool, whose rows `tried` [C, K - 1] plant or not;
         `since` [C] are those that wait, the controls if None."""
+        cases = cases & self.bed.legal.masks["op"][tried[:, 0], LifecycleOp.GERMINATE]
         rows = tried[cases]
         seen = {f"mask_{head}": self.bed.legal.masks[head][rows[:, 0]] for head in HEADS}
         seen["observations"] = self.bed.observations[rows[:, 0]].half()

@@ -23,6 +23,7 @@ from esper.leyline.constants import DEFAULT_RENT
 from esper.leyline.errors import DataError, require_known
 from esper.leyline.streams import derive_seed
 from esper.tamiyo.controllers import Controller, make_controller
+from esper.tamiyo.controllers.learned import LearnedController
 from studies.ablations import controller_in
 from studies.any_host import AnyHost
 from studies.greenhouse_gains import deadline
@@ -143,8 +144,12 @@ def judge(options: argparse.Namespace) -> None:
 
 
 def _judged(options: argparse.Namespace, world: World, until: float) -> list[Result]:
+    controllers = [controller_of(word) for word in options.controllers]
+    for each in controllers:
+        if isinstance(each, LearnedController):
+            each.network.to(options.device)
     return evaluate(
-        [controller_of(word) for word in options.controllers],
+        controllers,
         world.contexts,
         Playground(options.rows, device=options.device, **world.how),
         seeds=options.cases,
