@@ -45,6 +45,7 @@ from esper.simic.agent.rollouts import collect as play_round
 from esper.simic.agent.types import Decision, Outcome
 from esper.tamiyo import MaskedCategorical, TokenActorCritic, logits_given
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
+from esper.tamiyo.token_layout import ADVISED
 from studies.ablations import ABLATION, SEEN, ablated_gains
 from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack, places_liked
 from studies.judging import JUDGED, judge
@@ -67,7 +68,7 @@ class Fitting:
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(derive_seed(options.seed, "fit"))
-        self.caution, self.unit = options.caution, options.unit
+        self.caution, self.unit, self.harm = options.caution, options.unit, options.harm
         self.network = TokenActorCritic(LAYOUT).to(options.device)
         with torch.no_grad():
             for silent in self.network.recalled.parameters():
@@ -86,12 +87,13 @@ class Fitting:
         )
 
     def losses(self, network: TokenActorCritic, data: Gains, anchors: Anchors) -> dict[str, Tensor]:
-        count, worth = len(data.gains), data.worth(self.caution, self.unit)
+        count, worth = len(data.gains), data.worth(self.caution, self.unit, self.harm)
         logits = at_once(network, torch.cat((data.observations, anchors.observations)))
         preferred = Preferences.of([each[:count] for each in logits], data)
         tended = cross_entropy(logits[0][count:].masked_fill(~anchors.mask, -1e9), anchors.op)
         return {"rank": ranking_loss(preferred.scores, worth),
-                "plant": planting_loss(preferred, worth), "tend": tended}  # fmt: skip
+                "plant": planting_loss(preferred, worth), "tend": tended,
+                "leave": leaving_loss(logits[0][:count], data)}  # fmt: skip
 
     def learn(self, data: Gains, anchors: Anchors) -> None:
         self.network.zero_grad()
@@ -174,6 +176,17 @@ def planting_loss(preferred: Preferences, worth: Tensor) -> Tensor:
     weight = value.abs() * preferred.near.gather(1, liked)[:, 0]
     rather = logsigmoid(preferred.op * value.sign())
     return -(weight * rather).sum() / weight.sum().clamp(min=1e-6)
+
+
+def leaving_loss(op: Tensor, data: Gains) -> Tensor:
+    """Where the rule has nothing to tend, what grows is let alone: `op` [D, ops] is to be to plant
+    or to wait."""
+    plain = [LifecycleOp.WAIT, LifecycleOp.GERMINATE]
+    advised = LAYOUT.split(data.observations)[0][:, -ADVISED[0] :]
+    quiet = advised[:, plain].sum(1)
+    legal = op.masked_fill(~data.masks["op"], -1e9)
+    tends = legal.logsumexp(1) - legal[:, plain].logsumexp(1)
+    return (quiet * tends).sum() / quiet.sum().clamp(min=1.0)
 
 
 @torch.no_grad()
@@ -348,6 +361,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     two.add_argument("--gains", type=Path, nargs="+", required=True)
     two.add_argument("--caution", type=float, default=2.0, help="how much more a loss counts")
     two.add_argument("--unit", type=float, help="points that count as 1; else each context's own")
+    two.add_argument("--harm", type=float, default=0.0, help="points that harm counts beside")
     two.add_argument("--advised", action="store_true", help="begin with the rule on when to plant")
     two.add_argument("--decay", type=float, default=0.1, help="of weights")
     two.add_argument("--epochs", type=int, default=30)

@@ -14,7 +14,14 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains, judging
-from studies.greenhouse import Fitting, Preferences, figures_of, parsed, planting_loss
+from studies.greenhouse import (
+    Fitting,
+    Preferences,
+    figures_of,
+    leaving_loss,
+    parsed,
+    planting_loss,
+)
 from studies.greenhouse_gains import Anchors, Gains, Measurement, net_points
 
 MADE = ("--cases", 2, "--longest", 14, "--seed", 8)
@@ -103,6 +110,8 @@ def test_a_loss_is_worth_more_than_a_gain_to_the_cautious(folder: Path) -> None:
     data.gains[:, 1], data.gains[:, 2], data.scale[:] = 2.0, -3.0, 10.0
     assert data.worth(1.0)[0, :2].tolist() == pytest.approx([0.2, -0.3])
     assert data.worth(2.0)[0, :2].tolist() == pytest.approx([0.2, -0.6])
+    assert data.worth(2.0, unit=4.0)[0, :2].tolist() == pytest.approx([0.5, -1.5])
+    assert data.worth(1.0, harm=2.0)[0, :2].tolist() == pytest.approx([0.2, -0.5])
 
 
 def test_seeds_that_are_chosen_later_are_compared_with_the_one_that_was_there(folder: Path) -> None:
@@ -156,6 +165,20 @@ def test_a_fit_prefers_what_gained_more_and_plants_only_what_is_worth_it(folder:
     there = data.gains[:, 1:].isfinite().any(1)
     right = (preferred.op > 0) == wins[:, 0]
     assert float(right[there].float().mean()) > 0.8
+
+
+def test_what_grows_is_let_alone_where_the_rule_has_nothing_to_tend(folder: Path) -> None:
+    data = Gains.load([folder])
+    data.masks["op"][:] = True
+    advised = LAYOUT.split(data.observations)[0][:, -len(LifecycleOp) :]  # a view
+    advised[:] = torch.eye(len(LifecycleOp))[LifecycleOp.WAIT]
+    advised[0] = torch.eye(len(LifecycleOp))[LifecycleOp.PRUNE]
+    op = torch.zeros(len(data.gains), len(LifecycleOp), requires_grad=True)
+    leaving_loss(op, data).backward()
+    assert op.grad is not None
+    assert not bool(op.grad[0].any())  # there the rule knows better
+    assert bool((op.grad[1:, LifecycleOp.ADVANCE :] > 0).all())  # a step makes them less likely
+    assert bool((op.grad[1:, : LifecycleOp.ADVANCE] < 0).all())
 
 
 def test_whether_to_plant_is_learned_from_what_would_be_planted() -> None:
