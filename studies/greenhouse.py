@@ -68,14 +68,13 @@ class Fitting:
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(derive_seed(options.seed, "fit"))
-        self.caution, self.unit, self.harm = options.caution, options.unit, options.harm
+        self.caution, self.unit = options.caution, options.unit
         self.network = TokenActorCritic(LAYOUT).to(options.device)
         with torch.no_grad():
             for silent in self.network.recalled.parameters():
                 silent.zero_()
             trust = self.network.trust
-            if not options.advised:
-                trust["op"][[LifecycleOp.WAIT, LifecycleOp.GERMINATE]] = 0.0
+            trust["op"][[LifecycleOp.WAIT, LifecycleOp.GERMINATE]] = 0.0
             trust["slot"][LifecycleOp.GERMINATE] = 0.0
             trust["seed"].zero_()
         self.mean = copy.deepcopy(self.network)
@@ -87,7 +86,7 @@ class Fitting:
         )
 
     def losses(self, network: TokenActorCritic, data: Gains, anchors: Anchors) -> dict[str, Tensor]:
-        count, worth = len(data.gains), data.worth(self.caution, self.unit, self.harm)
+        count, worth = len(data.gains), data.worth(self.caution, self.unit)
         logits = at_once(network, torch.cat((data.observations, anchors.observations)))
         preferred = Preferences.of([each[:count] for each in logits], data)
         tended = cross_entropy(logits[0][count:].masked_fill(~anchors.mask, -1e9), anchors.op)
@@ -360,14 +359,12 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     two = parts.add_parser("fit", parents=[common])
     two.add_argument("--gains", type=Path, nargs="+", required=True)
     two.add_argument("--caution", type=float, default=2.0, help="how much more a loss counts")
-    two.add_argument("--unit", type=float, help="points that count as 1; else each context's own")
-    two.add_argument("--harm", type=float, default=0.0, help="points that harm counts beside")
-    two.add_argument("--advised", action="store_true", help="begin with the rule on when to plant")
+    two.add_argument("--unit", type=float, default=12.0, help="points that count as 1, 2 at most")
     two.add_argument("--decay", type=float, default=0.1, help="of weights")
-    two.add_argument("--epochs", type=int, default=30)
-    two.add_argument("--batch", type=int, default=256, help="decisions")
+    two.add_argument("--epochs", type=int, default=24)
+    two.add_argument("--batch", type=int, default=512, help="decisions")
     two.add_argument("--contexts", type=int, help="learn from the first so many plots only")
-    two.add_argument("--rate", type=float, default=1e-3)
+    two.add_argument("--rate", type=float, default=1.4e-3)
     two.add_argument("--ablation", choices=SEEN, help="what it does not see, nor will later")
     three = parts.add_parser("train", parents=[common])
     three.add_argument("--fitted", type=Path, help="what `fit` wrote")

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from esper.archive import write_whole
 from esper.garden import LAYOUT, Bed, Greenhouse, Plot
-from esper.garden.evaluation import HARM
 from esper.garden.reward_settings import RewardConfig
 from esper.garden.rewards import RewardState
 from esper.leyline import Actions, Blend, LifecycleOp
@@ -78,14 +77,11 @@ class Gains(NamedTuple):
     def rows(self, index: Tensor) -> "Gains":
         return self.changed(lambda part: part[index])
 
-    def worth(self, caution: float, unit: float | None = None, harm: float = 0.0) -> Tensor:
-        """[D, K - 1]: of each seed over waiting, a loss so many times, and one that does harm so
-        many points more; NaN: it was not planted. In units of so many points, or of as many as
-        count as 1 in its context."""
-        gains, scale = self.gains[:, 1:], self.scale[:, None] if unit is None else unit
-        whole = (gains / scale).clamp(-2.0, 2.0)
-        whole = torch.where(whole < 0.0, caution * whole, whole)
-        return torch.where(gains < -HARM, whole - harm / scale, whole)
+    def worth(self, caution: float, unit: float) -> Tensor:
+        """[D, K - 1]: of each seed over waiting, in units of so many points, 2 at most; a loss so
+        many times. NaN: it was not planted."""
+        gains = (self.gains[:, 1:] / unit).clamp(-2.0, 2.0)
+        return torch.where(gains < 0.0, caution * gains, gains)
 
 
 class Anchors(NamedTuple):

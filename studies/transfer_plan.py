@@ -1,6 +1,7 @@
 """What the study of transfer consists of: who is trained, by which commands, and when it is over.
 
 Names of trainings, `-0` and so on behind them for their seeds: `fit`, `both` (the fit, then PPO),
+`fit_r7` and the like (with a reserve of so many tenths of a logit against planting),
 `no_shadows` and `no_properties` (fits that do not see these), `plots_24` (fits to so many plots),
 `ppo` (PPO alone), `one_shot` (what a training is reported with, planting once).
 """
@@ -8,13 +9,15 @@ Names of trainings, `-0` and so on behind them for their seeds: `fit`, `both` (t
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 from esper.archive.files import write_whole
-from esper.garden.evaluation import fingerprint_of
+from esper.garden.evaluation import HARM, fingerprint_of
 from esper.garden.greenhouse import GROUPS, TRAINING, VALIDATION
+from esper.leyline import LifecycleOp
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains
 from studies.ablations import ABLATION, ONE_SHOT, PROPERTIES, SHADOWS
@@ -27,6 +30,10 @@ KEPT = ROOT / "docs" / "evidence" / "greenhouse"
 STEPS = ("collect", "fit", "train", "rules", "validate", "judge", GARDEN, "own", "ablate",
          "judge-ablations", "report")  # fmt: skip
 SPECIALIST = "tamiyo"
+# Logits by which a candidate rather waits than it was trained to, in tenths: who plants only what
+# is surer does less harm, and gains less.
+RESERVES = (7, 14)
+MOST_HARM = 0.05  # share of episodes that may end more than `HARM` points below their controls
 CHOSEN, TUNED, PLAN, COSTS = "chosen.json", "rules.json", "plan.json", "costs.jsonl"
 OWN_SHAPE = (6, 5)  # tasks and seeds that docs/greenhouse.md registers
 OWN, OWN_OVER = "own", "whole.json"  # the folder of users' tasks, and what says that it is over
@@ -42,11 +49,13 @@ class Size:
     fewer: dict[int, int] = field(default_factory=dict)  # of so many plots, by epochs of the fit
     collected: int | None = None  # plots; None: what is kept
     cases_of_plot: int = 8
-    epochs: int = 30  # of fits
+    epochs: int = 24  # of fits
     rounds: int = 6  # of PPO
     round: tuple[str, ...] = ()  # further options of PPO
     heats: Heats
-    validation: int = 48  # worlds by which fit or PPO is chosen: few of them make most of a mean
+    # Worlds by which a training's candidate is chosen: few of them make most of a mean.
+    validation: int = 96
+    validated: int = 8  # cases of each
     groups: tuple[str, ...] = GROUPS
     worlds: int | None = None  # of each group; None: all that are registered
     cases: int = 16
@@ -57,7 +66,7 @@ class Size:
 
 SIZES = {
     "gpu": Size(
-        fewer={24: 300, 100: 150, 1000: 60},
+        fewer={24: 400, 100: 200, 1000: 60},
         heats=Heats(worlds=(32, 96), cases=4, finalists=8),
     ),
     "tiny": Size(
@@ -72,6 +81,7 @@ SIZES = {
         round=("--envs", "2", "--plots", "1", "--players", "2", "--minibatches", "1"),
         heats=Heats(worlds=(1, 1), cases=1, finalists=1, candidates=1),
         validation=1,
+        validated=1,
         groups=(VALIDATION,),
         worlds=1,
         cases=1,
@@ -115,6 +125,18 @@ class Study:
         both = self.trained("both") if self.size.rounds else []
         return [*self.trained("fit"), *both]
 
+    def reserved(self) -> list[str]:
+        """The same with every reserve, kept beside them."""
+        found = []
+        for name, tenths in product(self.main, RESERVES):
+            kind, _, seed = name.rpartition("-")
+            found.append(f"{kind}_r{tenths}-{seed}")
+            if not self.folder(found[-1]).exists():
+                kept = read_kept(self.folder(name))
+                kept.network.prefer("op", LifecycleOp.GERMINATE, -tenths / 10)
+                keep_controller(kept.network, self.folder(found[-1]), None, kept.card)
+        return found
+
     @property
     def lacking(self) -> dict[str, list[str]]:
         """Fits of ablations by name, with what is further said of each."""
@@ -138,6 +160,11 @@ class Study:
     def learners(self) -> list[str]:
         """Those that trainings are reported with."""
         return list(json.loads((self.out / CHOSEN).read_text(encoding="utf-8")))
+
+    @property
+    def reported(self) -> list[str]:
+        """These, and all that ablations are compared with."""
+        return list(dict.fromkeys([*self.learners, *self.main]))
 
     def note_plan(self) -> None:
         """What the report says of costs and cannot know from results."""
@@ -184,14 +211,13 @@ class Study:
                 yield self._judge("rules", [TRAINING], best, heats.cases, first, more)
                 keep_tuned(self.out / TUNED, tuned(self.out / "rules", heats))
             case "validate":
-                who = self.named(self.main)
-                yield self._judge("judged", [VALIDATION], who, worlds=size.validation)
+                who, many = self.named([*self.main, *self.reserved()]), size.validation
+                yield self._judge("validated", [VALIDATION], who, size.validated, worlds=many)
                 self._choose()
             case "judge":
-                who = [*self.rules, *self.named(self.main)]
-                yield self._judge("judged", size.groups, who)
+                yield self._judge("judged", size.groups, [*self.rules, *self.named(self.reported)])
             case "garden":
-                yield self._judge("judged", [GARDEN], [SPECIALIST, *self.named(self.main)])
+                yield self._judge("judged", [GARDEN], [SPECIALIST, *self.named(self.learners)])
             case "own":
                 yield [] if size.own is None else [self._own()]
             case "ablate":
@@ -218,10 +244,10 @@ class Study:
 
     def _gains(self, one_collection: bool) -> list[Path]:
         """All that is kept; plots are numbered anew in every collection, so those that are counted
-        are of the largest one."""
+        are of one, the first around a fit."""
         if self.size.collected:
             return [self.out / "gains"]
-        return sorted(KEPT.glob("gains-seed2-*.xz" if one_collection else "gains-*.xz"))
+        return sorted(KEPT.glob("gains-seed3-*.xz" if one_collection else "gains-*.xz"))
 
     def _train(self, name: str, seed: int, fitted: str | None = None) -> Task:
         state, rounds = self.out / name / "state.json", self.size.rounds
@@ -285,14 +311,19 @@ class Study:
         return [*where, "--longest", str(self.size.longest)]
 
     def _choose(self) -> None:
-        """Of every training's fit and what PPO made of it, the better one on validation worlds."""
+        """Of a training's candidates, on validation worlds: of those that do little enough harm the
+        one that gains most; the least harmful one if all do more."""
         points: dict[str, list[float]] = {}
-        for net in read_judged(self.out / "judged", VALIDATION):
+        for net in read_judged(self.out / "validated", VALIDATION):
             points.setdefault(net.controller, []).append(net.points)
+        means = {name: fmean(own) for name, own in points.items()}
+        harms = {name: fmean(each < -HARM for each in own) for name, own in points.items()}
         found = {}
         for seed in range(self.size.trainings):
-            ours = {name: fmean(points[name]) for name in self.main if name.endswith(f"-{seed}")}
-            found[max(ours, key=ours.__getitem__)] = ours
+            ours = [name for name in means if name.endswith(f"-{seed}")]
+            least = max(min(harms[name] for name in ours), MOST_HARM)
+            best = max((name for name in ours if harms[name] <= least), key=means.__getitem__)
+            found[best] = {name: [means[name], harms[name]] for name in ours}
         write_whole(self.out / CHOSEN, json.dumps(found, indent=1) + "\n")
 
     def _ablated(self) -> list[str]:

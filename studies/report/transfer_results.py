@@ -25,7 +25,16 @@ from studies.judging import GARDEN, Net, read_judged
 from studies.transfer_plan import CHOSEN, COSTS, OWN, PLAN, SPECIALIST, TUNED
 from studies.tuned_rules import AUDITION, TunedRule, read_tuned
 
-PACKED = ("judged/*.jsonl", "own/*.json", "own/*/*.json", TUNED, CHOSEN, PLAN, COSTS)
+PACKED = (
+    "judged/*.jsonl",
+    "validated/*.jsonl",
+    "own/*.json",
+    "own/*/*.json",
+    TUNED,
+    CHOSEN,
+    PLAN,
+    COSTS,
+)
 
 Table = dict[str, Array]  # net points [C, E] of each controller
 Figures = dict[str, float]
@@ -87,7 +96,7 @@ class Results:
     plan: Mapping[str, Any]
     costs: Sequence[Mapping[str, Any]]
     tables: Mapping[str, Table]
-    chosen: Mapping[str, Mapping[str, float]]  # validation points of a training's candidates
+    chosen: Mapping[str, Mapping[str, Sequence[float]]]  # candidates: validation points, harm
 
     @classmethod
     def read(cls, runs: Path) -> "Results":

@@ -107,11 +107,10 @@ def test_a_rollback_forfeits_what_was_gained_and_more() -> None:
 
 def test_a_loss_is_worth_more_than_a_gain_to_the_cautious(folder: Path) -> None:
     data = Gains.load([folder])
-    data.gains[:, 1], data.gains[:, 2], data.scale[:] = 2.0, -3.0, 10.0
-    assert data.worth(1.0)[0, :2].tolist() == pytest.approx([0.2, -0.3])
-    assert data.worth(2.0)[0, :2].tolist() == pytest.approx([0.2, -0.6])
-    assert data.worth(2.0, unit=4.0)[0, :2].tolist() == pytest.approx([0.5, -1.5])
-    assert data.worth(1.0, harm=2.0)[0, :2].tolist() == pytest.approx([0.2, -0.5])
+    data.gains[:, 1], data.gains[:, 2] = 2.0, -3.0
+    assert data.worth(1.0, 10.0)[0, :2].tolist() == pytest.approx([0.2, -0.3])
+    assert data.worth(2.0, 10.0)[0, :2].tolist() == pytest.approx([0.2, -0.6])
+    assert data.worth(2.0, 0.5)[0, :2].tolist() == pytest.approx([2.0, -4.0])
 
 
 def test_seeds_that_are_chosen_later_are_compared_with_the_one_that_was_there(folder: Path) -> None:

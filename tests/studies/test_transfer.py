@@ -3,17 +3,21 @@
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import pytest
+import torch
 
 from esper.garden.contexts import Source
 from esper.garden.evaluation import FORMAT
 from esper.garden.greenhouse import GROUPS
+from esper.leyline import LifecycleOp
 from esper.leyline.errors import DataError
+from esper.tamiyo import TokenActorCritic
+from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies import greenhouse_gains, transfer
 from studies.judging import read_judged
 from studies.report.transfer import write_docs, write_report
@@ -81,7 +85,7 @@ def made(tmp_path: Path) -> tuple[Path, Points]:
                 files[f"variant-{seed}-{number}"] = never + gain
             for name, test in files.items():
                 (runs / "own" / task / f"{name}.json").write_text(json.dumps({"test": test}))
-    chosen = {name: {name: 1.0} for name in learners}
+    chosen = {name: {name: [1.0, 0.02]} for name in learners}
     plan = {"trainings": 5, "gains": 1000, "gains_seconds": 60, "ppo": 200, "groups": GROUPS}
     plan["shapes"] = {group: [WORLDS, CASES] for group in (*GROUPS, "garden", "validation")}
     plan["shapes"] |= {"own": [len(TASKS), len(SEEDS)]}
@@ -264,8 +268,36 @@ def test_a_tiny_study_runs_to_its_end_and_goes_on_where_it_was(
     run("run", "--size", "tiny", "--out", out)
     assert {path: path.stat().st_mtime_ns for path in out.glob("judged/*.jsonl")} == before
     assert len((out / "costs.jsonl").read_text().splitlines()) == len(costs)
+    tried = {net.controller for net in read_judged(out / "validated", "validation")}
+    assert tried == {"fit-0", "both-0", "fit_r7-0", "fit_r14-0", "both_r7-0", "both_r14-0"}
     names = {net.controller for net in read_judged(out / "judged", "validation")}
     assert {"fit-0", "both-0", "no_shadows-0", "no_properties-0", "one_shot-0", "plots_1-0"} < names
+
+
+def test_a_training_is_reported_with_the_candidate_that_gains_most_without_much_harm(
+    tmp_path: Path,
+) -> None:
+    gains = {"fit-0": 4.0, "fit_r7-0": 3.0, "fit_r14-0": 2.0, "fit-1": 4.0, "fit_r7-1": 3.0}
+    harmed = {"fit-0": 3, "fit_r7-0": 1, "fit_r14-0": 0, "fit-1": 8, "fit_r7-1": 4}  # of 20
+    ours = {name: [gain] * (20 - harmed[name]) + [-1.0] * harmed[name]
+            for name, gain in gains.items()}  # fmt: skip
+    played(tmp_path / "validated" / "validation-000.jsonl", ours)
+    study = Study(tmp_path, replace(SIZES["tiny"], trainings=2))
+    study._choose()
+    assert study.learners == ["fit_r7-0", "fit_r7-1"]
+
+
+def test_a_reserve_is_a_logit_against_planting(tmp_path: Path) -> None:
+    study, network = Study(tmp_path, replace(SIZES["tiny"], rounds=0)), TokenActorCritic()
+    keep_controller(network, study.folder("fit-0"), None, {"rounds": 3})
+    assert study.reserved() == ["fit_r7-0", "fit_r14-0"]
+    for name, logits in (("fit_r7-0", 0.7), ("fit_r14-0", 1.4)):
+        kept = read_kept(study.folder(name))
+        before, after = (each.heads[0][-1].bias for each in (network, kept.network))  # type: ignore[index]
+        apart = torch.zeros(len(LifecycleOp))
+        apart[LifecycleOp.GERMINATE] = -logits
+        assert torch.allclose(after - before, apart)  # type: ignore[operator]
+        assert kept.card == {"rounds": 3}
 
 
 def test_time_that_is_up_ends_a_study_before_its_next_step(
@@ -277,7 +309,7 @@ def test_time_that_is_up_ends_a_study_before_its_next_step(
 
 
 def test_held_out_groups_need_a_word_of_their_own(tmp_path: Path) -> None:
-    learned = {"fit-0": {"fit-0": 1.0}}
+    learned = {"fit-0": {"fit-0": [1.0, 0.02]}}
     (tmp_path / "chosen.json").write_text(json.dumps(learned))
     rules = {kind: TunedRule(spec, 1.0, 64, ((spec, 1.0, 64),)) for kind, spec in SPECS.items()}
     keep_tuned(tmp_path / "rules.json", rules)
