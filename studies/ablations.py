@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from esper.garden import LAYOUT, Greenhouse
+from esper.garden import LAYOUT
+from esper.garden.greenhouse import LONGEST
 from esper.kasmina.blueprints import blueprint_names
 from esper.leyline import Actions, Family, Legality, LifecycleOp
 from esper.leyline.errors import require_known
@@ -32,6 +33,7 @@ from esper.tamiyo.controllers.protocol import restarted
 from esper.tamiyo.features import FeatureBlock
 from esper.tamiyo.token_layout import CANDIDATE_TOKEN, SLOT_TOKEN, WHOLE_TOKEN, TokenLayout
 from esper.tamiyo.token_network import TokenActorCritic
+from studies.garden_plots import house_of
 from studies.greenhouse_gains import Anchors, Gains
 
 SHADOWS, PROPERTIES, ONE_SHOT = "shadows", "properties", "one_shot"
@@ -126,7 +128,7 @@ def _codes_by_plot(seed: Tensor, plot: Tensor) -> Tensor:
         raise SystemExit("These gains do not say of which greenhouse they are: collect them anew")
     pairs, which = torch.stack((seed, plot), 1).unique(dim=0, return_inverse=True)
     codes = [
-        codes_of(Greenhouse(one).plot(number, contexts=0).blueprints, LAYOUT.blueprints)
+        codes_of(house_of(one, LONGEST).plot(number, contexts=0).blueprints, LAYOUT.blueprints)
         for one, number in pairs.tolist()
     ]
     return torch.stack(codes)[which]

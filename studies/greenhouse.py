@@ -47,6 +47,7 @@ from esper.tamiyo import MaskedCategorical, TokenActorCritic, logits_given
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from esper.tamiyo.token_layout import ADVISED
 from studies.ablations import ABLATION, SEEN, ablated_gains
+from studies.garden_plots import GARDEN_SEED
 from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack, places_liked
 from studies.judging import JUDGED, judge
 
@@ -343,7 +344,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     top = argparse.ArgumentParser(prog="python -m studies.greenhouse")
     parts = top.add_subparsers(required=True)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--seed", type=int, default=0)
+    common.add_argument("--seed", type=int, default=0, help=f"{GARDEN_SEED}: gains in the garden")
     common.add_argument("--device", default="cpu")
     common.add_argument("--out", type=Path, required=True)
     common.add_argument("--longest", type=int, default=60, help="epochs of an episode")

@@ -27,7 +27,7 @@ from numpy.random import default_rng
 from torch import Tensor
 
 from esper.archive import write_whole
-from esper.garden import LAYOUT, Bed, Greenhouse, Plot
+from esper.garden import LAYOUT, Bed, Plot
 from esper.garden.reward_settings import RewardConfig
 from esper.garden.rewards import RewardState
 from esper.leyline import Actions, Blend, LifecycleOp
@@ -36,6 +36,7 @@ from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers import RowSchedule
 from esper.tamiyo.controllers.learned import read_kept
 from esper.tamiyo.controllers.specs import Arm
+from studies.garden_plots import house_of
 
 FIRST, LATER = 4, 3  # seeds that are tried at a case's first decision, and at its second
 PLAYED = FIRST + LATER + 2  # episodes of a case: the rule and the control play it too
@@ -354,7 +355,7 @@ def collect(options: argparse.Namespace) -> None:
         network = kept.network.to(options.device).laid_out(LAYOUT)
         made["fitted"] = kept.controller().fingerprint
     _require_same(options.out / "made.json", made)
-    house, until = Greenhouse(options.seed, longest=options.longest), deadline(options)
+    house, until = house_of(options.seed, options.longest), deadline(options)
     parts = range(0, options.plots, PLOTS_OF_PART)
     for first in parts[options.place :: options.of]:
         file = options.out / f"gains-{first:06d}.npz"

@@ -26,9 +26,9 @@ from esper.tamiyo.controllers import Controller, make_controller
 from esper.tamiyo.controllers.learned import LearnedController
 from studies.ablations import controller_in
 from studies.any_host import AnyHost
+from studies.garden_plots import GARDEN
 from studies.greenhouse_gains import deadline
 
-GARDEN = "garden"
 JUDGED = (TRAINING, VALIDATION, GARDEN, *GROUPS)
 _NAMED = re.compile(r"([\w-]+)=(.+)")
 

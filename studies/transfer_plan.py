@@ -21,7 +21,8 @@ from esper.leyline import LifecycleOp
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains
 from studies.ablations import ABLATION, ONE_SHOT, PROPERTIES, SHADOWS
-from studies.judging import GARDEN, controller_of, name_of, numbers_of, read_judged, require_open
+from studies.garden_plots import GARDEN
+from studies.judging import controller_of, name_of, numbers_of, read_judged, require_open
 from studies.tuned_rules import AUDITION, RULES, Heats, finalists, keep_tuned, read_tuned, tuned
 
 ROOT = Path(__file__).parents[1]

@@ -21,7 +21,8 @@ from esper.garden.evaluation import HARM
 from esper.garden.statistics import Array, Estimate, mean
 from esper.leyline.errors import DataError
 from studies.comparisons import paired_difference
-from studies.judging import GARDEN, Net, read_judged
+from studies.garden_plots import GARDEN
+from studies.judging import Net, read_judged
 from studies.transfer_plan import CHOSEN, COSTS, OWN, PLAN, SPECIALIST, TUNED
 from studies.tuned_rules import AUDITION, TunedRule, read_tuned
 

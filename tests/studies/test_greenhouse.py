@@ -14,6 +14,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains, judging
+from studies.garden_plots import GardenHouse, open_contexts
 from studies.greenhouse import (
     Fitting,
     Preferences,
@@ -224,6 +225,23 @@ def test_where_a_fit_is_given_it_decides_when_it_would_plant() -> None:
         eager = [measured.earliest] * 3
         assert measured.first == (eager if name == "eager" else drawn)
         assert name == "idle" or measured.later[0] == measured.first[0] + 2
+
+
+def test_gains_of_the_garden_are_of_its_open_contexts_and_of_no_case_that_is_judged(
+    tmp_path: Path,
+) -> None:
+    house = GardenHouse()
+    names = [context.name for context in open_contexts()]
+    assert len(names) == 18
+    assert not any(name.startswith("tap") or "-to-" in name for name in names)
+    cases = [case for number in range(20) for case in house.plot(number, 5).cases]
+    assert len(set(map(str, cases))) == 100
+    assert [case.context.name for case in cases[:18]] == names
+    assert max(case.seed for case in cases) == 99 // 18
+    measured = Measurement(house.plot(3, 1), 3, "cpu")
+    assert measured.bed.episodes.population.catalogue.names == house.plot(3, 1).blueprints
+    assert measured.plot.horizon == 25
+    assert int(measured.bed.episodes.population.budget[0]) > 0
 
 
 def test_a_fit_goes_on_to_the_bit_and_its_memory_is_silent(folder: Path, tmp_path: Path) -> None:
