@@ -55,7 +55,7 @@ class Size:
     round: tuple[str, ...] = ()  # further options of PPO
     heats: Heats
     # Worlds by which a training's candidate is chosen: few of them make most of a mean.
-    validation: int = 96
+    validation: int = 48
     validated: int = 8  # cases of each
     groups: tuple[str, ...] = GROUPS
     worlds: int | None = None  # of each group; None: all that are registered
