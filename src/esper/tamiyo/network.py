@@ -264,10 +264,9 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         self.lstm_hidden_dim, self.lstm_layers = lstm_hidden_dim, lstm_layers
         self.direct = direct
         self.observation_norm = RunningNorm(state_dim, keeps_marks=direct)
-        inwards, wide = (state_dim, lstm_hidden_dim), (lstm_hidden_dim, lstm_hidden_dim)
-        tanh = (nn.Tanh(), nn.Linear(*wide), nn.Tanh())
-        shape = tanh if direct else (nn.LayerNorm(lstm_hidden_dim), nn.ReLU())
-        self.features = nn.Sequential(nn.Linear(*inwards), *shape)
+        D, inwards = lstm_hidden_dim, (state_dim, lstm_hidden_dim)
+        deep = (nn.Tanh(), nn.Linear(D, D), nn.Tanh()) if direct else (nn.LayerNorm(D), nn.ReLU())
+        self.features = nn.Sequential(nn.Linear(*inwards), *deep)
         judging = (nn.Linear(*inwards), nn.Tanh()) if direct else ()
         self.value_features = nn.Sequential(*judging)
         sensed = state_dim if direct else lstm_hidden_dim
