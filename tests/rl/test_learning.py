@@ -15,6 +15,7 @@ from esper import rl  # noqa: E402
 from esper.archive import ArchiveError  # noqa: E402
 from esper.leyline import AgreementError, Legality, UnknownNameError  # noqa: E402
 from esper.nissa import RunReader  # noqa: E402
+from esper.rl import learning  # noqa: E402
 from esper.simic.agent import PPOAgent  # noqa: E402
 from esper.tamiyo import LearnedController  # noqa: E402
 from tests import programs  # noqa: E402
@@ -140,6 +141,7 @@ class Lasting(gymnasium.Env[Any, Any]):
 def test_a_part_of_a_training_does_not_end_before_episodes_do(
     length: int, limit: int | None, begun: list[int], episodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(learning, "ENDS", 4)
     parts: list[int] = []
     reset = rl.GymWorld.reset
     monkeypatch.setattr(

@@ -402,10 +402,10 @@ def test_half_of_a_memory_can_be_made_to_remember() -> None:
         ends = [network.lstm(nothing, hidden)[1][1] for hidden in (full, (full[0], full[0]))]
         return (ends[0] - ends[1]).abs()[0, 0]
 
-    assert float(left().max()) < 0.1
+    assert float(left().max()) < 1e-4
     network.remember()
-    assert float(left()[:16].max()) < 0.2
-    assert float(left()[16:].min()) > 0.3
+    assert float(left()[:16].mean()) < 0.2  # what the others say of it
+    assert float(left()[16:].mean()) > 0.4
 
 
 def test_in_a_direct_network_the_present_adds_to_what_the_memory_says() -> None:

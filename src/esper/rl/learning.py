@@ -26,7 +26,7 @@ from esper.simic.training import RunFolder
 from esper.tamiyo import LearnedController
 
 Told = Callable[[PPOAgent, Mapping[str, float]], bool | None]
-PARTS, ENDS = 10, 4  # of a training, and episodes of every environment that a part has at least
+PARTS, ENDS = 10, 32  # of a training, and episodes of every environment that a part has at least
 MEMORY = 128  # size of the LSTM
 FEW, FAR = 10_000, 100  # less steps leave no time to learn a memory; longer episodes need more λ
 _ANY = PPOConfig(
