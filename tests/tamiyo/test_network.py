@@ -414,7 +414,7 @@ def test_in_a_direct_network_the_present_adds_to_what_the_memory_says() -> None:
     network = FactoredRecurrentActorCritic(independent_heads((3, 2)), STATE, 8, direct=True)
     for present in network.presents:
         nn.init.normal_(present.weight)  # they start next to nothing
-    states = (torch.rand(50, STATE) < 0.1).float()
+    states = torch.eye(STATE)[torch.arange(50) % STATE]  # a mark in each
     network.observation_norm.observe(states)
     norm, found = network.observation_norm, network(states[:4]).logits
     memory = network.lstm(states[:4, None])[0][:, 0]  # marks enter it as they are
