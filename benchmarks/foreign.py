@@ -14,8 +14,8 @@ without evaluation. Returns are greedy, on fresh episodes; sampled ones are note
 Esper is better or worse than the better peer where the 95 % interval of the difference of returns
 leaves out 0. Where every run of both came to the greatest return that the task has, returns cannot
 differ: there, and only there, the steps until the bar was first passed decide in the same way, and
-the table says so. Network and presets were chosen by five of the tasks: figures count the verdicts
-on those and on the other five apart. Peers need `pip install sb3-contrib`.
+the table says so. Network and presets were chosen by nine of the tasks: figures count the verdicts
+on those and on the other one apart. Peers need `pip install sb3-contrib`.
 """
 
 import argparse
