@@ -183,8 +183,12 @@ class Task:
         object.__setattr__(self, "masked", "masks" in self.needs)
 
 
-# What network and presets of `esper.rl` were chosen by; the others were not.
-CHOSEN_BY = ("blind_cartpole", "repeat_previous", "repeat_two", "identity_70", "locks")
+# What network and presets of `esper.rl` were chosen by, by their returns or their processor time;
+# the other one was looked at beside them, but nothing was chosen by it.
+CHOSEN_BY = (
+    *("blind_cartpole", "repeat_previous", "repeat_first", "repeat_two", "identity_70"),
+    *("identity_heads", "acrobot", "strides", "locks"),
+)
 MEMORY, MASKS, HEADS = "memory", "masks", "heads"
 TASKS = {
     "blind_cartpole": Task(make=blind_cartpole, needs=(MEMORY,), steps=40_000, bar=450, most=500),

@@ -15,6 +15,7 @@ from esper import rl  # noqa: E402
 from esper.archive import ArchiveError  # noqa: E402
 from esper.leyline import AgreementError, Legality, UnknownNameError  # noqa: E402
 from esper.nissa import RunReader  # noqa: E402
+from esper.rl import learning  # noqa: E402
 from esper.simic.agent import PPOAgent  # noqa: E402
 from esper.tamiyo import LearnedController  # noqa: E402
 from tests import programs  # noqa: E402
@@ -83,7 +84,7 @@ def test_a_training_that_was_interrupted_goes_on_to_the_bit_in_another_process(
 
 def test_an_agent_of_an_earlier_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
     agent = rl.train(Countdown, 2, **SMALL)
-    del agent.network.presents
+    del agent.network.value_features
     agent.save(tmp_path / "old")
     with pytest.raises(ArchiveError, match=r"made by an earlier version.*train it again"):
         PPOAgent.load(tmp_path / "old")
@@ -107,6 +108,60 @@ def test_the_preset_goes_by_the_steps_and_the_length_of_episodes() -> None:
     assert chosen("CartPole-v1", 9_999) == settings("reactive")
     assert chosen("CartPole-v1", 10_000) == settings("long")  # cut at 500
     assert chosen(Countdown, 10_000) == settings("memory")
+
+
+class Lasting(gymnasium.Env[Any, Any]):
+    """Nothing happens for so many steps, or for ever; a limit may be told of."""
+
+    observation_space = spaces.Box(0, 1, (1,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length: int, limit: int | None = None) -> None:
+        self.length = length
+        if limit:
+            self.spec = gymnasium.envs.registration.EnvSpec("Lasting-v0", max_episode_steps=limit)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.age = 0
+        return self.observation_space.low, {}
+
+    def step(self, action: Any) -> Any:
+        self.age += 1
+        return self.observation_space.low, 0.0, self.age == self.length, False, {}
+
+
+@pytest.mark.parametrize(
+    ("length", "limit", "begun", "episodes"),
+    [
+        (100, 100, [0], 4 * 3),  # of 320 steps in each environment; a part has 32
+        (20, None, [0, 3, 6, 9], 4 * (4 + 4 + 4 + 1)),  # 96 steps until each has had four
+        (10**6, None, [*range(10)], 0),  # without ends parts need not wait for them
+    ],
+)
+def test_a_part_of_a_training_does_not_end_before_episodes_do(
+    length: int, limit: int | None, begun: list[int], episodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "ENDS", 4)
+    parts: list[int] = []
+    reset = rl.GymWorld.reset
+    monkeypatch.setattr(
+        rl.GymWorld, "reset", lambda world, part: (parts.append(part), reset(world, part))[1]
+    )
+    over: list[float] = []
+    told = lambda agent, metrics: over.append(metrics["episodes"])  # noqa: E731
+    rl.train(partial(Lasting, length, limit), STEPS, after_update=told, **SMALL)
+    assert parts == begun
+    assert sum(over) == episodes
+
+
+def test_half_of_the_memory_remembers_in_the_preset_that_is_for_memory() -> None:
+    def forgetting(preset: str) -> Any:
+        agent = rl.train(Countdown, 1, envs=4, epochs=1, preset=preset)
+        gate = agent.network.lstm.bias_ih_l0.detach().chunk(4)[1]
+        return float(gate[64:].mean() - gate[:64].mean())
+
+    assert forgetting("memory") == pytest.approx(4.0, abs=0.2)
+    assert forgetting("long") == pytest.approx(0.0, abs=0.2)
 
 
 def test_a_training_ends_when_it_is_told_that_it_is_enough() -> None:

@@ -366,9 +366,46 @@ def test_a_direct_network_learns_nothing_of_its_memory_from_values() -> None:
     outlook = network(torch.randn(2, 5, STATE))
     outlook.values.sum().backward()
     learned = {n.split(".")[0] for n, p in network.named_parameters() if p.grad is not None}
-    assert learned == {"value_head"}
+    assert learned == {"value_head", "value_features"}  # and those of the policy are its own
     network(torch.randn(2, 5, STATE)).logits.sum().backward()
     assert float(network.lstm.weight_hh_l0.grad.abs().sum()) > 0
+
+
+def test_a_value_tells_states_apart_that_the_memory_does_not() -> None:
+    """By a memory of nothing, and so by features of the present alone, which values can shape."""
+    torch.manual_seed(0)
+    network = FactoredRecurrentActorCritic(independent_heads((3,)), STATE, 8, direct=True)
+    for parameter in network.lstm.parameters():
+        nn.init.zeros_(parameter)
+    states, wanted = torch.randn(64, STATE), torch.randn(64)
+    optimizer = torch.optim.Adam(network.value_features.parameters(), 1e-2)
+    nn.init.ones_(network.value_head[-1].weight)
+    losses = []
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = (network(states).values - wanted).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_half_of_a_memory_can_be_made_to_remember() -> None:
+    torch.manual_seed(0)
+    network = FactoredRecurrentActorCritic(independent_heads((3,)), STATE, 32, direct=True)
+
+    @torch.no_grad()
+    def left() -> Tensor:
+        """[D]: what of a cell's content is there after thirty steps in which nothing is seen."""
+        full = (torch.zeros(1, 1, 32), torch.ones(1, 1, 32))
+        nothing = torch.zeros(1, 30, STATE)
+        ends = [network.lstm(nothing, hidden)[1][1] for hidden in (full, (full[0], full[0]))]
+        return (ends[0] - ends[1]).abs()[0, 0]
+
+    assert float(left().max()) < 1e-4
+    network.remember()
+    assert float(left()[:16].mean()) < 0.2  # what the others say of it
+    assert float(left()[16:].mean()) > 0.4
 
 
 def test_in_a_direct_network_the_present_adds_to_what_the_memory_says() -> None:
@@ -377,11 +414,12 @@ def test_in_a_direct_network_the_present_adds_to_what_the_memory_says() -> None:
     network = FactoredRecurrentActorCritic(independent_heads((3, 2)), STATE, 8, direct=True)
     for present in network.presents:
         nn.init.normal_(present.weight)  # they start next to nothing
-    states = (torch.rand(50, STATE) < 0.1).float()
+    states = torch.eye(STATE)[torch.arange(50) % STATE]  # a mark in each
     network.observation_norm.observe(states)
     norm, found = network.observation_norm, network(states[:4]).logits
     memory = network.lstm(states[:4, None])[0][:, 0]  # marks enter it as they are
     seen = torch.tanh(network.features[0](states[:4] / norm.variance.sqrt().float()))
+    seen = torch.tanh(network.features[2](seen))
     for place, (head, present) in enumerate(zip(network.heads, network.presents, strict=True)):
         said = head(memory) + present(seen)
         torch.testing.assert_close(found[:, place, : said.shape[-1]], said)

@@ -1,7 +1,8 @@
 """Train in a world, say what that came to, and act: three lines for an environment of Gymnasium's.
 
 A training is made of parts. At the end of each there may be a checkpoint, and the world starts anew
-from seeds of its own: where it follows its seed, an interrupted training goes on bit for bit.
+from seeds of its own: where it follows its seed, an interrupted training goes on bit for bit. Late
+steps of long episodes would never be seen if a part ended before them: it waits for several ends.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,18 +26,18 @@ from esper.simic.training import RunFolder
 from esper.tamiyo import LearnedController
 
 Told = Callable[[PPOAgent, Mapping[str, float]], bool | None]
-PARTS = 10  # of a training
+PARTS, ENDS = 10, 32  # of a training, and episodes of every environment that a part has at least
 MEMORY = 128  # size of the LSTM
 FEW, FAR = 10_000, 100  # less steps leave no time to learn a memory; longer episodes need more λ
 _ANY = PPOConfig(
-    learning_rate=1e-3, epochs=10, minibatches=8, entropy_coef=0.01, target_kl=None, gamma=0.99
+    learning_rate=1e-3, epochs=10, minibatches=4, entropy_coef=0.01, target_kl=None, gamma=0.99
 )
 _MEMORY = replace(_ANY, gae_lambda=0.3, sequence=64, learning_rate=4e-3, value_coef=0.1)
 # Steps of every environment between updates, and the settings; the reasons are in docs/rl.md.
 PRESETS = {
-    "reactive": (32, replace(_ANY, gae_lambda=0.9, sequence=16)),
+    "reactive": (32, replace(_ANY, gae_lambda=0.9, sequence=8)),
     "memory": (64, _MEMORY),
-    "long": (64, replace(_ANY, gae_lambda=0.95, sequence=32)),
+    "long": (32, replace(_ANY, gae_lambda=0.95, minibatches=2, sequence=32)),
 }
 
 
@@ -60,15 +61,18 @@ def train(
     """
     require_known("preset", preset, ("auto", *PRESETS))
     played = world if hasattr(world, "legal") else make_gym(world, envs, seed)
-    far = getattr(played, "horizon", 0) > FAR
-    fitting = "reactive" if steps < FEW else "long" if far else "memory"
-    rollout, config = PRESETS[fitting if preset == "auto" else preset]
+    horizon = getattr(played, "horizon", 0)
+    if preset == "auto":
+        preset = "reactive" if steps < FEW else "long" if horizon > FAR else "memory"
+    rollout, config = PRESETS[preset]
     config, round_, taken, enough = replace(config, **settings), played.envs * rollout, 0, False
     if "minibatches" not in settings:  # few environments have no more than so many sequences
         most = played.envs * (rollout // (config.sequence or rollout))
         config = replace(config, minibatches=max(1, min(config.minibatches, most)))
     sizes = (played.space, played.state_dim, played.envs, rollout, config)
     agent = PPOAgent.build(*sizes, lstm_hidden_dim=MEMORY, direct=True, seed=seed)
+    if preset == "memory":
+        agent.network.remember()
     with ExitStack() as stack:
         run, hub = None if out is None else LearningFolder(out), Hub()
         if run is not None:
@@ -81,7 +85,7 @@ def train(
                 continue
             observations = played.reset(part) if isinstance(played, GymWorld) else played.reset()
             agent.begin()
-            while taken < goal and not enough:
+            while taken < (goal if tally.seen(ENDS, horizon) else steps) and not enough:
                 rest = 1 - taken / steps
                 rate, bonus = rest * config.learning_rate, rest * config.entropy_coef
                 agent.anneal(entropy_coef=bonus, learning_rate=rate)
@@ -125,15 +129,19 @@ class Tally:
     """Returns and lengths of episodes that are over, at most so many of each environment."""
 
     def __init__(self, envs: int, most: float = inf) -> None:
-        self.now, self.left = torch.zeros(envs, 2), [most] * envs
+        self.now, self.most, self.ends = torch.zeros(envs, 2), most, [0] * envs
         self.over: list[list[float]] = []
 
     def add(self, step: int, decision: Decision | None, outcome: Outcome) -> None:
         self.now += torch.stack((outcome.rewards, torch.ones_like(outcome.rewards)), 1).cpu()
         for env in (outcome.terminals | outcome.truncations).nonzero()[:, 0].tolist():
-            self.over += [self.now[env].tolist()] * (self.left[env] > 0)
-            self.left[env] -= 1
+            self.over += [self.now[env].tolist()] * (self.ends[env] < self.most)
+            self.ends[env] += 1
             self.now[env] = 0.0
+
+    def seen(self, ends: float, horizon: int = 0) -> bool:
+        """Has every environment had so many, or none any, and no horizon says that there are?"""
+        return min(self.ends) >= ends or not (any(self.ends) or horizon)
 
     def means(self) -> dict[str, float]:
         """What was over since the last time."""
@@ -155,7 +163,7 @@ def evaluate(
     controller = LearnedController(agent.network, greedy=greedy, generator=chance)
     observations, starts = played.reset(), torch.ones(played.envs, dtype=torch.bool)
     tally = Tally(played.envs, -(-episodes // played.envs))
-    while max(tally.left) > 0:
+    while min(tally.ends) < tally.most:
         actions = controller.act(observations, played.legal(), starts)
         tally.add(0, None, outcome := played.step(actions.values))
         observations, starts = outcome.observations, outcome.terminals | outcome.truncations

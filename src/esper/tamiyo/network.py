@@ -25,6 +25,7 @@ INNER_GAIN = math.sqrt(2.0)
 POLICY_GAIN = 0.01  # nearly uniform at first
 VALUE_GAIN = 1.0
 FORGET_BIAS = 1.0  # remember by default
+REMEMBER_BIAS = 4.0  # what is left after a step: 0.98
 
 CLIP = 10.0  # standard deviations; an outlier must not drown the other features
 EPSILON = 1e-8
@@ -122,6 +123,13 @@ class RecurrentActorCritic(nn.Module, ABC):
         """Make an untrained network likelier to take this action, by a difference of logits."""
         self.heads[self.space.index(head)][-1].bias[action] += by  # type: ignore[index]
 
+    @torch.no_grad()
+    def remember(self) -> None:
+        """Let half of an untrained memory keep what it takes in for some fifty steps."""
+        for name, parameter in self.lstm.named_parameters():
+            if "bias_ih" in name:  # the second of the gates is the one that forgets
+                parameter.chunk(4)[1][self.lstm_hidden_dim // 2 :] += REMEMBER_BIAS
+
     def get_initial_hidden(
         self, rows: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Hidden:
@@ -140,11 +148,9 @@ class RecurrentActorCritic(nn.Module, ABC):
         Without `hidden` the memory is empty at first, on the device and in the type of `states`.
         """
         if states.ndim not in (2, 3) or states.shape[-1] != self.state_dim:
-            raise AgreementError(
-                "States have the wrong shape",
-                given=list(states.shape),
-                valid=f"[rows, {self.state_dim}] or [rows, time, {self.state_dim}]",
-            )
+            given = list(states.shape)
+            valid = f"[rows, {self.state_dim}] or [rows, time, {self.state_dim}]"
+            raise AgreementError("States have the wrong shape", given=given, valid=valid)
         if hidden is None:
             hidden = self.get_initial_hidden(len(states), states.device, states.dtype)
         sensed = self.sense(states)
@@ -235,6 +241,7 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
     layer norms and ReLU: what is learned of one state then hardly moves the choice in another. The
     memory sees what was observed itself, and forgets by default: so it learns first what was seen
     of late. It learns from the policy alone: a value that nothing could foretell is noise to it.
+    Values read the memory beside features of the present that are their own.
     """
 
     visible: Tensor  # [F] 1 or 0: features that count; the others might as well not be there
@@ -250,18 +257,18 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
     ) -> None:
         super().__init__()
         if min(state_dim, lstm_layers) < 1 or lstm_hidden_dim < 2:
-            raise AgreementError(
-                "The network's sizes are too small",
-                given=f"state {state_dim}, LSTM {lstm_hidden_dim} x {lstm_layers} layers",
-                valid="state and layers from 1, LSTM from 2",
-            )
+            given = f"state {state_dim}, LSTM {lstm_hidden_dim} x {lstm_layers} layers"
+            valid = "state and layers from 1, LSTM from 2"
+            raise AgreementError("The network's sizes are too small", given=given, valid=valid)
         self.space, self.state_dim = space, state_dim
         self.lstm_hidden_dim, self.lstm_layers = lstm_hidden_dim, lstm_layers
         self.direct = direct
         self.observation_norm = RunningNorm(state_dim, keeps_marks=direct)
-        inwards = nn.Linear(state_dim, lstm_hidden_dim)
-        shape = (nn.Tanh(),) if direct else (nn.LayerNorm(lstm_hidden_dim), nn.ReLU())
-        self.features = nn.Sequential(inwards, *shape)
+        D, inwards = lstm_hidden_dim, (state_dim, lstm_hidden_dim)
+        deep = (nn.Tanh(), nn.Linear(D, D), nn.Tanh()) if direct else (nn.LayerNorm(D), nn.ReLU())
+        self.features = nn.Sequential(nn.Linear(*inwards), *deep)
+        judging = (nn.Linear(*inwards), nn.Tanh()) if direct else ()
+        self.value_features = nn.Sequential(*judging)
         sensed = state_dim if direct else lstm_hidden_dim
         self.lstm = nn.LSTM(sensed, lstm_hidden_dim, lstm_layers, batch_first=True)
         self.memory_norm = nn.Identity() if direct else nn.LayerNorm(lstm_hidden_dim)
@@ -285,8 +292,8 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         judged = memory = self.memory_norm(memory)
         logits, widest = [head(memory) for head in self.heads], max(self.space.sizes)
         if self.direct:
-            seen = self.features(self.observation_norm.louder(sensed))
-            judged = (memory + seen).detach()
+            shown = self.observation_norm.louder(sensed)
+            seen, judged = self.features(shown), memory.detach() + self.value_features(shown)
             says = zip(logits, self.presents, strict=True)
             logits = [remembered + present(seen) for remembered, present in says]
         for place, size in enumerate(self.space.sizes):
@@ -306,11 +313,9 @@ def unwrapped(network: nn.Module) -> RecurrentActorCritic:
     """The network itself, whether or not `torch.compile` was called on it."""
     inner = getattr(network, "_orig_mod", network)
     if not isinstance(inner, RecurrentActorCritic):
-        raise AgreementError(
-            "This is not a network that the agent can train",
-            given=type(inner).__name__,
-            valid="FactoredRecurrentActorCritic or TokenActorCritic, compiled or not",
-        )
+        what, given = "This is not a network that the agent can train", type(inner).__name__
+        valid = "FactoredRecurrentActorCritic or TokenActorCritic, compiled or not"
+        raise AgreementError(what, given=given, valid=valid)
     return inner
 
 
@@ -390,11 +395,8 @@ class RunningNorm(nn.Module):
         if not len(self.mean):  # of a network that takes states as they are
             return
         if states.ndim < 2 or states.shape[-1] != len(self.mean):
-            raise AgreementError(
-                "Observations to normalise have the wrong shape",
-                given=list(states.shape),
-                valid=f"[..., {len(self.mean)}]",
-            )
+            what, given = "Observations to normalise have the wrong shape", list(states.shape)
+            raise AgreementError(what, given=given, valid=f"[..., {len(self.mean)}]")
         if valid is None:
             valid = torch.ones(states.shape[:-1], dtype=torch.bool, device=states.device)
         left_out = ~valid.flatten()[:, None]

@@ -274,11 +274,10 @@ class PPOAgent:
         cuts, rest = divmod(buffer.steps, self.config.sequence or buffer.steps)
         envs = self.place[1]
         if rest or self.config.minibatches > envs * cuts:
-            raise AgreementError(
-                "Minibatches are made of whole sequences",
-                given=f"{self.config.minibatches} minibatches, sequence {self.config.sequence}",
-                valid=f"{envs} environments × sequences that divide {buffer.steps} steps",
-            )
+            given = f"{self.config.minibatches} minibatches, sequence {self.config.sequence}"
+            valid = f"{envs} environments × sequences that divide {buffer.steps} steps"
+            what = "Minibatches are made of whole sequences"
+            raise AgreementError(what, given=given, valid=valid)
 
     # --- saved agents: weights, normalisers, optimiser, random streams, carried memory -------
 
@@ -290,12 +289,9 @@ class PPOAgent:
         or infinite are refused: what was saved before stays what it is.
         """
         if len(self.buffer):
-            raise RolloutError(
-                "An agent is saved between rounds",
-                given=f"{len(self.buffer)} steps that were not learned from",
-                valid="an empty buffer",
-                fix="save after update",
-            )
+            what = "An agent is saved between rounds"
+            given = f"{len(self.buffer)} steps that were not learned from"
+            raise RolloutError(what, given=given, valid="an empty buffer", fix="save after update")
         tensors = self._tensors()
         for name, rows in _OF_ENVIRONMENTS.items():
             tensors[name] = self.processes.united(tensors[name], self.place, rows)
@@ -347,11 +343,9 @@ class PPOAgent:
             require_agreement("the state's size", saved, ("caller", state_dim))
         eager = replace(config, compile_backend=None, compile_mode="default")
         sizes["direct"] = not sizes["layout"] and "network.memory_norm.weight" not in found
-        if sizes["direct"] and "network.presents.0.weight" not in found:
-            raise ArchiveError(
-                f"{path} holds an agent for other worlds, made by an earlier version",
-                fix="train it again",
-            )
+        if sizes["direct"] and "network.value_features.0.weight" not in found:
+            what = f"{path} holds an agent for other worlds, made by an earlier version"
+            raise ArchiveError(what, fix="train it again")
         first = sizes["envs"] * processes.rank // processes.size
         sizes["envs"] = sizes["envs"] * (processes.rank + 1) // processes.size - first
         share = (first, sizes["envs"])
@@ -415,11 +409,8 @@ def _described(notes: Mapping[str, Any]) -> tuple[ActionSpace, PPOConfig, dict[s
 def _require_none(wrong: Sequence[str], path: str | Path) -> None:
     """Refuse an archive if tensors of it are wrong."""
     if wrong:
-        raise ArchiveError(
-            f"{path} holds other tensors than its notes describe, or such that are not finite",
-            given=", ".join(wrong[:3]),
-            fix="use another copy",
-        )
+        what = f"{path} holds other tensors than its notes describe, or such that are not finite"
+        raise ArchiveError(what, given=", ".join(wrong[:3]), fix="use another copy")
 
 
 def _form(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:

@@ -318,11 +318,8 @@ class TamiyoRolloutBuffer:
         """All that is kept of a step of so many environments, rows first."""
         if step.keys() != self._fields.keys():
             wrong = sorted(step.keys() ^ self._fields.keys())
-            raise RolloutError(
-                "A step has the wrong fields",
-                given=f"unknown or missing: {', '.join(wrong)}",
-                valid=", ".join(self._fields),
-            )
+            given, valid = f"unknown or missing: {', '.join(wrong)}", ", ".join(self._fields)
+            raise RolloutError("A step has the wrong fields", given=given, valid=valid)
         memory = (self.lstm_layers, rows, self.lstm_hidden_dim)
         for name, part in zip(("hidden h", "hidden c"), hidden, strict=True):
             self._check_one(name, part, memory, torch.float32)
