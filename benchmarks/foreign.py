@@ -338,7 +338,7 @@ def main() -> None:
     console.print(table)
     write_json(options.json, figures)
     if options.write:
-        command = "python benchmarks/foreign.py --keep runs/foreign --jobs 8 --write"
+        command = "python benchmarks/foreign.py --keep runs/foreign --jobs 2 --write"
         write_section("foreign", "cpu", command, HEADER, rows)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import foreign
 import numpy as np
 from foreign_tasks import TASKS, Locks, RankedBandit, Repeat, Strides
 from gymnasium.utils.env_checker import check_env
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -116,6 +119,17 @@ def test_verdicts_are_counted_apart_for_tasks_that_presets_were_chosen_by(tmp_pa
     counts = [[figures[f"{each}.{word}"] for word in foreign.VERDICTS] for each in groups]
     assert counts == [[1, 1, 1], [0, 0, 1]]  # worse, equal, better
     assert set(foreign.CHOSEN_BY) < set(TASKS)
+
+
+def test_the_published_table_follows_from_the_runs_that_are_kept(tmp_path: Path) -> None:
+    with tarfile.open(DOCS / "evidence" / "foreign.tar.xz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    figures, rows = foreign.report(tmp_path / "foreign")
+    published = json.loads((DOCS / "foreign.json").read_text(encoding="utf-8"))
+    assert {name: published[name] for name in figures} == pytest.approx(figures)
+    page = (DOCS / "performance.md").read_text(encoding="utf-8")
+    assert [row for row in rows if "| " + " | ".join(row) + " |" not in page] == []
+    assert {row[0] for row in rows} == set(TASKS)
 
 
 def test_steps_to_the_bar_decide_only_where_every_run_of_both_has_all_there_is(
