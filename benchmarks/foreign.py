@@ -3,9 +3,10 @@
     python benchmarks/foreign.py --keep runs/foreign --jobs 16 --seconds 570    # again and again
     python benchmarks/foreign.py --keep runs/foreign --report --json foreign.json
 
-Every learner plays with as many environment steps, two configurations each: Esper by
-`esper.rl.train(..., preset="auto")` and with one change, the peers with their documented settings
-and with those of Esper's preset. RecurrentPPO plays what needs memory, MaskablePPO what needs masks
+Every learner plays with as many environment steps: Esper by `esper.rl.train(..., preset="auto")`,
+by which it is judged, and with one change; the peers, of whom the better counts, with their
+documented settings, with those of Esper's preset, and with the smaller minibatches that Esper had
+before its presets were chosen, which serve some of theirs better. RecurrentPPO plays what needs memory, MaskablePPO what needs masks
 or no memory. A run is a file in the folder, so a study can be split, stopped and gone on with; seed
 comes after seed, so that what is there is of all tasks, and with `--seconds` no run is begun that
 would not be over in time. Each run has one thread; its processor seconds are those of training,
@@ -42,8 +43,8 @@ ROUNDING = 1e-5  # of sums of rewards
 CHECKS, CHECKED, JUDGED = 16, 8, 32  # looks while training, episodes of a look and of the last one
 CONFIGURATIONS = {
     "esper": ("auto", "no-bonus"),
-    "recurrent": ("documented", "as-esper"),
-    "maskable": ("documented", "as-esper"),
+    "recurrent": ("documented", "as-esper", "finer"),
+    "maskable": ("documented", "as-esper", "finer"),
 }
 # Processor seconds of 1,000 steps, about; of what is wanted, the longest runs begin first.
 COSTS = {"esper": 0.9, "recurrent": 5.0, "maskable": 1.0}
@@ -120,15 +121,17 @@ def play_peer(task: Task, learner: str, configuration: str, seed: int) -> Result
     recurrent, masked = learner == "recurrent", learner == "maskable" and task.masked
     settings: dict[str, Any] = {"gamma": task.gamma, "seed": seed, "device": "cpu"}
     envs = 8 if recurrent else 1  # and otherwise their defaults
-    if configuration == "as-esper":
+    if configuration != "documented":
         from esper.rl.learning import FAR, PRESETS
 
         spec = task.make().spec
         far = bool(spec and (spec.max_episode_steps or 0) > FAR)  # as for preset="auto"
         rollout, ours = PRESETS["reactive" if not recurrent else "long" if far else "memory"]
-        envs = 16
+        envs, parts = 16, ours.minibatches
+        if configuration == "finer":  # Esper's own until larger minibatches served it better
+            rollout, parts = 64 if recurrent else 32, 8
         rate = ours.learning_rate
-        settings |= {"n_steps": rollout, "batch_size": envs * rollout // ours.minibatches}
+        settings |= {"n_steps": rollout, "batch_size": envs * rollout // parts}
         settings |= {"n_epochs": ours.epochs, "gae_lambda": ours.gae_lambda}
         settings["learning_rate"] = lambda left: rate * left
         if recurrent:
