@@ -6,11 +6,12 @@
 Every learner plays with as many environment steps: Esper by `esper.rl.train(..., preset="auto")`,
 by which it is judged, and with one change; the peers, of whom the better counts, with their
 documented settings, with those of Esper's preset, and with the smaller minibatches that Esper had
-before its presets were chosen, which serve some of theirs better. RecurrentPPO plays what needs memory, MaskablePPO what needs masks
-or no memory. A run is a file in the folder, so a study can be split, stopped and gone on with; seed
-comes after seed, so that what is there is of all tasks, and with `--seconds` no run is begun that
-would not be over in time. Each run has one thread; its processor seconds are those of training,
-without evaluation. Returns are greedy, on fresh episodes; sampled ones are noted beside them.
+before its presets were chosen, which serve some of theirs better. RecurrentPPO plays what needs
+memory, MaskablePPO what needs masks or no memory. A run is a file in the folder, so a study can be
+split, stopped and gone on with; seed comes after seed, so that what is there is of all tasks, and
+with `--seconds` no run is begun that would not be over in time; what has fewer seeds than Esper's
+is not reported. Each run has one thread; its processor seconds are those of training, without
+evaluation. Returns are greedy, on fresh episodes; sampled ones are noted beside them.
 
 Esper is better or worse than the better peer where the 95 % interval of the difference of returns
 leaves out 0. Where every run of both came to the greatest return that the task has, returns cannot
@@ -217,11 +218,12 @@ def report(folder: Path) -> tuple[dict[str, float], list[list[str]]]:
     figures: dict[str, float] = {}
     rows = []
     for name, task in TASKS.items():
+        seeds = max(2, len(read(folder, name, "esper", "auto")))  # fewer are not whole yet
         found = {
             (learner, configuration): runs
             for learner, configurations in CONFIGURATIONS.items()
             for configuration in configurations
-            if len(runs := read(folder, name, learner, configuration)) > 1
+            if len(runs := read(folder, name, learner, configuration)) >= seeds
         }
         for (learner, configuration), runs in found.items():
             before = f"{name}.{learner}.{configuration}"

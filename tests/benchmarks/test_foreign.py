@@ -94,6 +94,7 @@ def test_the_report_names_the_better_peer_and_says_what_is_clear(tmp_path: Path)
         ("maskable", "documented"): (0.1, 0.1, 0.1),
     }
     write_runs(tmp_path, "locks", scores)
+    write_runs(tmp_path, "locks", {("recurrent", "finer"): (0.99, 0.99)})  # a seed is missing
     figures, (row,) = foreign.report(tmp_path)
     assert row[0] == "locks"
     assert "recurrent as-esper" in row[3]
