@@ -51,7 +51,8 @@ class GardenHouse:
 
     def plot(self, number: int, contexts: int) -> GardenPlot:
         known = open_contexts()
-        assert contexts <= len(known), "each at most once in a plot"
+        if contexts > len(known):
+            raise SystemExit(f"A plot of the garden has at most {len(known)} cases, not {contexts}")
         dealt = range(number * contexts, (number + 1) * contexts)
         seeds = tuple(each // len(known) for each in dealt)
         assert max(seeds, default=0) < SELECTION_SEED, "no case is both trained and evaluated on"

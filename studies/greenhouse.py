@@ -52,8 +52,8 @@ from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack, pl
 from studies.judging import JUDGED, judge
 
 REMEMBERED = 0.99  # of the mean of weights, with every step
-CLEAR = 0.05  # difference of two gains, in units of their scale, that is no noise
-KIND, VERSION = "fit of gains", 1
+CLEAR = 0.05  # difference of what two seeds are worth that is no noise
+KIND, VERSION = "fit of gains", 2
 DONE = "done.json"  # figures of a fit's epochs
 
 
@@ -139,7 +139,7 @@ class Preferences(NamedTuple):
 
     op: Tensor  # [D] how much rather it plants than waits
     scores: Tensor  # [D, K - 1] log-probs of each seed if it plants
-    near: Tensor  # [D, K - 1] how likely its place is beside the likeliest of all, 1 if it is that
+    near: Tensor  # [D, K - 1] how likely each is beside the likeliest of all, 1 if it is that
 
     @classmethod
     def of(cls, logits: Sequence[Tensor], data: Gains) -> "Preferences":
@@ -148,10 +148,12 @@ class Preferences(NamedTuple):
         rows = torch.arange(len(actions), device=actions.device) // seeds
         masks = Legality(LAYOUT.space, len(data.gains), data.masks).rows(rows).resolved(actions)
         given = logits_given(tuple(each[rows] for each in logits), LAYOUT.space, actions)
-        found = MaskedCategorical(given, masks, False).log_prob(actions)[:, 1:]
+        chances = MaskedCategorical(given, masks, False)
+        found = chances.log_prob(actions)[:, 1:]
         with torch.no_grad():
             best = places_liked(logits, data.masks).flatten(1).amax(1, keepdim=True)
-            near = (found[:, :2].sum(-1).view(-1, seeds) - best).exp()
+            blend = chances.probs[:, -1].amax(-1).log()  # the likeliest one's, of its place
+            near = (found.sum(-1) - blend).view(-1, seeds).sub(best).exp()
         op = logits[0][:, LifecycleOp.GERMINATE] - logits[0][:, LifecycleOp.WAIT]
         return cls(op, found.sum(-1).view(-1, seeds), near)
 
@@ -212,7 +214,7 @@ def figures_of(fitting: Fitting, data: Gains, anchors: Anchors) -> dict[str, flo
 
 
 def _lost(figures: Mapping[str, float]) -> float:
-    return figures["rank"] + figures["plant"]
+    return figures["rank"] + figures["plant"] + figures["leave"]
 
 
 def _apart(plot: Tensor) -> tuple[Tensor, Tensor]:

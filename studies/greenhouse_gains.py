@@ -18,6 +18,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +34,9 @@ from esper.garden.rewards import RewardState
 from esper.leyline import Actions, Blend, LifecycleOp
 from esper.leyline.streams import derive_seed
 from esper.tamiyo import TokenActorCritic
-from esper.tamiyo.controllers import RowSchedule
 from esper.tamiyo.controllers.learned import read_kept
 from esper.tamiyo.controllers.specs import Arm
+from esper.tamiyo.token_layout import WHOLE_TOKEN
 from studies.garden_plots import house_of
 
 FIRST, LATER = 4, 3  # seeds that are tried at a case's first decision, and at its second
@@ -44,6 +45,7 @@ PLOTS_OF_PART = 4
 EARLIEST, LATEST = 6, 10  # epochs before the first seed; shadows are heard meanwhile
 LEAST_LEFT = 7  # epochs after one
 ANCHORS = 4  # looks at a case's rows, of which those are kept that say something
+VERSION = 2  # of how it is played
 Place = tuple[str, str]  # a slot and a blueprint
 HEADS = ("op", "slot", "blueprint", "blend")  # whose masks are kept
 
@@ -68,8 +70,11 @@ class Gains(NamedTuple):
         chosen = Actions(LAYOUT.space, whole["actions"].flatten(0, 1)).canonical().values
         whole["actions"] = chosen.view_as(whole["actions"])
         found = cls(masks={head: _joined(parts, f"mask_{head}") for head in HEADS}, **whole)
-        # Of some early parts a row had failed in training when another of its case decided.
-        return found.rows(found.masks["op"][:, LifecycleOp.GERMINATE].nonzero()[:, 0])
+        # In early parts a row may have failed in training when another of its case decided, and
+        # what had been pruned was planted again, which was then taken for a later decision.
+        bare = LAYOUT.split(found.observations)[0][:, WHOLE_TOKEN.names.index("added_params")] == 0
+        fine = found.masks["op"][:, LifecycleOp.GERMINATE] & ~(found.rule.isnan() & bare)
+        return found.rows(fine.nonzero()[:, 0])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Gains":
         named = {name: change(each) for name, each in self._asdict().items() if name != "masks"}
@@ -146,6 +151,14 @@ def places_liked(logits: Sequence[Tensor], masks: Mapping[str, Tensor]) -> Tenso
     return where.log_softmax(1)[..., None] + what.masked_fill(~legal, -torch.inf)
 
 
+class Asked(NamedTuple):
+    """What a network would do in a row; nothing in particular if there is none."""
+
+    wants: bool  # to plant now
+    scores: Tensor | None  # [S, P] of each seed, if it does
+    blends: Tensor  # [S, P] by which it would
+
+
 class Measurement:
     """A plot is played, and what is seen when seeds are planted is kept.
 
@@ -187,24 +200,28 @@ class Measurement:
         """Cases whose first or later decision is now get their plans for it."""
         for made, row in enumerate((0, FIRST)):
             moments = (self.first, self.later)[made]
-            open_ = [case for case, done in enumerate(self.made) if done == made
+            open_ = [case for case in self._quiet(row) if self.made[case] == made
                      and (made == 0 or epoch >= self.first[case] + 2)]  # fmt: skip
             if not open_ or epoch < self.earliest:
                 continue
-            rows = self.rows[open_, row]
-            wants, scores = self._asked(rows)
-            for case, wanted, liked in zip(open_, wants, scores, strict=True):
-                if (wanted and epoch <= self.latest) or epoch == moments[case]:
+            for case, asked in zip(open_, self._asked(self.rows[open_, row]), strict=True):
+                if (asked.wants and epoch <= self.latest) or epoch >= moments[case]:
                     moments[case], self.made[case] = epoch, made + 1
-                    (self._plan_first, self._plan_later)[made](case, epoch, liked)
+                    (self._plan_first, self._plan_later)[made](case, epoch, asked)
 
-    def _plan_first(self, case: int, epoch: int, liked: Tensor | None) -> None:
+    def _quiet(self, row: int) -> list[int]:
+        """Cases in which the rule has nothing to tend now in this one of their rows."""
+        op = self.bed.advice["op"][self.rows[:, row]]
+        plain = (op == LifecycleOp.WAIT) | (op == LifecycleOp.GERMINATE)
+        return [int(case) for case in plain.nonzero()[:, 0]]
+
+    def _plan_first(self, case: int, epoch: int, asked: Asked) -> None:
         self.later[case] = int(self.chance.integers(epoch + 2, max(epoch + 3, self.latest + 1)))
         if fits := self._fitting(0):
-            firsts = self._arms(fits, epoch, FIRST, liked, 2)
+            firsts = self._arms(fits, epoch, FIRST, asked, 2)
             self.plans[case][:-1] = [(arm,) for arm in [*firsts, *firsts[:1] * LATER]]
 
-    def _plan_later(self, case: int, epoch: int, liked: Tensor | None) -> None:
+    def _plan_later(self, case: int, epoch: int, asked: Asked) -> None:
         """Seeds in other slots than the first, if there is room for one."""
         plans = self.plans[case]
         if not plans[0]:
@@ -212,31 +229,34 @@ class Measurement:
         first = plans[0][0]
         fits = [place for place in self._fitting(self._cost(first)) if place[0] != first.slot]
         if fits:
-            seeds = self._arms(fits, epoch, LATER, liked, 1)
+            seeds = self._arms(fits, epoch, LATER, asked, 1)
             plans[FIRST:-1] = [(first, seed) for seed in seeds]
 
     def _arms(
-        self, places: list[Place], epoch: int, count: int, liked: Tensor | None, best: int
+        self, places: list[Place], epoch: int, count: int, asked: Asked, best: int
     ) -> list[Arm]:
-        """So many seeds, drawn; the first of them are the `best` liked ones, if any are."""
+        """So many seeds, drawn; if somebody was asked, the `best` liked ones come first."""
         arms = [self._arm(places, epoch) for _ in range(count)]
-        if liked is not None:
-            order = sorted(places, key=lambda place: -float(liked[self._index(place)]))
-            arms[:best] = [self._arm([place], epoch) for place in order[:best]]
+        if asked.scores is not None:
+            scores, blends = asked.scores, asked.blends
+            order = sorted(places, key=lambda place: -float(scores[self._index(place)]))[:best]
+            liked = [self._arm([place], epoch) for place in order]
+            named = [Blend(int(blends[self._index(place)])).name.lower() for place in order]
+            arms[:best] = [replace(a, blend=name) for a, name in zip(liked, named, strict=True)]
         return arms
 
     @torch.no_grad()
-    def _asked(self, rows: Tensor) -> tuple[list[bool], list[Tensor | None]]:
-        """Of each of these rows: would the network plant now, and how likely is each seed [S, P]
-        if it does, as a logarithm? Nobody wants anything if there is none."""
+    def _asked(self, rows: Tensor) -> list[Asked]:
+        """What the network would do in each of these rows."""
         if self.network is None:
-            return [False] * len(rows), [None] * len(rows)
+            return [Asked(False, None, rows)] * len(rows)
         seen = self.bed.observations[rows].to(self.network.return_scale.device)
         logits = [each.cpu() for each in self.network(seen, None).logits]
         masks = {head: mask[rows] for head, mask in self.bed.legal.masks.items()}
-        wants = logits[0][:, LifecycleOp.GERMINATE] > logits[0][:, LifecycleOp.WAIT]
-        wants &= masks["op"][:, LifecycleOp.GERMINATE]
-        return wants.tolist(), list(places_liked(logits, masks))
+        op = logits[0].masked_fill(~masks["op"], -torch.inf).argmax(1)
+        blends = logits[3].masked_fill(~masks["blend"], -torch.inf).argmax(-1)
+        told = ((op == LifecycleOp.GERMINATE).tolist(), places_liked(logits, masks), blends)
+        return [Asked(*each) for each in zip(*told, strict=True)]
 
     def _index(self, place: Place) -> tuple[int, int]:
         catalogue = self.bed.episodes.population.catalogue
@@ -261,14 +281,11 @@ class Measurement:
 
     def run(self) -> dict[str, Any]:
         bed, rows = self.bed, self.rows
-        starts = torch.ones(len(bed.players), dtype=torch.bool)
         for epoch in range(self.plot.horizon):
             before = torch.tensor(self.made)
             self._ask(epoch)
-            planned = [plan for plans in self.plans for plan in plans]
-            values = RowSchedule(planned).act(*bed.seen, starts).values
+            values = self._planted(epoch)
             plants = values[:, 0] == LifecycleOp.GERMINATE
-            values[~plants] = 0  # it waits
             tends = (bed.advice["op"] != LifecycleOp.GERMINATE) & ~plants
             tends[rows[:, -1]] = True
             values[tends] = bed.advice.values[tends]
@@ -279,8 +296,22 @@ class Measurement:
             self._decide(later, rows[:, FIRST:-1], values, since=rows[:, 0])
             self._look(epoch)
             bed.step(values)
-            starts = torch.zeros_like(starts)
         return self._found()
+
+    def _planted(self, epoch: int) -> Tensor:
+        """[players, H]: what plans say for this epoch, once, and waiting."""
+        catalogue, legal = self.bed.episodes.population.catalogue, self.bed.legal.masks
+        values = torch.zeros_like(self.bed.advice.values)
+        op = int(LifecycleOp.GERMINATE)
+        for row, plan in enumerate(plan for plans in self.plans for plan in plans):
+            for arm in plan:
+                slot, kind = arm.place(catalogue)
+                blend = int(Blend.named(arm.blend))
+                fits = legal["slot"][row, op, slot] & legal["blueprint"][row, slot, kind]
+                fits = fits & legal["op"][row, op] & legal["blend"][row, slot, kind, blend]
+                if arm.epoch == epoch and bool(fits):
+                    values[row] = torch.tensor([op, slot, kind, blend])
+        return values
 
     def _decide(
         self, cases: Tensor, tried: Tensor, values: Tensor, since: Tensor | None = None
@@ -348,6 +379,7 @@ def collect(options: argparse.Namespace) -> None:
     """Parts that are missing, one after the other."""
     options.out.mkdir(parents=True, exist_ok=True)
     made = {name: getattr(options, name) for name in ("seed", "cases", "longest")}
+    made["version"] = VERSION
     network: TokenActorCritic | None = None
     if options.fitted is not None:
         kept = read_kept(options.fitted)

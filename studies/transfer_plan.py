@@ -67,7 +67,7 @@ class Size:
 
 SIZES = {
     "gpu": Size(
-        fewer={24: 400, 100: 200, 1000: 60},
+        fewer={24: 400, 100: 200, 1000: 60, 3492: 30},
         heats=Heats(worlds=(32, 96), cases=4, finalists=8),
     ),
     "tiny": Size(
@@ -132,10 +132,9 @@ class Study:
         for name, tenths in product(self.main, RESERVES):
             kind, _, seed = name.rpartition("-")
             found.append(f"{kind}_r{tenths}-{seed}")
-            if not self.folder(found[-1]).exists():
-                kept = read_kept(self.folder(name))
-                kept.network.prefer("op", LifecycleOp.GERMINATE, -tenths / 10)
-                keep_controller(kept.network, self.folder(found[-1]), None, kept.card)
+            kept = read_kept(self.folder(name))
+            kept.network.prefer("op", LifecycleOp.GERMINATE, -tenths / 10)
+            keep_controller(kept.network, self.folder(found[-1]), None, kept.card, rule=kept.rule)
         return found
 
     @property
@@ -245,10 +244,10 @@ class Study:
 
     def _gains(self, one_collection: bool) -> list[Path]:
         """All that is kept; plots are numbered anew in every collection, so those that are counted
-        are of one, the first around a fit."""
+        are of one, of drawn seeds: others were chosen by a fit to more plots."""
         if self.size.collected:
             return [self.out / "gains"]
-        return sorted(KEPT.glob("gains-seed3-*.xz" if one_collection else "gains-*.xz"))
+        return sorted(KEPT.glob("gains-seed2-*.xz" if one_collection else "gains-*.xz"))
 
     def _train(self, name: str, seed: int, fitted: str | None = None) -> Task:
         state, rounds = self.out / name / "state.json", self.size.rounds
@@ -315,8 +314,12 @@ class Study:
         """Of a training's candidates, on validation worlds: of those that do little enough harm the
         one that gains most; the least harmful one if all do more."""
         points: dict[str, list[float]] = {}
+        names = [*self.main, *self.reserved()]
+        made = {name: fingerprint_of(controller_of(word))
+                for name, word in zip(names, self.named(names), strict=True)}  # fmt: skip
         for net in read_judged(self.out / "validated", VALIDATION):
-            points.setdefault(net.controller, []).append(net.points)
+            if made.get(net.controller) == net.made and net.world < self.size.validation:
+                points.setdefault(net.controller, []).append(net.points)
         means = {name: fmean(own) for name, own in points.items()}
         harms = {name: fmean(each < -HARM for each in own) for name, own in points.items()}
         found = {}

@@ -169,7 +169,7 @@ class Results:
         names = {name for table in self.tables.values() for name in table}
         found = (re.fullmatch(r"plots_(\d+)-\d+", name) for name in names)
         plots = sorted({int(each[1]) for each in found if each}, reverse=True)
-        words = "a fit to {:,} plots, against all"
+        words = "a fit to {:,} plots of drawn seeds, against all gains"
         fewer = {f"plots_{n}": Ablation(words.format(n), f"plots_{n}", "fit") for n in plots}
         return ABLATIONS | fewer
 

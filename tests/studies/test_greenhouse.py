@@ -9,9 +9,11 @@ import torch
 
 from esper.garden import LAYOUT, Bed, Greenhouse
 from esper.garden.greenhouse import GROUPS
-from esper.leyline import LifecycleOp
+from esper.leyline import Actions, Legality, LifecycleOp
+from esper.leyline.signals import Signals
 from esper.simic.agent.ppo import PPOAgent
 from esper.tamiyo import TokenActorCritic
+from esper.tamiyo.controllers.auditioning import Audition
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains, judging
 from studies.garden_plots import GardenHouse, open_contexts
@@ -80,7 +82,7 @@ def test_where_a_fit_is_given_it_chooses_the_first_two_seeds_and_a_later_one(
     data = Gains.load([tmp_path / "gains"])
     masks = data.masks
     for place in range(len(data.gains)):
-        _, slots, kinds, _ = (
+        _, slots, kinds, blends = (
             each[0] for each in network(data.observations[place : place + 1], None).logits
         )
         legal = masks["blueprint"][place] & masks["slot"][place][LifecycleOp.GERMINATE][:, None]
@@ -91,8 +93,14 @@ def test_where_a_fit_is_given_it_chooses_the_first_two_seeds_and_a_later_one(
         found = liked.flatten().topk(2).indices
         best = [(int(each) // LAYOUT.blueprints, int(each) % LAYOUT.blueprints) for each in found]
         first = not bool(data.rule[place].isnan())
-        tried = [tuple(each) for each in data.actions[place, 1 : 3 if first else 2, 1:3].tolist()]
+        chosen = data.actions[place, 1 : 3 if first else 2]
+        tried = [tuple(each) for each in chosen[:, 1:3].tolist()]
         assert tried == best[: len(tried)]
+        for slot, kind, blend in chosen[
+            :, 1:
+        ].tolist():  # and by the blend that it likes best there
+            legal_blends = masks["blend"][place][slot, kind]
+            assert blend == int(blends[slot, kind].masked_fill(~legal_blends, -torch.inf).argmax())
 
 
 def test_a_rollback_forfeits_what_was_gained_and_more() -> None:
@@ -209,9 +217,10 @@ def test_how_near_a_seed_is_to_the_likeliest_follows_from_all_that_may_be_plante
             for kind in kinds.nonzero()[:, 0].tolist():
                 chances[slot, kind] = float(where[slot].exp() * own[kind])
         place = tuple(data.actions[row, 1 + seed, 1:3].tolist())
-        assert float(near[row, seed]) == pytest.approx(
-            chances[place] / max(chances.values()), rel=1e-4
-        )
+        blend = int(data.actions[row, 1 + seed, 3])
+        own = logits[3][row][place].masked_fill(~data.masks["blend"][row][place], -torch.inf)
+        expected = chances[place] / max(chances.values()) * float((own[blend] - own.max()).exp())
+        assert float(near[row, seed]) == pytest.approx(expected, rel=1e-4)
 
 
 def test_where_a_fit_is_given_it_decides_when_it_would_plant() -> None:
@@ -225,6 +234,41 @@ def test_where_a_fit_is_given_it_decides_when_it_would_plant() -> None:
         eager = [measured.earliest] * 3
         assert measured.first == (eager if name == "eager" else drawn)
         assert name == "idle" or measured.later[0] == measured.first[0] + 2
+
+
+def test_what_was_pruned_is_not_planted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.garden.episodes.GARDEN_BATCHES", 1)
+    advise = Audition.act
+
+    def prune(
+        self: Audition, signals: Signals, legality: Legality, starts: torch.Tensor
+    ) -> Actions:
+        """Whatever may be pruned is."""
+        values = advise(self, signals, legality, starts).values.clone()
+        rows = legality.masks["op"][:, LifecycleOp.PRUNE].nonzero()[:, 0]
+        where = legality.masks["slot"][rows, LifecycleOp.PRUNE].int().argmax(1)
+        values[rows] = 0
+        values[rows, 0], values[rows, 1] = int(LifecycleOp.PRUNE), where
+        return Actions(legality.space, values)
+
+    monkeypatch.setattr(Audition, "act", prune)
+    measured = Measurement(Greenhouse(8, longest=30).plot(7, 2), 7, "cpu")
+    done = list[torch.Tensor]()
+    step = measured.bed.step
+
+    def note(values: torch.Tensor) -> object:
+        done.append(values[:, 0].clone())
+        return step(values)
+
+    monkeypatch.setattr(measured.bed, "step", note)
+    measured.run()
+    ops = torch.stack(done)[:, measured.rows]  # [epochs, C, players]
+    planted = (ops == LifecycleOp.GERMINATE).sum(0)
+    assert int((ops == LifecycleOp.PRUNE).sum()) > 0
+    assert planted[:, :4].tolist() == [[1] * 4] * 2
+    assert int(planted[:, 4:-1].max()) <= 2
+    for case, row in ((case, row) for case in range(2) for row in range(7)):
+        assert int(planted[case, row]) <= len(measured.plans[case][row])
 
 
 def test_gains_of_the_garden_are_of_its_open_contexts_and_of_no_case_that_is_judged(
@@ -249,7 +293,7 @@ def test_a_fit_goes_on_to_the_bit_and_its_memory_is_silent(folder: Path, tmp_pat
         for epochs in stops:
             run("fit", "--gains", folder, "--out", tmp_path / name, "--epochs", epochs)
     one, other = (
-        greenhouse.read_archive(tmp_path / name / "state", kind="fit of gains", version=1).tensors
+        greenhouse.read_archive(tmp_path / name / "state", kind="fit of gains", version=2).tensors
         for name in ("parts", "whole")
     )
     assert one.keys() == other.keys()

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -40,13 +40,17 @@ def run(*words: object) -> None:
 # --- made-up results ----------------------------------------------------------------------------
 
 
-def played(file: Path, points: dict[str, Sequence[float]]) -> None:
-    """A world's file with these net points at its rent, of which some is exposure."""
+def played(
+    file: Path, points: dict[str, Sequence[float]], made: Mapping[str, str] | None = None
+) -> None:
+    """A world's file with these net points at its rent, of which some is exposure; `made` are the
+    controllers' fingerprints."""
     lines = [json.dumps({"format": FORMAT, "rent": RENT})]
     for name, own in points.items():
         for case, net in enumerate(own):
             found = result(name, file.stem, case, net + 0.5 * RENT, exposure=0.5)
-            lines.append(json.dumps(asdict(found)))
+            known = found if made is None else replace(found, made=made[name])
+            lines.append(json.dumps(asdict(known)))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(lines) + "\n")
 
@@ -278,11 +282,19 @@ def test_a_training_is_reported_with_the_candidate_that_gains_most_without_much_
     tmp_path: Path,
 ) -> None:
     gains = {"fit-0": 4.0, "fit_r7-0": 3.0, "fit_r14-0": 2.0, "fit-1": 4.0, "fit_r7-1": 3.0}
-    harmed = {"fit-0": 3, "fit_r7-0": 1, "fit_r14-0": 0, "fit-1": 8, "fit_r7-1": 4}  # of 20
+    gains["fit_r14-1"] = 1.0
+    harmed = dict(zip(gains, (3, 1, 0, 8, 4, 5), strict=True))  # of 20
     ours = {name: [gain] * (20 - harmed[name]) + [-1.0] * harmed[name]
             for name, gain in gains.items()}  # fmt: skip
-    played(tmp_path / "validated" / "validation-000.jsonl", ours)
-    study = Study(tmp_path, replace(SIZES["tiny"], trainings=2))
+    study = Study(tmp_path, replace(SIZES["tiny"], trainings=2, rounds=0))
+    for seed in range(2):
+        torch.manual_seed(seed)
+        keep_controller(TokenActorCritic(), study.folder(f"fit-{seed}"), None, {})
+    names = [*study.main, *study.reserved()]
+    made = {name: read_kept(study.folder(name)).controller(name).fingerprint for name in names}
+    played(tmp_path / "validated" / "validation-000.jsonl", ours, made)
+    of_before = {name: [99.0] * 20 for name in gains}  # by controllers that are not there any more
+    played(tmp_path / "validated" / "validation-001.jsonl", of_before)
     study._choose()
     assert study.learners == ["fit_r7-0", "fit_r7-1"]
 
