@@ -58,7 +58,6 @@ class Gains(NamedTuple):
     actions: Tensor  # [D, K, H]: waiting, then one seed or another; canonical
     gains: Tensor  # [D, K] net points over waiting; NaN: none was planted
     rule: Tensor  # [D] net points of the rule over the control; NaN: a later decision
-    scale: Tensor  # [D]
     plot: Tensor  # [D] its number
     seed: Tensor  # [D] of the greenhouse; -1: nobody knows
 
@@ -154,9 +153,8 @@ def places_liked(logits: Sequence[Tensor], masks: Mapping[str, Tensor]) -> Tenso
 class Asked(NamedTuple):
     """What a network would do in a row; nothing in particular if there is none."""
 
-    wants: bool  # to plant now
-    scores: Tensor | None  # [S, P] of each seed, if it does
-    blends: Tensor  # [S, P] by which it would
+    wants: bool = False  # to plant now
+    liked: tuple[Tensor, Tensor] | None = None  # [S, P] each: scores of seeds, and by which blend
 
 
 class Measurement:
@@ -237,8 +235,8 @@ class Measurement:
     ) -> list[Arm]:
         """So many seeds, drawn; if somebody was asked, the `best` liked ones come first."""
         arms = [self._arm(places, epoch) for _ in range(count)]
-        if asked.scores is not None:
-            scores, blends = asked.scores, asked.blends
+        if asked.liked is not None:
+            scores, blends = asked.liked
             order = sorted(places, key=lambda place: -float(scores[self._index(place)]))[:best]
             liked = [self._arm([place], epoch) for place in order]
             named = [Blend(int(blends[self._index(place)])).name.lower() for place in order]
@@ -249,14 +247,14 @@ class Measurement:
     def _asked(self, rows: Tensor) -> list[Asked]:
         """What the network would do in each of these rows."""
         if self.network is None:
-            return [Asked(False, None, rows)] * len(rows)
+            return [Asked()] * len(rows)
         seen = self.bed.observations[rows].to(self.network.return_scale.device)
         logits = [each.cpu() for each in self.network(seen, None).logits]
         masks = {head: mask[rows] for head, mask in self.bed.legal.masks.items()}
         op = logits[0].masked_fill(~masks["op"], -torch.inf).argmax(1)
         blends = logits[3].masked_fill(~masks["blend"], -torch.inf).argmax(-1)
-        told = ((op == LifecycleOp.GERMINATE).tolist(), places_liked(logits, masks), blends)
-        return [Asked(*each) for each in zip(*told, strict=True)]
+        wants, liked = (op == LifecycleOp.GERMINATE).tolist(), places_liked(logits, masks)
+        return [Asked(*each) for each in zip(wants, zip(liked, blends, strict=True), strict=True)]
 
     def _index(self, place: Place) -> tuple[int, int]:
         catalogue = self.bed.episodes.population.catalogue
@@ -303,13 +301,13 @@ class Measurement:
         catalogue, legal = self.bed.episodes.population.catalogue, self.bed.legal.masks
         values = torch.zeros_like(self.bed.advice.values)
         op = int(LifecycleOp.GERMINATE)
-        for row, plan in enumerate(plan for plans in self.plans for plan in plans):
-            for arm in plan:
+        plans = [plan for plans in self.plans for plan in plans]
+        for row, arm in ((row, arm) for row, plan in enumerate(plans) for arm in plan):
+            if arm.epoch == epoch:
                 slot, kind = arm.place(catalogue)
                 blend = int(Blend.named(arm.blend))
                 fits = legal["slot"][row, op, slot] & legal["blueprint"][row, slot, kind]
-                fits = fits & legal["op"][row, op] & legal["blend"][row, slot, kind, blend]
-                if arm.epoch == epoch and bool(fits):
+                if fits & legal["op"][row, op] & legal["blend"][row, slot, kind, blend]:
                     values[row] = torch.tensor([op, slot, kind, blend])
         return values
 
@@ -361,9 +359,8 @@ class Measurement:
         gains[:, 1:] = gains[:, 1:].masked_fill(~planted, torch.nan)
         rule = net[self.rows[cases, -1]] - net[players + cases]
         rule = rule.masked_fill(rows[:, 0] < players, torch.nan)
-        scale = torch.tensor([context.scale for context in plot.contexts])[cases]
         whole = {name: torch.cat(each) for name, each in self.kept.items()}
-        whole |= {"gains": gains.float(), "rule": rule.float(), "scale": scale}
+        whole |= {"gains": gains.float(), "rule": rule.float()}
         whole["plot"] = torch.full((len(cases),), self.number).short()
         return {name: each.cpu().numpy() for name, each in whole.items()}
 
