@@ -131,7 +131,8 @@ def _codes_by_plot(seed: Tensor, plot: Tensor) -> Tensor:
         codes_of(house_of(one, LONGEST).plot(number, contexts=0).blueprints, LAYOUT.blueprints)
         for one, number in pairs.tolist()
     ]
-    return torch.stack(codes)[which]
+    nobody = codes_of((), LAYOUT.blueprints)  # very little may have no anchors
+    return torch.stack([*codes, nobody])[which]
 
 
 class AblatedController(TokenController):

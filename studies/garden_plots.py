@@ -17,7 +17,8 @@ from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, DEFAULT_RENT
 from esper.tolaria.population_config import PopulationConfig
 
 GARDEN = "garden"
-GARDEN_SEED = 1_000  # in place of a greenhouse's, by which gains are told apart
+GARDEN_SEED = 1_000  # and following ones, in place of a greenhouse's: by these gains are told apart
+ROOM = 10_000  # cases of every context for each of these
 
 
 @lru_cache
@@ -47,15 +48,19 @@ class GardenPlot(Plot):
 
 
 class GardenHouse:
-    """Deals the contexts to plots, in turn; no case comes twice."""
+    """Deals the contexts to plots, in turn; no case comes twice, nor with another seed."""
+
+    def __init__(self, seed: int = GARDEN_SEED) -> None:
+        self.first = (seed - GARDEN_SEED) * ROOM
 
     def plot(self, number: int, contexts: int) -> GardenPlot:
         known = open_contexts()
         if contexts > len(known):
             raise SystemExit(f"A plot of the garden has at most {len(known)} cases, not {contexts}")
         dealt = range(number * contexts, (number + 1) * contexts)
-        seeds = tuple(each // len(known) for each in dealt)
-        assert max(seeds, default=0) < SELECTION_SEED, "no case is both trained and evaluated on"
+        seeds = tuple(self.first + each // len(known) for each in dealt)
+        most = min(self.first + ROOM, SELECTION_SEED)
+        assert max(seeds, default=0) < most, "no case is both trained and evaluated on"
         return GardenPlot(
             name=f"{GARDEN}-{number}",
             contexts=tuple(known[each % len(known)] for each in dealt),
@@ -70,4 +75,4 @@ class GardenHouse:
 
 def house_of(seed: int, longest: int) -> Greenhouse | GardenHouse:
     """Whose plots gains with this seed are of."""
-    return GardenHouse() if seed == GARDEN_SEED else Greenhouse(seed, longest=longest)
+    return GardenHouse(seed) if seed >= GARDEN_SEED else Greenhouse(seed, longest=longest)

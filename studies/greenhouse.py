@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, logsigmoid
+from torch.nn import LayerNorm
+from torch.nn.functional import cross_entropy, dropout, logsigmoid
 from torch.utils.hooks import RemovableHandle
 
 from esper.archive import Archive, read_archive, write_archive, write_whole
@@ -51,7 +52,6 @@ from studies.garden_plots import GARDEN_SEED
 from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack, places_liked
 from studies.judging import JUDGED, judge
 
-REMEMBERED = 0.99  # of the mean of weights, with every step
 CLEAR = 0.05  # difference of what two seeds are worth that is no noise
 KIND, VERSION = "fit of gains", 2
 DONE = "done.json"  # figures of a fit's epochs
@@ -69,7 +69,8 @@ class Fitting:
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(derive_seed(options.seed, "fit"))
-        self.caution, self.unit = options.caution, options.unit
+        self.harm, self.unit = options.harm, options.unit
+        self.remembered, self.steps = options.remembered, 0
         self.network = TokenActorCritic(LAYOUT).to(options.device)
         with torch.no_grad():
             for silent in self.network.recalled.parameters():
@@ -78,7 +79,10 @@ class Fitting:
             trust["op"][[LifecycleOp.WAIT, LifecycleOp.GERMINATE]] = 0.0
             trust["slot"][LifecycleOp.GERMINATE] = 0.0
             trust["seed"].zero_()
-        self.mean = copy.deepcopy(self.network)
+        self.mean = copy.deepcopy(self.network).eval()
+        for part in self.network.modules():
+            if isinstance(part, LayerNorm):
+                part.register_forward_hook(lambda _, __, out: dropout(out, options.dropout))
         deaf = {id(each) for part in (self.network.recalled, self.network.lstm)
                 for each in part.parameters()}  # fmt: skip
         self.learning = [each for each in self.network.parameters() if id(each) not in deaf]
@@ -87,11 +91,12 @@ class Fitting:
         )
 
     def losses(self, network: TokenActorCritic, data: Gains, anchors: Anchors) -> dict[str, Tensor]:
-        count, worth = len(data.gains), data.worth(self.caution, self.unit)
+        count, worth = len(data.gains), data.worth(self.harm, self.unit)
         logits = at_once(network, torch.cat((data.observations, anchors.observations)))
         preferred = Preferences.of([each[:count] for each in logits], data)
-        tended = cross_entropy(logits[0][count:].masked_fill(~anchors.mask, -1e9), anchors.op)
-        return {"rank": ranking_loss(preferred.scores, worth),
+        legal = logits[0][count:].masked_fill(~anchors.mask, -1e9)
+        tended = cross_entropy(legal, anchors.op, reduction="sum") / max(1, len(legal))
+        return {"rank": ranking_loss(preferred.scores, data.worth(0.0, self.unit)[:, 1:]),
                 "plant": planting_loss(preferred, worth), "tend": tended,
                 "leave": leaving_loss(logits[0][:count], data)}  # fmt: skip
 
@@ -100,9 +105,11 @@ class Fitting:
         torch.stack(list(self.losses(self.network, data, anchors).values())).sum().backward()
         torch.nn.utils.clip_grad_norm_(self.learning, 1.0)
         self.optimiser.step()
+        self.steps += 1
+        fresh = max(1.0 - self.remembered, 10.0 / (10.0 + self.steps))  # of what it is now
         with torch.no_grad():
             now = list[Tensor](self.network.parameters())
-            torch._foreach_lerp_(list(self.mean.parameters()), now, 1.0 - REMEMBERED)
+            torch._foreach_lerp_(list(self.mean.parameters()), now, fresh)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is needed to go on."""
@@ -126,6 +133,7 @@ class Fitting:
             number, _, field = name.partition(".")
             moments.setdefault(int(number), {})[field] = each
         self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": moments})
+        self.steps = int(moments[0]["step"])
 
 
 def at_once(network: TokenActorCritic, observations: Tensor) -> Sequence[Tensor]:
@@ -171,10 +179,10 @@ def ranking_loss(scores: Tensor, worth: Tensor) -> Tensor:
 
 
 def planting_loss(preferred: Preferences, worth: Tensor) -> Tensor:
-    """Planting should be likelier than waiting where what it prefers is worth it: what was tried
+    """Planting should be likelier than waiting where what it prefers is worth more: what was tried
     tells that as far as it is what would be planted."""
-    liked = preferred.liked(~worth.isnan())
-    value = worth.gather(1, liked)[:, 0].nan_to_num(0.0)  # [D]
+    liked = preferred.liked(~worth[:, 1:].isnan())
+    value = (worth[:, 1:].gather(1, liked) - worth[:, :1])[:, 0].nan_to_num(0.0)  # [D]
     weight = value.abs() * preferred.near.gather(1, liked)[:, 0]
     rather = logsigmoid(preferred.op * value.sign())
     return -(weight * rather).sum() / weight.sum().clamp(min=1e-6)
@@ -193,19 +201,23 @@ def leaving_loss(op: Tensor, data: Gains) -> Tensor:
 
 @torch.no_grad()
 def figures_of(fitting: Fitting, data: Gains, anchors: Anchors) -> dict[str, float]:
-    """Losses, and points by which decisions gain: the network's where it was tried out what it
-    would plant, and others'. Behind `first_` of those that come first in an episode."""
+    """Losses, and points that decisions gain: the network's where it was tried out what it would
+    plant and what waiting brings, and others'. Behind `first_` of those that come first in an
+    episode."""
     losses = fitting.losses(fitting.mean, data, anchors)
     found = {name: float(loss) for name, loss in losses.items()}
     preferred = Preferences.of(at_once(fitting.mean, data.observations), data)
     first = ~data.rule.isnan()
     gains, there = data.gains[:, 1:], ~data.gains[:, 1:].isnan()
     liked = preferred.liked(there)
-    near = preferred.near.gather(1, liked)[:, 0] * there.any(1)
-    planted = gains.gather(1, liked)[:, 0].nan_to_num(0.0)
-    chosen = torch.where(preferred.op > 0, planted, 0.0)
+    waited, planted = data.gains[:, 0], gains.gather(1, liked)[:, 0]
+    known = there.any(1) & ~waited.isnan()
+    near = preferred.near.gather(1, liked)[:, 0] * known
+    waited, planted = waited.nan_to_num(0.0), planted.nan_to_num(0.0)
+    chosen = torch.where(preferred.op > 0, planted, waited)
     for kind, weight in (("first_", near * first), ("later_", near * ~first)):
-        told = {"chosen": chosen, "liked": planted, "planted": (preferred.op > 0).float(),
+        told = {"chosen": chosen, "liked": planted, "waited": waited,
+                "planted": (preferred.op > 0).float(),
                 "harmed": (chosen < -HARM).float()}  # fmt: skip
         for name, each in told.items():
             found[kind + name] = float((weight * each).sum() / weight.sum().clamp(min=1e-6))
@@ -244,9 +256,11 @@ def fit(options: argparse.Namespace) -> None:
         done = list(saved.notes["done"])
     until = deadline(options)
     while len(done) < options.epochs and time.monotonic() < until:
+        torch.manual_seed(derive_seed(options.seed, "dropout", len(done)))
         chance = torch.Generator().manual_seed(derive_seed(options.seed, "order", len(done)))
         for index in torch.randperm(len(train.gains), generator=chance).split(options.batch):
-            few = torch.randint(len(tended.op), (options.batch,), generator=chance)
+            known = len(tended.op)  # there may be none in very little
+            few = torch.randint(max(known, 1), (min(known, 1) * options.batch,), generator=chance)
             fitting.learn(train.rows(index.to(options.device)), tended.rows(few.to(options.device)))
         figures = figures_of(fitting, held, looked)
         done.append(figures)
@@ -346,7 +360,9 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     top = argparse.ArgumentParser(prog="python -m studies.greenhouse")
     parts = top.add_subparsers(required=True)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--seed", type=int, default=0, help=f"{GARDEN_SEED}: gains in the garden")
+    common.add_argument(
+        "--seed", type=int, default=0, help=f"from {GARDEN_SEED} on: gains in the garden"
+    )
     common.add_argument("--device", default="cpu")
     common.add_argument("--out", type=Path, required=True)
     common.add_argument("--longest", type=int, default=60, help="epochs of an episode")
@@ -361,13 +377,16 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     one.add_argument("--fitted", type=Path, help="what `fit` wrote: seeds that it likes are tried")
     two = parts.add_parser("fit", parents=[common])
     two.add_argument("--gains", type=Path, nargs="+", required=True)
-    two.add_argument("--caution", type=float, default=2.0, help="how much more a loss counts")
+    two.add_argument("--harm", type=float, default=8.0, help="points that ending in harm costs")
     two.add_argument("--unit", type=float, default=12.0, help="points that count as 1, 2 at most")
     two.add_argument("--decay", type=float, default=0.1, help="of weights")
+    two.add_argument("--dropout", type=float, default=0.05)
+    two.add_argument("--remembered", type=float, default=0.999,
+                     help="of the mean of weights, with every step")  # fmt: skip
     two.add_argument("--epochs", type=int, default=24)
-    two.add_argument("--batch", type=int, default=512, help="decisions")
+    two.add_argument("--batch", type=int, default=1024, help="decisions")
     two.add_argument("--contexts", type=int, help="learn from the first so many plots only")
-    two.add_argument("--rate", type=float, default=1.4e-3)
+    two.add_argument("--rate", type=float, default=2.5e-3)
     two.add_argument("--ablation", choices=SEEN, help="what it does not see, nor will later")
     three = parts.add_parser("train", parents=[common])
     three.add_argument("--fitted", type=Path, help="what `fit` wrote")

@@ -1,10 +1,12 @@
 """What planting gains, measured: drawn worlds are played, and what came of seeds is kept.
 
-Of every case there are a control, the rule `audition`, four seeds planted at one moment, and three
-seeds planted later beside the first of them. They are drawn; where a fitted controller is given,
-those that it likes best take the place of half of the first ones and of one of the later ones, at
-moments of its choice, so that gains are measured where it has to decide. What they gained is kept
-with what was seen when they were planted, in compressed parts of a few plots each.
+Of every case there are a control, the rule `audition`, four seeds planted at one moment, one that
+waits then, and three seeds planted later beside the first of them. They are drawn; where a fitted
+controller is given, those that it likes best take the place of all but one of the first ones and of
+the later ones, at moments of its choice, and who waits decides some epochs later as it does: so
+gains are measured where it has to decide, against what waiting brings. They are kept, on validation
+and test data together, with what was seen when seeds were planted, in compressed parts of a few
+plots each. These worlds are for nothing else, so all their data may teach.
 
 Shapes: `D` decisions, `K` choices of one, waiting the first of them, `A` anchors, `F` features, `C`
 cases.
@@ -29,9 +31,13 @@ from torch import Tensor
 
 from esper.archive import write_whole
 from esper.garden import LAYOUT, Bed, Plot
+from esper.garden.contexts import TEST_SAMPLES, VALIDATION_SAMPLES
+from esper.garden.episodes import EPOCHS_ALONE
+from esper.garden.evaluation import HARM
 from esper.garden.reward_settings import RewardConfig
 from esper.garden.rewards import RewardState
 from esper.leyline import Actions, Blend, LifecycleOp
+from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.streams import derive_seed
 from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers.learned import read_kept
@@ -40,12 +46,16 @@ from esper.tamiyo.token_layout import WHOLE_TOKEN
 from studies.garden_plots import house_of
 
 FIRST, LATER = 4, 3  # seeds that are tried at a case's first decision, and at its second
-PLAYED = FIRST + LATER + 2  # episodes of a case: the rule and the control play it too
+DRAWN = 1  # of these each, where a controller has likings
+WAITER = FIRST + LATER  # its place among the players of a case; the rule's is the last
+PLAYERS = WAITER + 2
+PLAYED = PLAYERS + 1  # episodes of a case: the control too
+WAITED = 3  # epochs, by who does not plant at the first decision
 PLOTS_OF_PART = 4
-EARLIEST, LATEST = 6, 10  # epochs before the first seed; shadows are heard meanwhile
+HEARD, LATEST = 6, 10  # epochs before the first seed, where shadows are heard before it
 LEAST_LEFT = 7  # epochs after one
-ANCHORS = 4  # looks at a case's rows, of which those are kept that say something
-VERSION = 2  # of how it is played
+ANCHORS = 1  # looks at a case's rows, of which those are kept that say something
+VERSION = 4  # of how it is played
 Place = tuple[str, str]  # a slot and a blueprint
 HEADS = ("op", "slot", "blueprint", "blend")  # whose masks are kept
 
@@ -56,7 +66,9 @@ class Gains(NamedTuple):
     observations: Tensor  # [D, F]
     masks: dict[str, Tensor]  # what was legal, by head
     actions: Tensor  # [D, K, H]: waiting, then one seed or another; canonical
-    gains: Tensor  # [D, K] net points over waiting; NaN: none was planted
+    # [D, K] net points over the control, or of a later decision over the first seed alone; of
+    # waiting too, which may end in planting; NaN: not tried
+    gains: Tensor
     rule: Tensor  # [D] net points of the rule over the control; NaN: a later decision
     plot: Tensor  # [D] its number
     seed: Tensor  # [D] of the greenhouse; -1: nobody knows
@@ -82,15 +94,15 @@ class Gains(NamedTuple):
     def rows(self, index: Tensor) -> "Gains":
         return self.changed(lambda part: part[index])
 
-    def worth(self, caution: float, unit: float) -> Tensor:
-        """[D, K - 1]: of each seed over waiting, in units of so many points, 2 at most; a loss so
-        many times. NaN: it was not planted."""
-        gains = (self.gains[:, 1:] / unit).clamp(-2.0, 2.0)
-        return torch.where(gains < 0.0, caution * gains, gains)
+    def worth(self, harm: float, unit: float) -> Tensor:
+        """[D, K]: of each choice in units of so many points, 2 at most; ending in harm costs so
+        many points more. NaN: it was not tried."""
+        worth = (self.gains / unit).clamp(-2.0, 2.0)
+        return torch.where(self.gains < -HARM, worth - harm / unit, worth)
 
 
 class Anchors(NamedTuple):
-    """Moments in which only the rule knows what to do: it tends what grows, or still listens."""
+    """Moments in which only the rule knows what to do: it tends what grows."""
 
     observations: Tensor  # [A, F]
     mask: Tensor  # [A, ops]
@@ -101,7 +113,9 @@ class Anchors(NamedTuple):
     @classmethod
     def load(cls, folders: Sequence[Path]) -> "Anchors":
         parts = _parts(folders)
-        return cls(*(_joined(parts, f"anchor_{name}") for name in cls._fields))
+        found = cls(*(_joined(parts, f"anchor_{name}") for name in cls._fields))
+        # In early parts it was kept too when the rule listens; whether to plant then was not tried.
+        return found.rows((found.op != LifecycleOp.WAIT).nonzero()[:, 0])
 
     def rows(self, index: Tensor) -> "Anchors":
         return Anchors(*(part[index] for part in self))
@@ -161,23 +175,24 @@ class Measurement:
     """A plot is played, and what is seen when seeds are planted is kept.
 
     Of every case rows 0 to 3 plant a first seed; 4 to 6 plant that of row 0 and later a second one;
-    the last one does what the rule says, and all are tended as it says. Moments and seeds are
-    drawn. If there is a `network`, it decides as soon as it would plant, and at a moment that is
-    drawn if it would not; then rows 0, 1 and 4 plant what it likes best.
+    row 7 waits; the last one does what the rule says, and all are tended as it says. Moments and
+    seeds are drawn. If there is a `network`, it decides as soon as it would plant, and at a moment
+    that is drawn if it would not; then all but rows 3 and 6 plant what it likes best, and row 7
+    some epochs later, if it would plant then.
     """
 
     def __init__(
         self, plot: Plot, number: int, device: str, network: TokenActorCritic | None = None
     ) -> None:
         self.network = network
-        players = FIRST + LATER + 1
-        self.plot, self.number, self.bed = plot, number, Bed(plot, players, device=device)
-        self.rows = self.bed.players.view(-1, players)  # [C, players]
+        self.plot, self.number, self.bed = plot, number, Bed(plot, PLAYERS, device=device)
+        self.bed.episodes.test = True
+        self.rows = self.bed.players.view(-1, PLAYERS)  # [C, players]
         self.chance = default_rng(derive_seed("gains", plot.name))
         self.latest = plot.horizon - LEAST_LEFT
-        self.earliest = min(EARLIEST, self.latest)
+        self.earliest = min(EPOCHS_ALONE, self.latest)
         cases = len(self.rows)
-        self.plans: list[list[tuple[Arm, ...]]] = [[()] * players for _ in range(cases)]
+        self.plans: list[list[tuple[Arm, ...]]] = [[()] * PLAYERS for _ in range(cases)]
         # The epoch of each case's first and later decision: at the latest, until it is made.
         self.first = [self._first() for _ in range(cases)]
         self.later = [plot.horizon] * cases
@@ -185,14 +200,17 @@ class Measurement:
         looked = (cases, ANCHORS)
         self.looks = torch.from_numpy(self.chance.integers(1, plot.horizon, looked))  # epochs
         self.kept: dict[str, list[Tensor]] = {}
-        self.decided: list[tuple[Tensor, Tensor]] = []  # cases and which rows chose, [D], [D, K]
+        # Cases, which rows chose, and those whose points theirs are compared with: [D], [D, K], [D]
+        self.decided: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def _first(self) -> int:
-        """Early, or with a network any time in half of the cases."""
-        last = min(LATEST, self.latest)
-        if self.network is not None and self.chance.random() < 0.5:
-            last = self.latest
-        return int(self.chance.integers(self.earliest, last + 1))
+        """At once, or when shadows were heard; of these with a network any time in half."""
+        first, last, kind = self.earliest, HEARD - 1, self.chance.random()
+        if kind < 0.5:
+            first = HEARD
+            last = LATEST if self.network is None or kind < 0.25 else self.latest
+        first, last = (min(each, self.latest) for each in (first, last))
+        return int(self.chance.integers(first, last + 1))
 
     def _ask(self, epoch: int) -> None:
         """Cases whose first or later decision is now get their plans for it."""
@@ -206,6 +224,21 @@ class Measurement:
                 if (asked.wants and epoch <= self.latest) or epoch >= moments[case]:
                     moments[case], self.made[case] = epoch, made + 1
                     (self._plan_first, self._plan_later)[made](case, epoch, asked)
+        self._ask_waiting(epoch)
+
+    def _ask_waiting(self, epoch: int) -> None:
+        """Those who waited long enough plant what the network likes best, if it would plant."""
+        waiting = [
+            case
+            for case in self._quiet(WAITER)
+            if self.made[case] and not self.plans[case][WAITER]
+            and self.first[case] + WAITED <= epoch <= self.latest
+        ]  # fmt: skip
+        if self.network is None or not waiting:
+            return
+        for case, asked in zip(waiting, self._asked(self.rows[waiting, WAITER]), strict=True):
+            if asked.wants and (fits := self._fitting(0)):
+                self.plans[case][WAITER] = (self._arms(fits, epoch, 1 + DRAWN, asked)[0],)
 
     def _quiet(self, row: int) -> list[int]:
         """Cases in which the rule has nothing to tend now in this one of their rows."""
@@ -216,8 +249,8 @@ class Measurement:
     def _plan_first(self, case: int, epoch: int, asked: Asked) -> None:
         self.later[case] = int(self.chance.integers(epoch + 2, max(epoch + 3, self.latest + 1)))
         if fits := self._fitting(0):
-            firsts = self._arms(fits, epoch, FIRST, asked, 2)
-            self.plans[case][:-1] = [(arm,) for arm in [*firsts, *firsts[:1] * LATER]]
+            firsts = self._arms(fits, epoch, FIRST, asked)
+            self.plans[case][:WAITER] = [(arm,) for arm in [*firsts, *firsts[:1] * LATER]]
 
     def _plan_later(self, case: int, epoch: int, asked: Asked) -> None:
         """Seeds in other slots than the first, if there is room for one."""
@@ -227,20 +260,20 @@ class Measurement:
         first = plans[0][0]
         fits = [place for place in self._fitting(self._cost(first)) if place[0] != first.slot]
         if fits:
-            seeds = self._arms(fits, epoch, LATER, asked, 1)
-            plans[FIRST:-1] = [(first, seed) for seed in seeds]
+            seeds = self._arms(fits, epoch, LATER, asked)
+            plans[FIRST:WAITER] = [(first, seed) for seed in seeds]
 
-    def _arms(
-        self, places: list[Place], epoch: int, count: int, asked: Asked, best: int
-    ) -> list[Arm]:
-        """So many seeds, drawn; if somebody was asked, the `best` liked ones come first."""
+    def _arms(self, places: list[Place], epoch: int, count: int, asked: Asked) -> list[Arm]:
+        """So many seeds, drawn; if somebody was asked, all but the last are the best liked ones."""
         arms = [self._arm(places, epoch) for _ in range(count)]
         if asked.liked is not None:
             scores, blends = asked.liked
-            order = sorted(places, key=lambda place: -float(scores[self._index(place)]))[:best]
+            order = sorted(places, key=lambda place: -float(scores[self._index(place)]))
+            order = order[: count - DRAWN]
             liked = [self._arm([place], epoch) for place in order]
             named = [Blend(int(blends[self._index(place)])).name.lower() for place in order]
-            arms[:best] = [replace(a, blend=name) for a, name in zip(liked, named, strict=True)]
+            chosen = zip(liked, named, strict=True)
+            arms[: len(order)] = [replace(arm, blend=name) for arm, name in chosen]
         return arms
 
     @torch.no_grad()
@@ -289,9 +322,11 @@ class Measurement:
             values[tends] = bed.advice.values[tends]
             now, plants = torch.tensor(self.made) > before, plants[rows]  # [C], [C, players]
             first = now & (before == 0)
-            self._decide(first & plants[:, :FIRST].any(1), rows[:, :FIRST], values)
-            later = now & ~first & plants[:, FIRST:-1].any(1)
-            self._decide(later, rows[:, FIRST:-1], values, since=rows[:, 0])
+            controls = len(bed.players) + torch.arange(len(rows))
+            tried = (rows[:, WAITER], rows[:, :FIRST], controls)
+            self._decide(first & plants[:, :FIRST].any(1), *tried, values)
+            later = now & ~first & plants[:, FIRST:WAITER].any(1)
+            self._decide(later, rows[:, 0], rows[:, FIRST:WAITER], rows[:, 0], values)
             self._look(epoch)
             bed.step(values)
         return self._found()
@@ -312,10 +347,10 @@ class Measurement:
         return values
 
     def _decide(
-        self, cases: Tensor, tried: Tensor, values: Tensor, since: Tensor | None = None
+        self, cases: Tensor, waits: Tensor, tried: Tensor, since: Tensor, values: Tensor
     ) -> None:
-        """Keep what is seen in these cases [C] bool, whose rows `tried` [C, K - 1] plant or not;
-        `since` [C] are those that wait, the controls if None."""
+        """Keep what is seen in these cases [C] bool, whose rows `waits` [C] wait and `tried`
+        [C, K - 1] plant or not, compared with rows `since` [C]."""
         cases = cases & self.bed.legal.masks["op"][tried[:, 0], LifecycleOp.GERMINATE]
         rows = tried[cases]
         seen = {f"mask_{head}": self.bed.legal.masks[head][rows[:, 0]] for head in HEADS}
@@ -326,19 +361,17 @@ class Measurement:
         for name, each in seen.items():
             self.kept.setdefault(name, []).append(each)
         places = cases.nonzero()[:, 0]
-        waiting = len(self.bed.players) + places if since is None else since[cases]
         everyone = torch.full((len(rows), 1 + FIRST), -1)  # nobody
-        everyone[:, 0], everyone[:, 1 : 1 + rows.shape[1]] = waiting, rows
-        self.decided.append((places, everyone))
+        everyone[:, 0], everyone[:, 1 : 1 + rows.shape[1]] = waits[cases], rows
+        self.decided.append((places, everyone, since[cases]))
 
     def _look(self, epoch: int) -> None:
-        """Keep what the rule does where nobody else knows."""
+        """Keep what the rule does where it tends what grows."""
         case, look = (self.looks == epoch).nonzero(as_tuple=True)
         rows = torch.where(look % 2 == 0, self.rows[case, -1], self.rows[case, FIRST + 1])
         op = self.bed.advice["op"][rows]
         plain = (op == LifecycleOp.WAIT) | (op == LifecycleOp.GERMINATE)
-        listens = (op == LifecycleOp.WAIT) & (epoch < self.earliest)
-        rows = rows[(~plain | listens) & self.bed.episodes.running[rows]]
+        rows = rows[~plain & self.bed.episodes.running[rows]]
         found = {
             "anchor_observations": self.bed.observations[rows].half(),
             "anchor_mask": self.bed.legal.masks["op"][rows],
@@ -350,25 +383,33 @@ class Measurement:
 
     def _found(self) -> dict[str, Any]:
         plot, players = self.plot, len(self.bed.players)
-        net = net_points(self.bed.state, plot.rent)
+        net = net_points(self.bed.state, self._tested(), plot.rent)
         net = torch.cat([net, torch.full((1,), torch.nan, dtype=net.dtype)])  # of nobody
         actions = torch.cat(self.kept["actions"])
-        cases, rows = (torch.cat(each) for each in zip(*self.decided, strict=True))
-        gains = net[rows] - net[rows[:, :1]]
+        cases, rows, since = (torch.cat(each) for each in zip(*self.decided, strict=True))
+        gains = net[rows] - net[since[:, None]]
         planted = actions[:, 1:, 0] == LifecycleOp.GERMINATE
         gains[:, 1:] = gains[:, 1:].masked_fill(~planted, torch.nan)
         rule = net[self.rows[cases, -1]] - net[players + cases]
-        rule = rule.masked_fill(rows[:, 0] < players, torch.nan)
+        rule = rule.masked_fill(since < players, torch.nan)
         whole = {name: torch.cat(each) for name, each in self.kept.items()}
         whole |= {"gains": gains.float(), "rule": rule.float()}
         whole["plot"] = torch.full((len(cases),), self.number).short()
         return {name: each.cpu().numpy() for name, each in whole.items()}
 
+    def _tested(self) -> Tensor:
+        """[N]: points over the controls on test data at the end."""
+        scores = self.bed.episodes.ledger.test[:, -SCORED_EPOCHS:].mean(1)
+        grown, control = scores.split([len(self.bed.players), len(self.rows)])
+        return torch.cat((grown - control.repeat_interleave(self.rows.shape[1]), control * 0.0))
 
-def net_points(state: RewardState, rent: float) -> Tensor:
-    """[N]: gains over the controls, less rent and what a rollback forfeits."""
-    forfeit = RewardConfig().rollback_penalty + state.objective.clamp(min=0.0)
-    net = state.objective - rent * state.exposure
+
+def net_points(state: RewardState, tested: Tensor, rent: float) -> Tensor:
+    """[N]: gains over the controls on all data that score, `tested` [N] on test data, less rent and
+    what a rollback forfeits."""
+    gain = torch.lerp(state.objective, tested, TEST_SAMPLES / (VALIDATION_SAMPLES + TEST_SAMPLES))
+    forfeit = RewardConfig().rollback_penalty + gain.clamp(min=0.0)
+    net = gain - rent * state.exposure
     return net - forfeit.masked_fill(~state.rolled_back, 0.0)
 
 

@@ -6,12 +6,12 @@
     python -m studies.transfer pack --runs DIR --out FILE
 
 Five trainings: a fit to the gains that are kept in docs/evidence/greenhouse, then PPO; which of the
-two a training is reported with, and with which reserve against planting, is chosen on validation
-worlds by points among those that do little harm. Rules are tuned on worlds of the
-training stream. All are judged on the groups that docs/greenhouse.md registers, on the garden's own
-contexts and on models of users' own; then ablations are trained and judged. Held-out groups are
-played only with --final. A step's commands run side by side; `costs.jsonl` notes how long each step
-took. The report is made of DIR, or of what `pack` made of it.
+two a training is reported with is chosen on validation worlds, by points among those that do little
+harm. Rules are tuned on worlds of the training stream. All are judged on the groups that
+docs/greenhouse.md registers, on the garden's own contexts and on models of users' own; then
+ablations are trained and judged. Held-out groups are played only with --final. A step's commands
+run side by side; `costs.jsonl` notes how long each step took. The report is made of DIR, or of what
+`pack` made of it.
 """
 
 import argparse

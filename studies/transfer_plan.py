@@ -1,7 +1,6 @@
 """What the study of transfer consists of: who is trained, by which commands, and when it is over.
 
 Names of trainings, `-0` and so on behind them for their seeds: `fit`, `both` (the fit, then PPO),
-`fit_r7` and the like (with a reserve of so many tenths of a logit against planting),
 `no_shadows` and `no_properties` (fits that do not see these), `plots_24` (fits to so many plots),
 `ppo` (PPO alone), `one_shot` (what a training is reported with, planting once).
 """
@@ -9,7 +8,6 @@ Names of trainings, `-0` and so on behind them for their seeds: `fit`, `both` (t
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -17,7 +15,6 @@ from typing import NamedTuple
 from esper.archive.files import write_whole
 from esper.garden.evaluation import HARM, fingerprint_of
 from esper.garden.greenhouse import GROUPS, TRAINING, VALIDATION
-from esper.leyline import LifecycleOp
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains
 from studies.ablations import ABLATION, ONE_SHOT, PROPERTIES, SHADOWS
@@ -31,9 +28,6 @@ KEPT = ROOT / "docs" / "evidence" / "greenhouse"
 STEPS = ("collect", "fit", "train", "rules", "validate", "judge", GARDEN, "own", "ablate",
          "judge-ablations", "report")  # fmt: skip
 SPECIALIST = "tamiyo"
-# Logits by which a candidate rather waits than it was trained to, in tenths: who plants only what
-# is surer does less harm, and gains less.
-RESERVES = (7, 14)
 MOST_HARM = 0.05  # share of episodes that may end more than `HARM` points below their controls
 CHOSEN, TUNED, PLAN, COSTS = "chosen.json", "rules.json", "plan.json", "costs.jsonl"
 OWN_SHAPE = (6, 5)  # tasks and seeds that docs/greenhouse.md registers
@@ -126,17 +120,6 @@ class Study:
         both = self.trained("both") if self.size.rounds else []
         return [*self.trained("fit"), *both]
 
-    def reserved(self) -> list[str]:
-        """The same with every reserve, kept beside them."""
-        found = []
-        for name, tenths in product(self.main, RESERVES):
-            kind, _, seed = name.rpartition("-")
-            found.append(f"{kind}_r{tenths}-{seed}")
-            kept = read_kept(self.folder(name))
-            kept.network.prefer("op", LifecycleOp.GERMINATE, -tenths / 10)
-            keep_controller(kept.network, self.folder(found[-1]), None, kept.card, rule=kept.rule)
-        return found
-
     @property
     def lacking(self) -> dict[str, list[str]]:
         """Fits of ablations by name, with what is further said of each."""
@@ -168,15 +151,16 @@ class Study:
 
     def note_plan(self) -> None:
         """What the report says of costs and cannot know from results."""
-        size, each = self.size, greenhouse_gains.PLAYED
+        size = self.size
         if size.collected:
-            gains = [{"plots": size.collected, "cases": size.cases_of_plot, "seconds": 0}]
-        else:
+            gains = [{"plots": size.collected, "cases": size.cases_of_plot, "seconds": 0,
+                      "episodes": greenhouse_gains.PLAYED}]  # fmt: skip
+        else:  # those too that are not kept: others were collected around what they taught
             gains = list(json.loads((KEPT / "collected.json").read_text()).values())
         ppo = greenhouse.parsed(["train", "--out", "-", *size.round])
         told = {
             "trainings": size.trainings,
-            "gains": sum(one["plots"] * one["cases"] * each for one in gains),
+            "gains": sum(one["plots"] * one["cases"] * one["episodes"] for one in gains),
             "gains_seconds": sum(one["seconds"] for one in gains),
             "ppo": size.rounds * (ppo.envs + ppo.envs // ppo.players),
             "groups": size.groups,
@@ -211,7 +195,7 @@ class Study:
                 yield self._judge("rules", [TRAINING], best, heats.cases, first, more)
                 keep_tuned(self.out / TUNED, tuned(self.out / "rules", heats))
             case "validate":
-                who, many = self.named([*self.main, *self.reserved()]), size.validation
+                who, many = self.named(self.main), size.validation
                 yield self._judge("validated", [VALIDATION], who, size.validated, worlds=many)
                 self._choose()
             case "judge":
@@ -314,9 +298,8 @@ class Study:
         """Of a training's candidates, on validation worlds: of those that do little enough harm the
         one that gains most; the least harmful one if all do more."""
         points: dict[str, list[float]] = {}
-        names = [*self.main, *self.reserved()]
         made = {name: fingerprint_of(controller_of(word))
-                for name, word in zip(names, self.named(names), strict=True)}  # fmt: skip
+                for name, word in zip(self.main, self.named(self.main), strict=True)}  # fmt: skip
         for net in read_judged(self.out / "validated", VALIDATION):
             if made.get(net.controller) == net.made and net.world < self.size.validation:
                 points.setdefault(net.controller, []).append(net.points)

@@ -40,10 +40,9 @@ def page_of(results: Results) -> str:
         "that do not.",
         _ablations_table(results),
         "## Trainings",
-        "A training is reported with its fit or with what PPO made of it, with one reserve or "
-        "another (logits against planting): of those that harm at most "
-        f"{100 * MOST_HARM:g} % of episodes on validation worlds the one that gains most there, or "
-        "the least harmful one where all harm more. "
+        "A training is reported with its fit or with what PPO made of it: of those that harm at "
+        f"most {100 * MOST_HARM:g} % of episodes on validation worlds the one that gains most "
+        "there, or the least harmful one where all harm more. "
         "Points and share harmed: " + _chosen(results) + ".",
         "## Costs",
         _costs(results),
