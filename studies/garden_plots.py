@@ -51,7 +51,7 @@ class GardenHouse:
     """Deals the contexts to plots, in turn; no case comes twice, nor with another seed."""
 
     def __init__(self, seed: int = GARDEN_SEED) -> None:
-        self.first = (seed - GARDEN_SEED) * ROOM
+        self.seed, self.first = seed, (seed - GARDEN_SEED) * ROOM
 
     def plot(self, number: int, contexts: int) -> GardenPlot:
         known = open_contexts()
@@ -62,7 +62,7 @@ class GardenHouse:
         most = min(self.first + ROOM, SELECTION_SEED)
         assert max(seeds, default=0) < most, "no case is both trained and evaluated on"
         return GardenPlot(
-            name=f"{GARDEN}-{number}",
+            name=f"{GARDEN}-{self.seed}-{number}",
             contexts=tuple(known[each % len(known)] for each in dealt),
             blueprints=known[0].catalogue().names,
             rate=PopulationConfig().rate,

@@ -6,13 +6,13 @@
     python -m studies.greenhouse judge audition fitted/best --out judged --group validation
 
 `collect` plays drawn worlds. Of every case a control, the rule `audition`, four seeds planted at
-one moment, and three seeds planted later beside the first of them. What they gained is kept with
-what was seen when they were planted, in compressed parts of a few plots each. `fit` learns from
-that which seed to prefer, and whether to plant it. `train` goes on from there with PPO. `judge`
-plays controllers on the same cases of worlds that none of them learned from, and `pack` makes one
-small file of gains. What is there is not made again, so each command goes on where it was stopped;
-`--place 2 --of 8` makes the third of eight shares. Nothing here needs more than torch, numpy and
-safetensors.
+one moment, one row that waits, and three seeds planted later beside the first of them. What they
+gained is kept with what was seen when they were planted, in compressed parts of a few plots each.
+`fit` learns from that which seed to prefer, and whether to plant it. `train` goes on from there
+with PPO. `judge` plays controllers on the same cases of worlds that none of them learned from, and
+`pack` makes one small file of gains. What is there is not made again, so each command goes on where
+it was stopped; `--place 2 --of 8` makes the third of eight shares. Nothing here needs more than
+torch, numpy and safetensors.
 
 Shapes: `D` decisions, `K` choices of one, waiting the first of them, `A` anchors, `F` features.
 """
@@ -35,7 +35,6 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.archive import Archive, read_archive, write_archive, write_whole
 from esper.garden import LAYOUT, Greenhouse, Plots
-from esper.garden.evaluation import HARM
 from esper.garden.reward_settings import RewardConfig
 from esper.leyline import Legality, LifecycleOp
 from esper.leyline.streams import derive_seed
@@ -52,8 +51,9 @@ from studies.garden_plots import GARDEN_SEED
 from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack, places_liked
 from studies.judging import JUDGED, judge
 
+LATEST = 10.0  # the mean of weights is of about the latest tenth of all steps
 CLEAR = 0.05  # difference of what two seeds are worth that is no noise
-KIND, VERSION = "fit of gains", 2
+KIND, VERSION = "fit of gains", 3
 DONE = "done.json"  # figures of a fit's epochs
 
 
@@ -70,7 +70,7 @@ class Fitting:
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(derive_seed(options.seed, "fit"))
         self.harm, self.unit = options.harm, options.unit
-        self.remembered, self.steps = options.remembered, 0
+        self.steps = 0
         self.network = TokenActorCritic(LAYOUT).to(options.device)
         with torch.no_grad():
             for silent in self.network.recalled.parameters():
@@ -106,7 +106,7 @@ class Fitting:
         torch.nn.utils.clip_grad_norm_(self.learning, 1.0)
         self.optimiser.step()
         self.steps += 1
-        fresh = max(1.0 - self.remembered, 10.0 / (10.0 + self.steps))  # of what it is now
+        fresh = LATEST / (LATEST + self.steps)  # of what it is now
         with torch.no_grad():
             now = list[Tensor](self.network.parameters())
             torch._foreach_lerp_(list(self.mean.parameters()), now, fresh)
@@ -218,7 +218,7 @@ def figures_of(fitting: Fitting, data: Gains, anchors: Anchors) -> dict[str, flo
     for kind, weight in (("first_", near * first), ("later_", near * ~first)):
         told = {"chosen": chosen, "liked": planted, "waited": waited,
                 "planted": (preferred.op > 0).float(),
-                "harmed": (chosen < -HARM).float()}  # fmt: skip
+                "harmed": data.harmed(chosen).float()}  # fmt: skip
         for name, each in told.items():
             found[kind + name] = float((weight * each).sum() / weight.sum().clamp(min=1e-6))
         found[kind + "decisions"] = float(weight.sum())
@@ -381,8 +381,6 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     two.add_argument("--unit", type=float, default=12.0, help="points that count as 1, 2 at most")
     two.add_argument("--decay", type=float, default=0.1, help="of weights")
     two.add_argument("--dropout", type=float, default=0.05)
-    two.add_argument("--remembered", type=float, default=0.999,
-                     help="of the mean of weights, with every step")  # fmt: skip
     two.add_argument("--epochs", type=int, default=24)
     two.add_argument("--batch", type=int, default=1024, help="decisions")
     two.add_argument("--contexts", type=int, help="learn from the first so many plots only")

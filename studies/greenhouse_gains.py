@@ -54,7 +54,7 @@ WAITED = 3  # epochs, by who does not plant at the first decision
 PLOTS_OF_PART = 4
 HEARD, LATEST = 6, 10  # epochs before the first seed, where shadows are heard before it
 LEAST_LEFT = 7  # epochs after one
-ANCHORS = 1  # looks at a case's rows, of which those are kept that say something
+ANCHORS = 2  # looks at a case's rows, of which those are kept that say something
 VERSION = 4  # of how it is played
 Place = tuple[str, str]  # a slot and a blueprint
 HEADS = ("op", "slot", "blueprint", "blend")  # whose masks are kept
@@ -69,6 +69,7 @@ class Gains(NamedTuple):
     # [D, K] net points over the control, or of a later decision over the first seed alone; of
     # waiting too, which may end in planting; NaN: not tried
     gains: Tensor
+    base: Tensor  # [D] points of that over the control; NaN: not known
     rule: Tensor  # [D] net points of the rule over the control; NaN: a later decision
     plot: Tensor  # [D] its number
     seed: Tensor  # [D] of the greenhouse; -1: nobody knows
@@ -98,7 +99,12 @@ class Gains(NamedTuple):
         """[D, K]: of each choice in units of so many points, 2 at most; ending in harm costs so
         many points more. NaN: it was not tried."""
         worth = (self.gains / unit).clamp(-2.0, 2.0)
-        return torch.where(self.gains < -HARM, worth - harm / unit, worth)
+        return torch.where(self.harmed(self.gains), worth - harm / unit, worth)
+
+    def harmed(self, gains: Tensor) -> Tensor:
+        """[D, ...] bool: with these gains a case would end in harm, so far as that is known."""
+        base = self.base.view(-1, *(1 for _ in gains.shape[1:]))
+        return gains + base < -HARM
 
 
 class Anchors(NamedTuple):
@@ -132,6 +138,10 @@ def _parts(folders: Sequence[Path]) -> list[Mapping[str, Any]]:
 def _part(file: Path) -> Mapping[str, Any]:
     packed = file.suffix == ".xz"
     part = dict(np.load(io.BytesIO(lzma.decompress(file.read_bytes())) if packed else file))
+    if (
+        "base" not in part
+    ):  # early parts do not say what a first seed had gained
+        part["base"] = np.where(np.isnan(part["rule"]), np.nan, 0.0).astype(np.float32)
     if "seed" not in part:  # the folder says it, or a file's name, as in `gains-seed1`
         made, named = file.parent / "made.json", re.search(r"seed(\d+)", file.name)
         known = int(named[1]) if named else -1
@@ -393,7 +403,8 @@ class Measurement:
         rule = net[self.rows[cases, -1]] - net[players + cases]
         rule = rule.masked_fill(since < players, torch.nan)
         whole = {name: torch.cat(each) for name, each in self.kept.items()}
-        whole |= {"gains": gains.float(), "rule": rule.float()}
+        base = net[since] - net[players + cases]
+        whole |= {"gains": gains.float(), "base": base.float(), "rule": rule.float()}
         whole["plot"] = torch.full((len(cases),), self.number).short()
         return {name: each.cpu().numpy() for name, each in whole.items()}
 
@@ -406,8 +417,10 @@ class Measurement:
 
 def net_points(state: RewardState, tested: Tensor, rent: float) -> Tensor:
     """[N]: gains over the controls on all data that score, `tested` [N] on test data, less rent and
-    what a rollback forfeits."""
-    gain = torch.lerp(state.objective, tested, TEST_SAMPLES / (VALIDATION_SAMPLES + TEST_SAMPLES))
+    what a rollback forfeits; what was rolled back has no test score of its own last epochs."""
+    share = TEST_SAMPLES / (VALIDATION_SAMPLES + TEST_SAMPLES)
+    gain = torch.lerp(state.objective, tested, share)
+    gain = torch.where(state.rolled_back, state.objective, gain)
     forfeit = RewardConfig().rollback_penalty + gain.clamp(min=0.0)
     net = gain - rent * state.exposure
     return net - forfeit.masked_fill(~state.rolled_back, 0.0)

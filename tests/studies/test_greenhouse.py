@@ -115,7 +115,7 @@ def test_a_rollback_forfeits_what_was_gained_and_more() -> None:
     )
     tested = torch.tensor([6.0, 6.0])  # of twice as many samples
     found = net_points(state, tested.double(), rent=2.0).tolist()
-    assert found == pytest.approx([5.0 - 1.0 - 25.0, 5.0 - 1.0])
+    assert found == pytest.approx([3.0 - 1.0 - 23.0, 5.0 - 1.0])
 
 
 def test_harm_costs_more_than_the_points_that_are_lost(folder: Path) -> None:
@@ -124,6 +124,36 @@ def test_harm_costs_more_than_the_points_that_are_lost(folder: Path) -> None:
     assert data.worth(0.0, 10.0)[0, 1:4].tolist() == pytest.approx([0.2, -0.3, -0.04])
     assert data.worth(5.0, 10.0)[0, 1:4].tolist() == pytest.approx([0.2, -0.8, -0.04])
     assert data.worth(1.0, 0.5)[0, 1:4].tolist() == pytest.approx([2.0, -4.0, -0.8])
+    data.base[0] = 2.8  # points that were there before: 2.8 - 3 is no harm
+    assert data.worth(5.0, 10.0)[0, 1:4].tolist() == pytest.approx([0.2, -0.3, -0.04])
+    data.base[0] = torch.nan
+    assert data.worth(5.0, 10.0)[0, 1:4].tolist() == pytest.approx([0.2, -0.3, -0.04])
+
+
+def test_where_it_is_not_known_what_waiting_brings_nothing_is_learned_of_whether_to_plant(
+    folder: Path,
+) -> None:
+    op = torch.zeros(2, requires_grad=True)
+    near = torch.ones(2, 1)
+    unknown = torch.tensor([[torch.nan, 1.0], [0.5, 1.0]])
+    planting_loss(Preferences(op, near.log(), near), unknown).backward()
+    assert op.grad is not None
+    assert op.grad.tolist() == pytest.approx([0.0, -0.5])
+    data, anchors = Gains.load([folder]), Anchors.load([folder])
+    data.gains[:, 0] = torch.nan
+    fitting = Fitting(parsed(["fit", "--gains", "-", "--out", "-"]))
+    found = figures_of(fitting, data, anchors)
+    assert found["first_decisions"] == found["plant"] == 0.0
+    assert 0.0 < found["rank"] < 1.0
+
+
+def test_what_is_judged_of_a_fit_drops_nothing_out(folder: Path) -> None:
+    data = Gains.load([folder])
+    fitting = Fitting(parsed(["fit", "--gains", "-", "--out", "-", "--dropout", "0.5"]))
+    sure = [fitting.mean.sense(data.observations) for _ in range(2)]
+    vague = [fitting.network.sense(data.observations) for _ in range(2)]
+    assert torch.equal(*sure)
+    assert not torch.equal(*vague)
 
 
 def test_who_waits_decides_some_epochs_later_as_the_fit_does() -> None:
@@ -141,6 +171,26 @@ def test_who_waits_decides_some_epochs_later_as_the_fit_does() -> None:
     first = ~np.isnan(found["rule"])
     assert np.abs(found["gains"][first, 0]).max() > 0.0  # it was no control
     assert np.abs(found["gains"][~first, 0]).max() == 0.0
+    network.prefer("op", LifecycleOp.GERMINATE, -40.0)
+    measured = Measurement(Greenhouse(8, longest=20).plot(6, 2), 6, "cpu", network)
+    assert np.abs(measured.run()["gains"][:, 0]).max() == 0.0
+    assert not any(plans[WAITER] for plans in measured.plans)
+
+
+def test_a_later_seed_does_harm_if_the_case_ends_below_its_control(folder: Path) -> None:
+    measured = Measurement(Greenhouse(8, longest=20).plot(6, 2), 6, "cpu")
+    found = measured.run()
+    later = np.isnan(found["rule"])
+    assert later.any()
+    assert not found["base"][~later].any()
+    first = {case: found["gains"][place, 1] for place, case in enumerate(_cases(measured))
+             if not later[place]}  # fmt: skip
+    bases = [first[case] for case in np.array(_cases(measured))[later]]
+    assert found["base"][later] == pytest.approx(bases)
+
+
+def _cases(measured: Measurement) -> list[int]:
+    return torch.cat([cases for cases, _, _ in measured.decided]).tolist()
 
 
 def test_seeds_that_are_chosen_later_are_compared_with_the_one_that_was_there(folder: Path) -> None:
@@ -311,6 +361,9 @@ def test_gains_of_the_garden_are_of_its_open_contexts_and_of_no_case_that_is_jud
     assert measured.bed.episodes.population.catalogue.names == house.plot(3, 1).blueprints
     assert measured.plot.horizon == 25
     assert int(measured.bed.episodes.population.budget[0]) > 0
+    other = GardenHouse(1001)
+    assert not {case.seed for case in other.plot(0, 18).cases} & set(range(1000))
+    assert other.plot(3, 1).name != house.plot(3, 1).name  # so other moments and seeds are drawn
 
 
 def test_a_fit_goes_on_to_the_bit_and_its_memory_is_silent(folder: Path, tmp_path: Path) -> None:
@@ -318,7 +371,7 @@ def test_a_fit_goes_on_to_the_bit_and_its_memory_is_silent(folder: Path, tmp_pat
         for epochs in stops:
             run("fit", "--gains", folder, "--out", tmp_path / name, "--epochs", epochs)
     one, other = (
-        greenhouse.read_archive(tmp_path / name / "state", kind="fit of gains", version=2).tensors
+        greenhouse.read_archive(tmp_path / name / "state", kind="fit of gains", version=3).tensors
         for name in ("parts", "whole")
     )
     assert one.keys() == other.keys()
