@@ -138,9 +138,7 @@ def _parts(folders: Sequence[Path]) -> list[Mapping[str, Any]]:
 def _part(file: Path) -> Mapping[str, Any]:
     packed = file.suffix == ".xz"
     part = dict(np.load(io.BytesIO(lzma.decompress(file.read_bytes())) if packed else file))
-    if (
-        "base" not in part
-    ):  # early parts do not say what a first seed had gained
+    if "base" not in part:  # early parts do not say what a first seed had gained
         part["base"] = np.where(np.isnan(part["rule"]), np.nan, 0.0).astype(np.float32)
     if "seed" not in part:  # the folder says it, or a file's name, as in `gains-seed1`
         made, named = file.parent / "made.json", re.search(r"seed(\d+)", file.name)
