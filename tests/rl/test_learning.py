@@ -84,7 +84,7 @@ def test_a_training_that_was_interrupted_goes_on_to_the_bit_in_another_process(
 
 def test_an_agent_of_an_earlier_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
     agent = rl.train(Countdown, 2, **SMALL)
-    del agent.network.value_features
+    agent.network.features[1] = torch.nn.Tanh()
     agent.save(tmp_path / "old")
     with pytest.raises(ArchiveError, match=r"made by an earlier version.*train it again"):
         PPOAgent.load(tmp_path / "old")

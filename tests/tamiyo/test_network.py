@@ -366,7 +366,10 @@ def test_a_direct_network_learns_nothing_of_its_memory_from_values() -> None:
     outlook = network(torch.randn(2, 5, STATE))
     outlook.values.sum().backward()
     learned = {n.split(".")[0] for n, p in network.named_parameters() if p.grad is not None}
-    assert learned == {"value_head", "value_features"}  # and those of the policy are its own
+    assert learned == {"value_head", "features"}
+    policy, value = network.features[0].weight.grad.chunk(2)  # each has a half of its own
+    assert not bool(policy.any())
+    assert bool(value.any())
     network(torch.randn(2, 5, STATE)).logits.sum().backward()
     assert float(network.lstm.weight_hh_l0.grad.abs().sum()) > 0
 
@@ -378,7 +381,7 @@ def test_a_value_tells_states_apart_that_the_memory_does_not() -> None:
     for parameter in network.lstm.parameters():
         nn.init.zeros_(parameter)
     states, wanted = torch.randn(64, STATE), torch.randn(64)
-    optimizer = torch.optim.Adam(network.value_features.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(network.features[0].parameters(), 1e-2)
     nn.init.ones_(network.value_head[-1].weight)
     losses = []
     for _ in range(200):
@@ -418,11 +421,27 @@ def test_in_a_direct_network_the_present_adds_to_what_the_memory_says() -> None:
     network.observation_norm.observe(states)
     norm, found = network.observation_norm, network(states[:4]).logits
     memory = network.lstm(states[:4, None])[0][:, 0]  # marks enter it as they are
-    seen = torch.tanh(network.features[0](states[:4] / norm.variance.sqrt().float()))
-    seen = torch.tanh(network.features[2](seen))
+    seen = torch.tanh(network.features[0](states[:4] / norm.variance.sqrt().float()))[:, :8]
+    seen = torch.tanh(network.features[1](seen))
     for place, (head, present) in enumerate(zip(network.heads, network.presents, strict=True)):
         said = head(memory) + present(seen)
         torch.testing.assert_close(found[:, place, : said.shape[-1]], said)
+
+
+def test_without_layers_of_an_lstm_the_present_speaks_alone() -> None:
+    torch.manual_seed(3)
+    network = FactoredRecurrentActorCritic(independent_heads((3, 2)), STATE, 8, 0, direct=True)
+    states = torch.randn(2, 5, STATE)
+    whole, hidden = network(states), network.get_initial_hidden(2)
+    for step in range(5):  # whatever came before
+        outlook = network(states[:, step], hidden, torch.zeros(2, dtype=torch.bool))
+        torch.testing.assert_close(outlook.logits, whole.logits[:, step])
+        torch.testing.assert_close(outlook.values, whole.values[:, step])
+        assert outlook.hidden is not None
+    seen = torch.tanh(network.features[1](torch.tanh(network.features[0](states))[..., :8]))
+    torch.testing.assert_close(whole.logits[..., 0, :], network.heads[0](seen))
+    with pytest.raises(AgreementError, match="layers from 1"):
+        FactoredRecurrentActorCritic(independent_heads((3,)), STATE, 8, 0)
 
 
 def test_values_stay_what_they_are_when_the_return_scale_changes() -> None:

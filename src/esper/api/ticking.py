@@ -331,11 +331,7 @@ class GrowthMemory:
             remembered = self.controller.memory()
         known = {name: getattr(self, name) for name in _KEPT}
         window = {name: each.tolist() for name, each in self.window.state_dict().items()}
-        return known | {
-            "controller": controller,
-            "remembered": dict(remembered),
-            "window": window,
-        }
+        return known | {"controller": controller, "remembered": dict(remembered), "window": window}
 
     def unpack(self, notes: Mapping[str, Any]) -> None:
         window = notes["window"].items()

@@ -70,7 +70,8 @@ def train(
         most = played.envs * (rollout // (config.sequence or rollout))
         config = replace(config, minibatches=max(1, min(config.minibatches, most)))
     sizes = (played.space, played.state_dim, played.envs, rollout, config)
-    agent = PPOAgent.build(*sizes, lstm_hidden_dim=MEMORY, direct=True, seed=seed)
+    how: Any = {"direct": True, "seed": seed, "lstm_layers": int(preset != "reactive")}
+    agent = PPOAgent.build(*sizes, lstm_hidden_dim=MEMORY, **how)
     if preset == "memory":
         agent.network.remember()
     with ExitStack() as stack:

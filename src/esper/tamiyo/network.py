@@ -155,7 +155,9 @@ class RecurrentActorCritic(nn.Module, ABC):
             hidden = self.get_initial_hidden(len(states), states.device, states.dtype)
         sensed = self.sense(states)
         after: Hidden | None = None
-        if states.ndim == 2:
+        if not self.lstm_layers:
+            memory, after = sensed, hidden
+        elif states.ndim == 2:
             entering = hidden if starts is None else reset_hidden(hidden, starts)
             memory, after = run_step(self.lstm, sensed, entering)
         else:
@@ -241,7 +243,8 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
     layer norms and ReLU: what is learned of one state then hardly moves the choice in another. The
     memory sees what was observed itself, and forgets by default: so it learns first what was seen
     of late. It learns from the policy alone: a value that nothing could foretell is noise to it.
-    Values read the memory beside features of the present that are their own.
+    Values read the memory beside features of the present that are their own. Without layers of an
+    LSTM there is no memory, and the present speaks alone.
     """
 
     visible: Tensor  # [F] 1 or 0: features that count; the others might as well not be there
@@ -256,33 +259,35 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         direct: bool = False,
     ) -> None:
         super().__init__()
-        if min(state_dim, lstm_layers) < 1 or lstm_hidden_dim < 2:
+        if min(state_dim, lstm_layers + direct) < 1 or lstm_hidden_dim < 2:
             given = f"state {state_dim}, LSTM {lstm_hidden_dim} x {lstm_layers} layers"
-            valid = "state and layers from 1, LSTM from 2"
+            valid = "state from 1, LSTM from 2, layers from 1, or 0 where the present speaks"
             raise AgreementError("The network's sizes are too small", given=given, valid=valid)
         self.space, self.state_dim = space, state_dim
         self.lstm_hidden_dim, self.lstm_layers = lstm_hidden_dim, lstm_layers
         self.direct = direct
         self.observation_norm = RunningNorm(state_dim, keeps_marks=direct)
-        D, inwards = lstm_hidden_dim, (state_dim, lstm_hidden_dim)
-        deep = (nn.Tanh(), nn.Linear(D, D), nn.Tanh()) if direct else (nn.LayerNorm(D), nn.ReLU())
-        self.features = nn.Sequential(nn.Linear(*inwards), *deep)
-        judging = (nn.Linear(*inwards), nn.Tanh()) if direct else ()
-        self.value_features = nn.Sequential(*judging)
-        sensed = state_dim if direct else lstm_hidden_dim
-        self.lstm = nn.LSTM(sensed, lstm_hidden_dim, lstm_layers, batch_first=True)
-        self.memory_norm = nn.Identity() if direct else nn.LayerNorm(lstm_hidden_dim)
-        self.heads = nn.ModuleList(mlp(lstm_hidden_dim, size, direct) for size in space.sizes)
-        self.value_head = mlp(lstm_hidden_dim, 1, direct)
-        presents = [nn.Linear(lstm_hidden_dim, size) for size in space.sizes] if direct else []
-        self.presents = nn.ModuleList(presents)
+        D, memory = lstm_hidden_dim, nn.Identity()
+        # Where the present speaks, policy and value each have a half of the first layer.
+        seeing, deep = nn.Linear(state_dim, D * (1 + direct)), (nn.LayerNorm(D), nn.ReLU())
+        self.features = nn.Sequential(seeing, *((nn.Linear(D, D),) if direct else deep))
+        sizes = (state_dim if direct else D, D, lstm_layers)
+        self.lstm = nn.LSTM(*sizes, batch_first=True) if lstm_layers else memory
+        self.memory_norm = memory if direct else nn.LayerNorm(D)
+        heads = [mlp(D, size, 2 * direct) for size in space.sizes if lstm_layers]
+        simple = [nn.Linear(D, size) for size in space.sizes if direct]
+        self.heads = nn.ModuleList(heads or map(nn.Sequential, simple))
+        self.value_head = mlp(D, 1, int(direct))
+        self.presents = nn.ModuleList(simple if heads else [])
         self.register_buffer("visible", torch.ones(state_dim))
         # Rewards may be tiny, and a first guess drowns them.
         self.draw_weights(POLICY_GAIN, 0.0 if direct else VALUE_GAIN)
-        if direct:
-            self.lstm.reset_parameters()
-        for present in presents:
+        for half in seeing.weight.chunk(2) if direct else ():
+            nn.init.orthogonal_(half, INNER_GAIN)
+        for present in simple:
             nn.init.orthogonal_(present.weight, POLICY_GAIN)
+        if direct and isinstance(self.lstm, nn.LSTM):
+            self.lstm.reset_parameters()
 
     def sense(self, states: Tensor) -> Tensor:
         seen: Tensor = self.observation_norm(states) * self.visible.to(states.dtype)
@@ -290,10 +295,13 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
 
     def conclude(self, memory: Tensor, sensed: Tensor, states: Tensor) -> tuple[Logits, Tensor]:
         judged = memory = self.memory_norm(memory)
-        logits, widest = [head(memory) for head in self.heads], max(self.space.sizes)
         if self.direct:
             shown = self.observation_norm.louder(sensed)
-            seen, judged = self.features(shown), memory.detach() + self.value_features(shown)
+            seen, judged = self.features[0](shown).tanh().chunk(2, -1)
+            seen = self.features[1](seen).tanh()
+            memory, judged = (memory, judged + memory.detach()) if self.presents else (seen, judged)
+        logits, widest = [head(memory) for head in self.heads], max(self.space.sizes)
+        if self.presents:
             says = zip(logits, self.presents, strict=True)
             logits = [remembered + present(seen) for remembered, present in says]
         for place, size in enumerate(self.space.sizes):
@@ -303,9 +311,11 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         return torch.stack(logits, -2), self.value_head(judged).squeeze(-1)
 
 
-def mlp(inputs: int, outputs: int, direct: bool = False) -> nn.Sequential:
+def mlp(inputs: int, outputs: int, smooth: int = 0) -> nn.Sequential:
+    """With one ReLU, or so many layers of tanh."""
     width = inputs // 2
-    inner = [nn.Tanh(), nn.Linear(width, width), nn.Tanh()] if direct else [nn.ReLU()]
+    more = [part for _ in range(1, smooth) for part in (nn.Linear(width, width), nn.Tanh())]
+    inner = [nn.Tanh() if smooth else nn.ReLU(), *more]
     return nn.Sequential(nn.Linear(inputs, width), *inner, nn.Linear(width, outputs))
 
 

@@ -343,7 +343,7 @@ class PPOAgent:
             require_agreement("the state's size", saved, ("caller", state_dim))
         eager = replace(config, compile_backend=None, compile_mode="default")
         sizes["direct"] = not sizes["layout"] and "network.memory_norm.weight" not in found
-        if sizes["direct"] and "network.value_features.0.weight" not in found:
+        if sizes["direct"] and "network.features.1.weight" not in found:
             what = f"{path} holds an agent for other worlds, made by an earlier version"
             raise ArchiveError(what, fix="train it again")
         first = sizes["envs"] * processes.rank // processes.size

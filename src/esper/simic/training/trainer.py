@@ -140,12 +140,7 @@ class Trainer:
             seed=config.seed,
             first_row=self.first_env,
         )
-        self.garden = Garden(
-            self.draw,
-            own,
-            controls=self.controls,
-            reward=config.reward,
-        )
+        self.garden = Garden(self.draw, own, controls=self.controls, reward=config.reward)
         self.judge = Judge(
             suite.training,
             seeds=config.evaluation.seeds,
