@@ -21,7 +21,8 @@ from esper.tamiyo import LearnedController  # noqa: E402
 from tests import programs  # noqa: E402
 from tests.rl.worlds import Countdown, MaskedIdentity  # noqa: E402
 
-SMALL = {"envs": 4, "preset": "reactive", "epochs": 1, "minibatches": 2}
+# With a memory, though there is little time to learn one.
+SMALL = {"envs": 4, "preset": "long", "epochs": 1, "minibatches": 2}
 STEPS = 4 * 32 * 10  # one rollout for each part
 
 
@@ -88,6 +89,22 @@ def test_an_agent_of_an_earlier_version_is_refused_in_a_sentence(tmp_path: Path)
     agent.save(tmp_path / "old")
     with pytest.raises(ArchiveError, match=r"made by an earlier version.*train it again"):
         PPOAgent.load(tmp_path / "old")
+
+
+def test_what_has_few_steps_has_no_memory_and_goes_on_to_the_bit_too(tmp_path: Path) -> None:
+    how: Any = {"envs": 4, "epochs": 1}
+    whole = rl.train(Countdown, STEPS, **how)
+    assert not list(whole.network.lstm.parameters())
+    assert whole.hidden[0].numel() == 0
+
+    def interrupted(agent: PPOAgent, metrics: Any) -> None:
+        if metrics["steps"] > 0.6 * STEPS:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rl.train(Countdown, STEPS, out=tmp_path / "run", after_update=interrupted, **how)
+    again = rl.train(Countdown, STEPS, out=tmp_path / "run", **how)
+    assert torch.equal(weights(again), weights(whole))
 
 
 def test_a_sequence_that_does_not_divide_a_rollout_is_what_is_refused() -> None:
