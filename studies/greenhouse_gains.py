@@ -193,8 +193,8 @@ class Measurement:
         self, plot: Plot, number: int, device: str, network: TokenActorCritic | None = None
     ) -> None:
         self.network = network
-        self.plot, self.number, self.bed = plot, number, Bed(plot, PLAYERS, device=device)
-        self.bed.episodes.test = True
+        self.plot, self.number = plot, number
+        self.bed = Bed(plot, PLAYERS, device=device, test=True)
         self.rows = self.bed.players.view(-1, PLAYERS)  # [C, players]
         self.chance = default_rng(derive_seed("gains", plot.name))
         self.latest = plot.horizon - LEAST_LEFT

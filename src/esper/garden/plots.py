@@ -42,7 +42,9 @@ class Bed:
         reward: RewardConfig | None = None,
         device: torch.device | str = "cpu",
         deterministic: bool = False,
+        test: bool = False,
     ) -> None:
+        """`test`: as for episodes."""
         self.plot, self.reward = plot, replace(reward or RewardConfig(), rent=plot.rent)
         known = torch.arange(len(plot.contexts))
         of = torch.cat([known.repeat_interleave(players), known])  # of rows: their cases
@@ -54,6 +56,7 @@ class Bed:
             len(of),
             horizon=plot.horizon,
             rent=plot.rent,
+            test=test,
             device=device,
             config=plot.population(deterministic=deterministic),
         )
