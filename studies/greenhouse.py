@@ -51,7 +51,7 @@ from studies.garden_plots import GARDEN_SEED
 from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack, places_liked
 from studies.judging import JUDGED, judge
 
-LATEST = 10.0  # the mean of weights is of about the latest tenth of all steps
+RECENT = 10.0  # the mean of weights is of about the latest tenth of all steps
 CLEAR = 0.05  # difference of what two seeds are worth that is no noise
 KIND, VERSION = "fit of gains", 3
 DONE = "done.json"  # figures of a fit's epochs
@@ -106,7 +106,7 @@ class Fitting:
         torch.nn.utils.clip_grad_norm_(self.learning, 1.0)
         self.optimiser.step()
         self.steps += 1
-        fresh = LATEST / (LATEST + self.steps)  # of what it is now
+        fresh = RECENT / (RECENT + self.steps)  # of what it is now
         with torch.no_grad():
             now = list[Tensor](self.network.parameters())
             torch._foreach_lerp_(list(self.mean.parameters()), now, fresh)

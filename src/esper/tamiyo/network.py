@@ -156,7 +156,7 @@ class RecurrentActorCritic(nn.Module, ABC):
         sensed = self.sense(states)
         after: Hidden | None = None
         if not self.lstm_layers:
-            memory, after = sensed, hidden
+            memory, after = sensed, hidden if states.ndim == 2 else None
         elif states.ndim == 2:
             entering = hidden if starts is None else reset_hidden(hidden, starts)
             memory, after = run_step(self.lstm, sensed, entering)
@@ -267,13 +267,13 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         self.lstm_hidden_dim, self.lstm_layers = lstm_hidden_dim, lstm_layers
         self.direct = direct
         self.observation_norm = RunningNorm(state_dim, keeps_marks=direct)
-        D, memory = lstm_hidden_dim, nn.Identity()
+        D, nothing = lstm_hidden_dim, nn.Identity()
         # Where the present speaks, policy and value each have a half of the first layer.
         seeing, deep = nn.Linear(state_dim, D * (1 + direct)), (nn.LayerNorm(D), nn.ReLU())
         self.features = nn.Sequential(seeing, *((nn.Linear(D, D),) if direct else deep))
         sizes = (state_dim if direct else D, D, lstm_layers)
-        self.lstm = nn.LSTM(*sizes, batch_first=True) if lstm_layers else memory
-        self.memory_norm = memory if direct else nn.LayerNorm(D)
+        self.lstm = nn.LSTM(*sizes, batch_first=True) if lstm_layers else nothing
+        self.memory_norm = nothing if direct else nn.LayerNorm(D)
         heads = [mlp(D, size, 2 * direct) for size in space.sizes if lstm_layers]
         simple = [nn.Linear(D, size) for size in space.sizes if direct]
         self.heads = nn.ModuleList(heads or map(nn.Sequential, simple))
