@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -35,11 +36,14 @@ from esper.tamiyo.token_layout import CANDIDATE_TOKEN, SLOT_TOKEN, WHOLE_TOKEN, 
 from esper.tamiyo.token_network import TokenActorCritic
 from studies.garden_plots import house_of
 from studies.greenhouse_gains import Anchors, Gains
+from studies.listening import Moments
 
 SHADOWS, PROPERTIES, ONE_SHOT = "shadows", "properties", "one_shot"
 SEEN = (SHADOWS, PROPERTIES)  # that change what is seen
 ABLATIONS = (*SEEN, ONE_SHOT)
 ABLATION = "ablation"  # in a kept controller's card
+
+Seen = TypeVar("Seen", Gains, Anchors, Moments)
 
 _HEARD = ("heard", "gradient_known")  # flags of what shadows showed
 
@@ -107,19 +111,15 @@ def codes_of(names: Sequence[str], room: int) -> Tensor:
     return torch.tensor(found + [nobody] * (room - len(found)))
 
 
-def ablated_gains(ablation: str | None, data: Gains, anchors: Anchors) -> tuple[Gains, Anchors]:
+def ablated(ablation: str | None, part: Seen) -> Seen:
     """What a fit learns from, as an ablated controller would see it."""
     if ablation is None:
-        return data, anchors
+        return part
     require_known("ablation of what is seen", ablation, SEEN)
-    seen = []
-    for part in (data, anchors):
-        if ablation == SHADOWS:
-            seen.append(without_shadows(LAYOUT, part.observations))
-        else:
-            codes = _codes_by_plot(part.seed, part.plot)
-            seen.append(by_identity(LAYOUT, part.observations, codes))
-    return data._replace(observations=seen[0]), anchors._replace(observations=seen[1])
+    if ablation == SHADOWS:
+        return part._replace(observations=without_shadows(LAYOUT, part.observations))
+    codes = _codes_by_plot(part.seed, part.plot)
+    return part._replace(observations=by_identity(LAYOUT, part.observations, codes))
 
 
 def _codes_by_plot(seed: Tensor, plot: Tensor) -> Tensor:

@@ -2,56 +2,63 @@
 
     python -m studies.greenhouse collect --out gains --plots 400 --device cuda
     python -m studies.greenhouse fit --gains gains --out fitted
-    python -m studies.greenhouse train --out trained --fitted fitted/best --rounds 50 --device cuda
-    python -m studies.greenhouse judge audition fitted/best --out judged --group validation
+    python -m studies.greenhouse listen --out moments --plots 400
+    python -m studies.greenhouse waiting --gains gains --moments moments --fitted fitted/best \\
+        --out waiting
+    python -m studies.greenhouse fit --gains gains --waiting waiting --out again
+    python -m studies.greenhouse train --out trained --fitted again/best --rounds 50 --device cuda
+    python -m studies.greenhouse judge audition again/best --out judged --group validation
 
 `collect` plays drawn worlds. Of every case a control, the rule `audition`, four seeds planted at
 one moment, one row that waits, and three seeds planted later beside the first of them. What they
 gained is kept with what was seen when they were planted, in compressed parts of a few plots each.
-`fit` learns from that which seed to prefer, and whether to plant it. `train` goes on from there
-with PPO. `judge` plays controllers on the same cases of worlds that none of them learned from, and
-`pack` makes one small file of gains. What is there is not made again, so each command goes on where
-it was stopped; `--place 2 --of 8` makes the third of eight shares. Nothing here needs more than
-torch, numpy and safetensors.
+`fit` learns from that which seed to prefer, and whether to plant it now. `listen` keeps what is
+seen while nothing is planted, by which `waiting` says what it is worth to wait; a fit that knows it
+plants later, or not at all, where that is better. `train` goes on from there with PPO. `judge`
+plays controllers on the same cases of worlds that none of them learned from, and `pack` makes one
+small file of gains or moments. What is there is not made again, so each command goes on where it
+was stopped; `--place 2 --of 8` makes the third of eight shares. Nothing here needs more than torch,
+numpy and safetensors.
 
 Shapes: `D` decisions, `K` choices of one, waiting the first of them, `A` anchors, `F` features.
 """
 
 import argparse
-import copy
 import json
 import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import LayerNorm
-from torch.nn.functional import cross_entropy, dropout, logsigmoid
+from torch.nn.functional import cross_entropy, logsigmoid
 from torch.utils.hooks import RemovableHandle
 
-from esper.archive import Archive, read_archive, write_archive, write_whole
+from esper.archive import read_archive, write_archive, write_whole
 from esper.garden import LAYOUT, Greenhouse, Plots
 from esper.garden.reward_settings import RewardConfig
-from esper.leyline import Legality, LifecycleOp
+from esper.leyline import LifecycleOp
 from esper.leyline.streams import derive_seed
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.agent.processes import Processes
 from esper.simic.agent.rollouts import collect as play_round
 from esper.simic.agent.types import Decision, Outcome
-from esper.tamiyo import MaskedCategorical, TokenActorCritic, logits_given
+from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from esper.tamiyo.token_layout import ADVISED
-from studies.ablations import ABLATION, SEEN, ablated_gains
+from studies.ablations import ABLATION, SEEN, ablated
+from studies.averaged import DECAY, DROPOUT, RATE, Averaged, at_once
 from studies.garden_plots import GARDEN_SEED
-from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack, places_liked
+from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack
 from studies.judging import JUDGED, judge
+from studies.listening import listen
+from studies.preferences import Preferences
+from studies.waiting import estimate_waiting, waits_known
 
-RECENT = 10.0  # the mean of weights is of about the latest tenth of all steps
 CLEAR = 0.05  # difference of what two seeds are worth that is no noise
 KIND, VERSION = "fit of gains", 3
 DONE = "done.json"  # figures of a fit's epochs
@@ -60,39 +67,24 @@ DONE = "done.json"  # figures of a fit's epochs
 # --- fitting --------------------------------------------------------------------------------------
 
 
-class Fitting:
-    """A network that learns from gains; memory has no say yet: what is kept is single moments.
-    Nor has the rule on what to plant, but that its advice is seen: what gains more is known better.
-
-    `network` learns; `mean` is what it was in its latest steps, and judged and kept.
-    """
+class Fitting(Averaged):
+    """Learns from gains. The rule has no say at first on what to plant, but that its advice is
+    seen: what gains more is known better."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        torch.manual_seed(derive_seed(options.seed, "fit"))
         self.harm, self.unit = options.harm, options.unit
-        self.steps = 0
-        self.network = TokenActorCritic(LAYOUT).to(options.device)
+        super().__init__(options.seed, options.device, options.rate, options.decay, options.dropout)
+
+    def prepare(self) -> None:
         with torch.no_grad():
-            for silent in self.network.recalled.parameters():
-                silent.zero_()
             trust = self.network.trust
             trust["op"][[LifecycleOp.WAIT, LifecycleOp.GERMINATE]] = 0.0
             trust["slot"][LifecycleOp.GERMINATE] = 0.0
             trust["seed"].zero_()
-        self.mean = copy.deepcopy(self.network).eval()
-        for part in self.network.modules():
-            if isinstance(part, LayerNorm):
-                part.register_forward_hook(lambda _, __, out: dropout(out, options.dropout))
-        deaf = {id(each) for part in (self.network.recalled, self.network.lstm)
-                for each in part.parameters()}  # fmt: skip
-        self.learning = [each for each in self.network.parameters() if id(each) not in deaf]
-        self.optimiser = torch.optim.AdamW(
-            self.learning, lr=options.rate, weight_decay=options.decay, betas=(0.9, 0.99)
-        )
 
     def losses(self, network: TokenActorCritic, data: Gains, anchors: Anchors) -> dict[str, Tensor]:
         count, worth = len(data.gains), data.worth(self.harm, self.unit)
-        logits = at_once(network, torch.cat((data.observations, anchors.observations)))
+        *logits, _ = at_once(network, torch.cat((data.observations, anchors.observations)))
         preferred = Preferences.of([each[:count] for each in logits], data)
         legal = logits[0][count:].masked_fill(~anchors.mask, -1e9)
         tended = cross_entropy(legal, anchors.op, reduction="sum") / max(1, len(legal))
@@ -101,73 +93,7 @@ class Fitting:
                 "leave": leaving_loss(logits[0][:count], data)}  # fmt: skip
 
     def learn(self, data: Gains, anchors: Anchors) -> None:
-        self.network.zero_grad()
-        torch.stack(list(self.losses(self.network, data, anchors).values())).sum().backward()
-        torch.nn.utils.clip_grad_norm_(self.learning, 1.0)
-        self.optimiser.step()
-        self.steps += 1
-        fresh = RECENT / (RECENT + self.steps)  # of what it is now
-        with torch.no_grad():
-            now = list[Tensor](self.network.parameters())
-            torch._foreach_lerp_(list(self.mean.parameters()), now, fresh)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All that is needed to go on."""
-        moments = {
-            f"optimiser.{number}.{name}": value
-            for number, own in self.optimiser.state_dict()["state"].items()
-            for name, value in own.items()
-        }
-        weights = {
-            f"{kind}.{name}": each
-            for kind, held in (("network", self.network), ("mean", self.mean))
-            for name, each in held.state_dict().items()
-        }
-        return {name: each.detach().cpu().clone() for name, each in (weights | moments).items()}
-
-    def restore(self, archive: Archive) -> None:
-        for kind, held in (("network", self.network), ("mean", self.mean)):
-            held.load_state_dict(archive.part(kind))
-        moments = dict[int, dict[str, Tensor]]()
-        for name, each in archive.part("optimiser").items():
-            number, _, field = name.partition(".")
-            moments.setdefault(int(number), {})[field] = each
-        self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": moments})
-        self.steps = int(moments[0]["step"])
-
-
-def at_once(network: TokenActorCritic, observations: Tensor) -> Sequence[Tensor]:
-    """Logits of single moments; a memory that has no say is not asked."""
-    nothing = observations.new_zeros(len(observations), network.lstm_hidden_dim)
-    return tuple(network.conclude(nothing, network.sense(observations), observations)[0])
-
-
-class Preferences(NamedTuple):
-    """What a network prefers in decisions that were tried out, without memory."""
-
-    op: Tensor  # [D] how much rather it plants than waits
-    scores: Tensor  # [D, K - 1] log-probs of each seed if it plants
-    near: Tensor  # [D, K - 1] how likely each is beside the likeliest of all, 1 if it is that
-
-    @classmethod
-    def of(cls, logits: Sequence[Tensor], data: Gains) -> "Preferences":
-        seeds = data.actions.shape[1] - 1
-        actions = data.actions[:, 1:].flatten(0, 1)  # [D * (K - 1), H]
-        rows = torch.arange(len(actions), device=actions.device) // seeds
-        masks = Legality(LAYOUT.space, len(data.gains), data.masks).rows(rows).resolved(actions)
-        given = logits_given(tuple(each[rows] for each in logits), LAYOUT.space, actions)
-        chances = MaskedCategorical(given, masks, False)
-        found = chances.log_prob(actions)[:, 1:]
-        with torch.no_grad():
-            best = places_liked(logits, data.masks).flatten(1).amax(1, keepdim=True)
-            blend = chances.probs[:, -1].amax(-1).log()  # the likeliest one's, of its place
-            near = (found.sum(-1) - blend).view(-1, seeds).sub(best).exp()
-        op = logits[0][:, LifecycleOp.GERMINATE] - logits[0][:, LifecycleOp.WAIT]
-        return cls(op, found.sum(-1).view(-1, seeds), near)
-
-    def liked(self, there: Tensor) -> Tensor:
-        """[D, 1]: the likeliest of the seeds that are there [D, K - 1]."""
-        return self.scores.masked_fill(~there, -torch.inf).argmax(1, keepdim=True)
+        self.step(torch.stack(list(self.losses(self.network, data, anchors).values())).sum())
 
 
 def ranking_loss(scores: Tensor, worth: Tensor) -> Tensor:
@@ -206,8 +132,8 @@ def figures_of(fitting: Fitting, data: Gains, anchors: Anchors) -> dict[str, flo
     episode."""
     losses = fitting.losses(fitting.mean, data, anchors)
     found = {name: float(loss) for name, loss in losses.items()}
-    preferred = Preferences.of(at_once(fitting.mean, data.observations), data)
-    first = ~data.rule.isnan()
+    preferred = Preferences.of(at_once(fitting.mean, data.observations)[:-1], data)
+    first = data.first
     gains, there = data.gains[:, 1:], ~data.gains[:, 1:].isnan()
     liked = preferred.liked(there)
     waited, planted = data.gains[:, 0], gains.gather(1, liked)[:, 0]
@@ -222,7 +148,7 @@ def figures_of(fitting: Fitting, data: Gains, anchors: Anchors) -> dict[str, flo
         for name, each in told.items():
             found[kind + name] = float((weight * each).sum() / weight.sum().clamp(min=1e-6))
         found[kind + "decisions"] = float(weight.sum())
-    return found | {"random": float(gains[there].mean()), "rule": float(data.rule[first].mean())}
+    return found | {"random": float(gains[there].mean()), "rule": float(data.rule.nanmean())}
 
 
 def _lost(figures: Mapping[str, float]) -> float:
@@ -239,7 +165,9 @@ def _apart(plot: Tensor) -> tuple[Tensor, Tensor]:
 def fit(options: argparse.Namespace) -> None:
     """Fit the network's preferences; every eighth plot is kept apart. The same command goes on."""
     data, anchors = Gains.load(options.gains), Anchors.load(options.gains)
-    data, anchors = ablated_gains(options.ablation, data, anchors)
+    data, anchors = ablated(options.ablation, data), ablated(options.ablation, anchors)
+    if options.waiting is not None:
+        data = waits_known(data, options)
     if options.contexts:
         some, few = ((each.plot < options.contexts) | (each.plot % 8 == 7)
                      for each in (data, anchors))  # fmt: skip
@@ -247,6 +175,7 @@ def fit(options: argparse.Namespace) -> None:
     there = lambda each: each.to(options.device)  # noqa: E731
     data, anchors = data.changed(there), Anchors(*map(there, anchors))
     train, held = (data.rows(where) for where in _apart(data.plot))
+    train = train.often()
     tended, looked = (anchors.rows(where) for where in _apart(anchors.plot))
     fitting = Fitting(options)
     at, state, done = options.out / "best", options.out / "state", list[dict[str, float]]()
@@ -376,16 +305,12 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     one.add_argument("--cases", type=int, default=16, help="worlds of every plot")
     one.add_argument("--fitted", type=Path, help="what `fit` wrote: seeds that it likes are tried")
     two = parts.add_parser("fit", parents=[common])
-    two.add_argument("--gains", type=Path, nargs="+", required=True)
-    two.add_argument("--harm", type=float, default=8.0, help="points that ending in harm costs")
-    two.add_argument("--unit", type=float, default=12.0, help="points that count as 1, 2 at most")
-    two.add_argument("--decay", type=float, default=0.1, help="of weights")
-    two.add_argument("--dropout", type=float, default=0.05)
+    two.add_argument("--waiting", type=Path, help="what `waiting` wrote")
+    two.add_argument("--decay", type=float, default=DECAY, help="of weights")
+    two.add_argument("--dropout", type=float, default=DROPOUT)
     two.add_argument("--epochs", type=int, default=24)
     two.add_argument("--batch", type=int, default=1024, help="decisions")
-    two.add_argument("--contexts", type=int, help="learn from the first so many plots only")
-    two.add_argument("--rate", type=float, default=2.5e-3)
-    two.add_argument("--ablation", choices=SEEN, help="what it does not see, nor will later")
+    two.add_argument("--rate", type=float, default=RATE)
     three = parts.add_parser("train", parents=[common])
     three.add_argument("--fitted", type=Path, help="what `fit` wrote")
     three.add_argument("--rounds", type=int, default=50)
@@ -407,7 +332,26 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     four.add_argument("--rows", type=int, default=256, help="that train at once")
     five = parts.add_parser("pack", parents=[common])
     five.add_argument("--gains", type=Path, nargs="+", required=True)
-    for part, work in ((one, collect), (two, fit), (three, train), (four, judge), (five, pack)):
+    six = parts.add_parser("listen", parents=[common])
+    six.add_argument("--plots", type=int, default=400)
+    six.add_argument("--cases", type=int, default=24, help="worlds of every plot")
+    six.set_defaults(fitted=None)
+    seven = parts.add_parser("waiting", parents=[common])
+    seven.add_argument("--fitted", type=Path, required=True, help="what `fit` wrote: it chooses")
+    seven.add_argument("--moments", type=Path, nargs="+", required=True, help="of `listen`")
+    for part in (two, seven):
+        part.add_argument("--contexts", type=int, help="learn from the first so many plots only")
+        part.add_argument("--ablation", choices=SEEN, help="what it does not see, nor will later")
+        part.add_argument("--gains", type=Path, nargs="+", required=True)
+        part.add_argument(
+            "--harm", type=float, default=8.0, help="points that ending in harm costs"
+        )
+        part.add_argument(
+            "--unit", type=float, default=12.0, help="points that count as 1, 2 at most"
+        )
+    works = (collect, fit, train, judge, pack, listen, estimate_waiting)
+    every = (one, two, three, four, five, six, seven)
+    for part, work in zip(every, works, strict=True):
         part.set_defaults(work=work)
     return top.parse_args(words)
 

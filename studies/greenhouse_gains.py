@@ -43,7 +43,7 @@ from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers.learned import read_kept
 from esper.tamiyo.controllers.specs import Arm
 from esper.tamiyo.token_layout import WHOLE_TOKEN
-from studies.garden_plots import house_of
+from studies.garden_plots import GARDEN_SEED, house_of
 
 FIRST, LATER = 4, 3  # seeds that are tried at a case's first decision, and at its second
 DRAWN = 1  # of these each, where a controller has likings
@@ -54,6 +54,8 @@ WAITED = 3  # epochs, by who does not plant at the first decision
 PLOTS_OF_PART = 4
 HEARD, LATEST = 6, 10  # epochs before the first seed, where shadows are heard before it
 LEAST_LEFT = 7  # epochs after one
+GARDEN_TIMES = 4  # that what was gained in the garden is learned from
+LIKELY = 0.3  # harm to a case, where a later seed does some and nobody knows what there was before
 ANCHORS = 2  # looks at a case's rows, of which those are kept that say something
 VERSION = 4  # of how it is played
 Place = tuple[str, str]  # a slot and a blueprint
@@ -69,23 +71,25 @@ class Gains(NamedTuple):
     # [D, K] net points over the control, or of a later decision over the first seed alone; of
     # waiting too, which may end in planting; NaN: not tried
     gains: Tensor
-    base: Tensor  # [D] points of that over the control; NaN: not known
+    base: Tensor  # [D] points of that over the control: 0 at first; NaN: not known
     rule: Tensor  # [D] net points of the rule over the control; NaN: a later decision
     plot: Tensor  # [D] its number
     seed: Tensor  # [D] of the greenhouse; -1: nobody knows
 
     @classmethod
     def load(cls, folders: Sequence[Path]) -> "Gains":
-        parts = _parts(folders)
-        names = [name for name in cls._fields if name != "masks"]
-        whole = {name: _joined(parts, name) for name in names}
+        parts = in_one(parts_of(folders))
+        whole = {name: torched(parts[name]) for name in cls._fields if name != "masks"}
         chosen = Actions(LAYOUT.space, whole["actions"].flatten(0, 1)).canonical().values
         whole["actions"] = chosen.view_as(whole["actions"])
-        found = cls(masks={head: _joined(parts, f"mask_{head}") for head in HEADS}, **whole)
+        found = cls(masks={head: torched(parts[f"mask_{head}"]) for head in HEADS}, **whole)
         # In early parts a row may have failed in training when another of its case decided, and
         # what had been pruned was planted again, which was then taken for a later decision.
         bare = LAYOUT.split(found.observations)[0][:, WHOLE_TOKEN.names.index("added_params")] == 0
-        fine = found.masks["op"][:, LifecycleOp.GERMINATE] & ~(found.rule.isnan() & bare)
+        fine = found.masks["op"][:, LifecycleOp.GERMINATE] & (found.first | ~bare)
+        # Nor was it measured in all of them what waiting brings: it is taken for never planting.
+        waits = found.gains[:, 0]
+        waits[waits.isnan()] = 0.0
         return found.rows(fine.nonzero()[:, 0])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Gains":
@@ -97,13 +101,26 @@ class Gains(NamedTuple):
 
     def worth(self, harm: float, unit: float) -> Tensor:
         """[D, K]: of each choice in units of so many points, 2 at most; ending in harm costs so
-        many points more. NaN: it was not tried."""
+        many points more, as far as it is known. NaN: it was not tried."""
         worth = (self.gains / unit).clamp(-2.0, 2.0)
-        return torch.where(self.harmed(self.gains), worth - harm / unit, worth)
+        price = torch.where(self.base.isnan(), LIKELY * harm, harm)[:, None] / unit
+        return torch.where(self.harmed(self.gains), worth - price, worth)
+
+    def often(self) -> "Gains":
+        """The garden's few decisions come several times, so that they are not drowned."""
+        garden = (self.seed >= GARDEN_SEED).nonzero()[:, 0]
+        every = torch.arange(len(self.gains), device=garden.device)
+        return self.rows(torch.cat((every, garden.repeat(GARDEN_TIMES - 1))))
+
+    @property
+    def first(self) -> Tensor:
+        """[D] bool: nothing had been planted before."""
+        return self.base == 0.0
 
     def harmed(self, gains: Tensor) -> Tensor:
-        """[D, ...] bool: with these gains a case would end in harm, so far as that is known."""
-        base = self.base.view(-1, *(1 for _ in gains.shape[1:]))
+        """[D, ...] bool: with these gains a case would end in harm; where nobody knows what it had
+        gained before, as if that were nothing."""
+        base = self.base.nan_to_num(0.0).view(-1, *(1 for _ in gains.shape[1:]))
         return gains + base < -HARM
 
 
@@ -118,8 +135,8 @@ class Anchors(NamedTuple):
 
     @classmethod
     def load(cls, folders: Sequence[Path]) -> "Anchors":
-        parts = _parts(folders)
-        found = cls(*(_joined(parts, f"anchor_{name}") for name in cls._fields))
+        parts = in_one(parts_of(folders))
+        found = cls(*(torched(parts[f"anchor_{name}"]) for name in cls._fields))
         # In early parts it was kept too when the rule listens; whether to plant then was not tried.
         return found.rows((found.op != LifecycleOp.WAIT).nonzero()[:, 0])
 
@@ -127,7 +144,7 @@ class Anchors(NamedTuple):
         return Anchors(*(part[index] for part in self))
 
 
-def _parts(folders: Sequence[Path]) -> list[Mapping[str, Any]]:
+def parts_of(folders: Sequence[Path]) -> list[Mapping[str, Any]]:
     """Those of folders, and what was packed of others into files."""
     files = [file for each in folders for file in sorted(each.glob("gains-*.npz")) or [each]]
     if lost := [file for file in files if not file.is_file()]:
@@ -138,27 +155,38 @@ def _parts(folders: Sequence[Path]) -> list[Mapping[str, Any]]:
 def _part(file: Path) -> Mapping[str, Any]:
     packed = file.suffix == ".xz"
     part = dict(np.load(io.BytesIO(lzma.decompress(file.read_bytes())) if packed else file))
-    if "base" not in part:  # early parts do not say what a first seed had gained
+    if "rule" in part and "base" not in part:  # early parts do not say what a first seed had gained
         part["base"] = np.where(np.isnan(part["rule"]), np.nan, 0.0).astype(np.float32)
     if "seed" not in part:  # the folder says it, or a file's name, as in `gains-seed1`
         made, named = file.parent / "made.json", re.search(r"seed(\d+)", file.name)
         known = int(named[1]) if named else -1
         seed = json.loads(made.read_text())["seed"] if made.exists() else known
-        for kind in ("", "anchor_"):
+        for kind in [name.removesuffix("plot") for name in part if name.endswith("plot")]:
             part[f"{kind}seed"] = np.full(len(part[f"{kind}plot"]), seed)
     return part
 
 
+def in_one(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Arrays behind each other; what points `after` a moment points at the same one."""
+    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    if "after" in found:
+        lengths = np.cumsum([0, *(len(part["after"]) for part in parts)])
+        moved = [np.where(part["after"] < 0, -1, part["after"] + before)
+                 for part, before in zip(parts, lengths, strict=False)]  # fmt: skip
+        found["after"] = np.concatenate(moved)
+    return found
+
+
 def pack(options: argparse.Namespace) -> None:
     """One small file of all parts."""
-    parts, whole = _parts(options.gains), io.BytesIO()
-    joined: Any = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    np.savez(whole, **joined)
+    parts, whole = parts_of(options.gains), io.BytesIO()
+    np.savez(whole, **in_one(parts))
     write_whole(options.out, lzma.compress(whole.getvalue(), preset=9))
 
 
-def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> Tensor:
-    whole = torch.from_numpy(np.concatenate([part[name] for part in parts]))
+def torched(array: Any) -> Tensor:
+    """In the type that is computed with."""
+    whole = torch.from_numpy(array)
     if whole.dtype is torch.int16:
         return whole.long()
     return whole.float() if whole.is_floating_point() else whole
@@ -170,6 +198,61 @@ def places_liked(logits: Sequence[Tensor], masks: Mapping[str, Tensor]) -> Tenso
     where = logits[1][:, LifecycleOp.GERMINATE].masked_fill(~legal.any(2), -torch.inf)
     what = logits[2].masked_fill(~legal, -torch.inf).log_softmax(2)
     return where.log_softmax(1)[..., None] + what.masked_fill(~legal, -torch.inf)
+
+
+class Noted:
+    """What is kept of a plot: decisions with what was seen, and anchors."""
+
+    def __init__(self, bed: Bed, number: int) -> None:
+        self.bed, self.number = bed, number
+        self.kept: dict[str, list[Tensor]] = {}
+        # Cases, which rows chose, and those whose points theirs are compared with: [D], [D, K], [D]
+        self.chosen: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def _keep(self, seen: Mapping[str, Tensor]) -> None:
+        for name, each in seen.items():
+            self.kept.setdefault(name, []).append(each)
+
+    def decided(
+        self, cases: Tensor, waits: Tensor, tried: Tensor, since: Tensor, values: Tensor
+    ) -> None:
+        """Keep what is seen in these cases [C] bool, whose rows `waits` [C] wait and `tried`
+        [C, K - 1] plant or not, compared with rows `since` [C]."""
+        cases = cases & self.bed.legal.masks["op"][tried[:, 0], LifecycleOp.GERMINATE]
+        rows = tried[cases]
+        seen = {f"mask_{head}": self.bed.legal.masks[head][rows[:, 0]] for head in HEADS}
+        seen["observations"] = self.bed.observations[rows[:, 0]].half()
+        chosen = torch.zeros(len(rows), 1 + FIRST, 4, dtype=torch.int16)
+        chosen[:, 1 : 1 + rows.shape[1]] = values[rows].short()
+        self._keep(seen | {"actions": chosen})
+        everyone = torch.full((len(rows), 1 + FIRST), -1)  # nobody
+        everyone[:, 0], everyone[:, 1 : 1 + rows.shape[1]] = waits[cases], rows
+        self.chosen.append((cases.nonzero()[:, 0], everyone, since[cases]))
+
+    def looked(self, rows: Tensor) -> None:
+        """Keep what the rule does in these rows."""
+        self._keep({
+            "anchor_observations": self.bed.observations[rows].half(),
+            "anchor_mask": self.bed.legal.masks["op"][rows],
+            "anchor_op": self.bed.advice["op"][rows].short(),
+            "anchor_plot": torch.full((len(rows),), self.number).short(),
+        })  # fmt: skip
+
+    def found(self, net: Tensor, rule: Tensor) -> dict[str, Any]:
+        """All of it, with the points `net` [N] of rows; `rule` [C] has the rule's in each case."""
+        players = len(self.bed.players)
+        known = torch.cat([net, torch.full((1,), torch.nan, dtype=net.dtype)])  # and nobody's
+        actions = torch.cat(self.kept["actions"])
+        cases, rows, since = (torch.cat(each) for each in zip(*self.chosen, strict=True))
+        gains = known[rows] - net[since[:, None]]
+        planted = actions[:, 1:, 0] == LifecycleOp.GERMINATE
+        gains[:, 1:] = gains[:, 1:].masked_fill(~planted, torch.nan)
+        whole = {name: torch.cat(each) for name, each in self.kept.items()}
+        base = net[since] - net[players + cases]
+        whole |= {"gains": gains.float(), "base": base.float()}
+        whole["rule"] = rule[cases].masked_fill(since < players, torch.nan).float()
+        whole["plot"] = torch.full((len(cases),), self.number).short()
+        return {name: each.cpu().numpy() for name, each in whole.items()}
 
 
 class Asked(NamedTuple):
@@ -207,9 +290,7 @@ class Measurement:
         self.made = [0] * cases  # decisions
         looked = (cases, ANCHORS)
         self.looks = torch.from_numpy(self.chance.integers(1, plot.horizon, looked))  # epochs
-        self.kept: dict[str, list[Tensor]] = {}
-        # Cases, which rows chose, and those whose points theirs are compared with: [D], [D, K], [D]
-        self.decided: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.noted = Noted(self.bed, number)
 
     def _first(self) -> int:
         """At once, or when shadows were heard; of these with a network any time in half."""
@@ -320,6 +401,7 @@ class Measurement:
 
     def run(self) -> dict[str, Any]:
         bed, rows = self.bed, self.rows
+        controls = len(bed.players) + torch.arange(len(rows))
         for epoch in range(self.plot.horizon):
             before = torch.tensor(self.made)
             self._ask(epoch)
@@ -330,14 +412,14 @@ class Measurement:
             values[tends] = bed.advice.values[tends]
             now, plants = torch.tensor(self.made) > before, plants[rows]  # [C], [C, players]
             first = now & (before == 0)
-            controls = len(bed.players) + torch.arange(len(rows))
             tried = (rows[:, WAITER], rows[:, :FIRST], controls)
-            self._decide(first & plants[:, :FIRST].any(1), *tried, values)
+            self.noted.decided(first & plants[:, :FIRST].any(1), *tried, values)
             later = now & ~first & plants[:, FIRST:WAITER].any(1)
-            self._decide(later, rows[:, 0], rows[:, FIRST:WAITER], rows[:, 0], values)
+            self.noted.decided(later, rows[:, 0], rows[:, FIRST:WAITER], rows[:, 0], values)
             self._look(epoch)
             bed.step(values)
-        return self._found()
+        net = net_gains(bed)
+        return self.noted.found(net, net[rows[:, -1]] - net[controls])
 
     def _planted(self, epoch: int) -> Tensor:
         """[players, H]: what plans say for this epoch, once, and waiting."""
@@ -354,63 +436,21 @@ class Measurement:
                     values[row] = torch.tensor([op, slot, kind, blend])
         return values
 
-    def _decide(
-        self, cases: Tensor, waits: Tensor, tried: Tensor, since: Tensor, values: Tensor
-    ) -> None:
-        """Keep what is seen in these cases [C] bool, whose rows `waits` [C] wait and `tried`
-        [C, K - 1] plant or not, compared with rows `since` [C]."""
-        cases = cases & self.bed.legal.masks["op"][tried[:, 0], LifecycleOp.GERMINATE]
-        rows = tried[cases]
-        seen = {f"mask_{head}": self.bed.legal.masks[head][rows[:, 0]] for head in HEADS}
-        seen["observations"] = self.bed.observations[rows[:, 0]].half()
-        chosen = torch.zeros(len(rows), 1 + FIRST, 4, dtype=torch.int16)
-        chosen[:, 1 : 1 + rows.shape[1]] = values[rows].short()
-        seen["actions"] = chosen
-        for name, each in seen.items():
-            self.kept.setdefault(name, []).append(each)
-        places = cases.nonzero()[:, 0]
-        everyone = torch.full((len(rows), 1 + FIRST), -1)  # nobody
-        everyone[:, 0], everyone[:, 1 : 1 + rows.shape[1]] = waits[cases], rows
-        self.decided.append((places, everyone, since[cases]))
-
     def _look(self, epoch: int) -> None:
         """Keep what the rule does where it tends what grows."""
         case, look = (self.looks == epoch).nonzero(as_tuple=True)
         rows = torch.where(look % 2 == 0, self.rows[case, -1], self.rows[case, FIRST + 1])
         op = self.bed.advice["op"][rows]
         plain = (op == LifecycleOp.WAIT) | (op == LifecycleOp.GERMINATE)
-        rows = rows[~plain & self.bed.episodes.running[rows]]
-        found = {
-            "anchor_observations": self.bed.observations[rows].half(),
-            "anchor_mask": self.bed.legal.masks["op"][rows],
-            "anchor_op": self.bed.advice["op"][rows].short(),
-            "anchor_plot": torch.full((len(rows),), self.number).short(),
-        }
-        for name, each in found.items():
-            self.kept.setdefault(name, []).append(each)
+        self.noted.looked(rows[~plain & self.bed.episodes.running[rows]])
 
-    def _found(self) -> dict[str, Any]:
-        plot, players = self.plot, len(self.bed.players)
-        net = net_points(self.bed.state, self._tested(), plot.rent)
-        net = torch.cat([net, torch.full((1,), torch.nan, dtype=net.dtype)])  # of nobody
-        actions = torch.cat(self.kept["actions"])
-        cases, rows, since = (torch.cat(each) for each in zip(*self.decided, strict=True))
-        gains = net[rows] - net[since[:, None]]
-        planted = actions[:, 1:, 0] == LifecycleOp.GERMINATE
-        gains[:, 1:] = gains[:, 1:].masked_fill(~planted, torch.nan)
-        rule = net[self.rows[cases, -1]] - net[players + cases]
-        rule = rule.masked_fill(since < players, torch.nan)
-        whole = {name: torch.cat(each) for name, each in self.kept.items()}
-        base = net[since] - net[players + cases]
-        whole |= {"gains": gains.float(), "base": base.float(), "rule": rule.float()}
-        whole["plot"] = torch.full((len(cases),), self.number).short()
-        return {name: each.cpu().numpy() for name, each in whole.items()}
 
-    def _tested(self) -> Tensor:
-        """[N]: points over the controls on test data at the end."""
-        scores = self.bed.episodes.ledger.test[:, -SCORED_EPOCHS:].mean(1)
-        grown, control = scores.split([len(self.bed.players), len(self.rows)])
-        return torch.cat((grown - control.repeat_interleave(self.rows.shape[1]), control * 0.0))
+def net_gains(bed: Bed) -> Tensor:
+    """[N]: net points of a plot that is over, of players over their controls."""
+    scores, players = bed.episodes.ledger.test[:, -SCORED_EPOCHS:].mean(1), len(bed.players)
+    grown, control = scores.split([players, len(scores) - players])
+    over = grown - control.repeat_interleave(players // len(control))
+    return net_points(bed.state, torch.cat((over, control * 0.0)), bed.plot.rent)
 
 
 def net_points(state: RewardState, tested: Tensor, rent: float) -> Tensor:
@@ -425,10 +465,17 @@ def net_points(state: RewardState, tested: Tensor, rent: float) -> Tensor:
 
 
 def collect(options: argparse.Namespace) -> None:
-    """Parts that are missing, one after the other."""
+    """Gains of seeds that are tried out."""
+    collect_parts(options, lambda *how: Measurement(*how).run())
+
+
+def collect_parts(
+    options: argparse.Namespace, play: Callable[..., dict[str, Any]], **more: Any
+) -> None:
+    """Parts that are missing, one after the other; `play` a plot, with what else was `made` so."""
     options.out.mkdir(parents=True, exist_ok=True)
     made = {name: getattr(options, name) for name in ("seed", "cases", "longest")}
-    made["version"] = VERSION
+    made |= {"version": VERSION, **more}
     network: TokenActorCritic | None = None
     if options.fitted is not None:
         kept = read_kept(options.fitted)
@@ -448,16 +495,13 @@ def collect(options: argparse.Namespace) -> None:
         began, found = time.monotonic(), []
         for number in range(first, first + PLOTS_OF_PART):
             plot = house.plot(number, options.cases)
-            found.append(Measurement(plot, number, options.device, network).run())
-        whole: Any = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+            found.append(play(plot, number, options.device, network))
+        whole: Any = in_one(found)
         half = file.with_name(f"half-{file.name}")  # which loading does not take for a part
         np.savez_compressed(half, **whole)
         os.replace(half, file)
-        best = np.nanmean(np.nanmax(np.nan_to_num(whole["gains"], nan=-99.0), 1))
         print(
-            f"{file.name}: {len(whole['gains'])} decisions, best seed {best:+.1f} points, rule "
-            f"{np.nanmean(whole['rule']):+.1f}, {file.stat().st_size / 2**20:.2f} MB, "
-            f"{time.monotonic() - began:.0f} s",
+            f"{file.name}: {len(whole['observations'])} moments, {time.monotonic() - began:.0f} s",
             flush=True,
         )
 

@@ -30,6 +30,8 @@ STEPS = ("collect", "fit", "train", "rules", "validate", "judge", GARDEN, "own",
 SPECIALIST = "tamiyo"
 MOST_HARM = 0.05  # share of episodes that may end more than `HARM` points below their controls
 CHOSEN, TUNED, PLAN, COSTS = "chosen.json", "rules.json", "plan.json", "costs.jsonl"
+MOMENTS, WAITING = "moments", "waiting"
+ALONE = "-alone-0"  # behind the name of a fit: the same, before what waiting is worth is known
 OWN_SHAPE = (6, 5)  # tasks and seeds that docs/greenhouse.md registers
 OWN, OWN_OVER = "own", "whole.json"  # the folder of users' tasks, and what says that it is over
 
@@ -181,9 +183,11 @@ class Study:
         size = self.size
         match step:
             case "collect":
-                yield self._collect() if size.collected else []
+                yield self._collect("collect", "gains") if size.collected else []
+                yield self._collect("listen", MOMENTS) if size.collected else []
             case "fit":
-                yield [self._fit(name) for name in self.trained("fit")]
+                yield [self._waiting(WAITING, KEPT / "fitted")]
+                yield [self._fit(name, waiting=WAITING) for name in self.trained("fit")]
             case "train":
                 yield [self._train(f"both-{seed}", seed, f"fit-{seed}")
                        for seed in range(size.trainings if size.rounds else 0)]  # fmt: skip
@@ -205,26 +209,42 @@ class Study:
             case "own":
                 yield [] if size.own is None else [self._own()]
             case "ablate":
-                yield [self._fit(name, more) for name, more in self.lacking.items()]
+                lacking = self.lacking.items()  # and so does what tells them to wait
+                yield [self._fit(f"{name}{ALONE}", more) for name, more in lacking]
+                yield [self._waiting(f"{name}-{WAITING}", self.folder(f"{name}{ALONE}"), more)
+                       for name, more in lacking]  # fmt: skip
+                yield [self._fit(name, more, f"{name}-{WAITING}") for name, more in lacking]
                 yield [self._train(name, seed)
                        for seed, name in enumerate(self.trained("ppo", size.alone))]  # fmt: skip
             case "judge-ablations":
                 yield self._judge("judged", size.groups, self.named(self._ablated()))
 
-    def _collect(self) -> list[Task]:
+    def _collect(self, command: str, folder: str) -> list[Task]:
         plots, parts = self.size.collected or 0, greenhouse_gains.PLOTS_OF_PART
-        words = ["collect", "--plots", str(plots), "--cases", str(self.size.cases_of_plot)]
-        enough = lambda: len(list((self.out / "gains").glob("gains-*.npz"))) * parts >= plots  # noqa: E731
-        return self._shared([*words, *self._common("gains")], enough)
+        words = [command, "--plots", str(plots), "--cases", str(self.size.cases_of_plot)]
+        enough = lambda: len(list((self.out / folder).glob("gains-*.npz"))) * parts >= plots  # noqa: E731
+        return self._shared([*words, *self._common(folder)], enough)
 
-    def _fit(self, name: str, more: Sequence[str] = ()) -> Task:
+    def _fit(self, name: str, more: Sequence[str] = (), waiting: str | None = None) -> Task:
         epochs = int(more[more.index("--epochs") + 1]) if "--epochs" in more else self.size.epochs
         words = ["fit", *self._common(name, name.rpartition("-")[2]), "--epochs", str(epochs)]
         words += ["--gains", *map(str, self._gains("--contexts" in more)), *more]
+        words += [] if waiting is None else ["--waiting", str(self.out / waiting)]
 
         done = self.out / name / greenhouse.DONE  # what it goes on from need not be there any more
         over = lambda: done.exists() and len(json.loads(done.read_text())) >= epochs  # noqa: E731
         return Task(words, over)
+
+    def _waiting(self, name: str, fitted: Path, more: Sequence[str] = ()) -> Task:
+        """What waiting is worth to who chooses as this fit does, and lacks as much."""
+        there = [self.out / MOMENTS] if self.size.collected else sorted(KEPT.glob("moments-*.xz"))
+        words = ["waiting", *self._common(name), "--fitted", str(fitted)]
+        words += ["--gains", *map(str, self._gains("--contexts" in more))]
+        words += ["--moments", *map(str, there)]
+        if "--epochs" in more:  # of the fit
+            place = list(more).index("--epochs")
+            more = [*more[:place], *more[place + 2 :]]
+        return Task([*words, *more], (self.out / name).exists)
 
     def _gains(self, one_collection: bool) -> list[Path]:
         """All that is kept; plots are numbered anew in every collection, so those that are counted

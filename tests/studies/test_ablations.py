@@ -17,7 +17,7 @@ from esper.tamiyo.token_layout import CANDIDATE_TOKEN, SLOT_TOKEN, WHOLE_TOKEN, 
 from studies.ablations import (
     ABLATION,
     AblatedController,
-    ablated_gains,
+    ablated,
     by_identity,
     codes_of,
     controller_in,
@@ -119,14 +119,14 @@ def test_gains_are_seen_with_the_names_that_their_plots_had() -> None:
     nothing = torch.zeros(2)
     data = Gains(observations, {}, *[nothing] * 4, plot, seed)
     anchors = Anchors(observations, nothing, nothing, plot, seed)
-    found, looked = ablated_gains("properties", data, anchors)
+    found, looked = ablated("properties", data), ablated("properties", anchors)
     for row, bed in enumerate(beds):
         codes = codes_of(bed.plot.blueprints, LAYOUT.blueprints)
         expected = by_identity(LAYOUT, bed.observations, codes)[0]
         assert torch.equal(found.observations[row], expected)
         assert torch.equal(looked.observations[row], expected)
     with pytest.raises(SystemExit, match="collect them anew"):
-        ablated_gains("properties", data._replace(seed=-seed), anchors)
+        ablated("properties", data._replace(seed=-seed))
 
 
 @pytest.mark.parametrize("ablation", ["shadows", "properties"])

@@ -1,0 +1,114 @@
+"""Networks over tokens that learn from single moments: what they say of many at once, and a mean
+of what they were in their latest steps.
+
+Shapes: `D` moments, `F` features, of logits as in `TokenActorCritic`.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import LayerNorm
+from torch.nn.functional import dropout, pad
+
+from esper.archive import Archive
+from esper.garden import LAYOUT
+from esper.leyline.streams import derive_seed
+from esper.tamiyo import TokenActorCritic
+from esper.tamiyo.token_layout import TokenLayout
+
+RECENT = 10.0  # the mean of weights is of about the latest tenth of all steps
+RATE, DECAY, DROPOUT = 2.5e-3, 0.1, 0.05
+# For slots and blueprints; the last one has room for all.
+ROOMS = (*(TokenLayout(*room) for room in ((2, 4), (3, 3), (3, 5), (6, 4))), LAYOUT)
+
+
+def at_once(network: TokenActorCritic, observations: Tensor) -> Sequence[Tensor]:
+    """Logits of single moments, and their values last; a memory that has no say is not asked. Most
+    rows are padding for the most part, so they are computed in the least room that holds them.
+    """
+    whole, own, seeds = LAYOUT.split(observations)
+    slots, kinds = (own[..., 0] > 0).sum(1), (seeds[..., 0] > 0).any(1).sum(1)
+    left, order, found = torch.ones_like(slots, dtype=torch.bool), [], []
+    for room in ROOMS:
+        fits = left & (slots <= room.slots) & (kinds <= room.blueprints)
+        left, rows = left & ~fits, fits.nonzero()[:, 0]
+        if not len(rows) and (found or room != LAYOUT):
+            continue  # of no rows at all there are logits of no rows
+        parts = (own[rows, : room.slots], seeds[rows, : room.slots, : room.blueprints])
+        seen = torch.cat((whole[rows], *(part.flatten(1) for part in parts)), 1)
+        small = network.laid_out(room)
+        nothing = seen.new_zeros(len(seen), small.lstm_hidden_dim)
+        (op, slot, kind, blend), value = small.conclude(nothing, small.sense(seen), seen)
+        more = (LAYOUT.blueprints - room.blueprints, 0, LAYOUT.slots - room.slots)
+        found.append((op, pad(slot, (0, more[2])), pad(kind, (0, *more)),
+                      pad(blend, (0, 0, 0, *more)), value))  # fmt: skip
+        order.append(rows)
+    back = torch.cat(order).argsort()
+    return tuple(torch.cat(each)[back] for each in zip(*found, strict=True))
+
+
+class Averaged:
+    """A network that learns from single moments, so its memory has no say.
+
+    `network` learns; `mean` is what it was in its latest steps, and judged and kept.
+    """
+
+    def __init__(self, seed: int, device: str, rate: float = RATE, decay: float = DECAY,
+                 drop: float = DROPOUT) -> None:  # fmt: skip
+        torch.manual_seed(derive_seed(seed, "fit"))
+        self.steps = 0
+        self.network = TokenActorCritic(LAYOUT).to(device)
+        with torch.no_grad():
+            for silent in self.network.recalled.parameters():
+                silent.zero_()
+        self.prepare()
+        self.mean = copy.deepcopy(self.network).eval()
+        for part in self.network.modules():
+            if isinstance(part, LayerNorm):
+                part.register_forward_hook(lambda _, __, out: dropout(out, drop))
+        deaf = {id(each) for part in (self.network.recalled, self.network.lstm)
+                for each in part.parameters()}  # fmt: skip
+        self.learning = [each for each in self.network.parameters() if id(each) not in deaf]
+        self.optimiser = torch.optim.AdamW(
+            self.learning, lr=rate, weight_decay=decay, betas=(0.9, 0.99)
+        )
+
+    def prepare(self) -> None:
+        """What is different at first in networks of a kind."""
+
+    def step(self, loss: Tensor) -> None:
+        self.network.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.learning, 1.0)
+        self.optimiser.step()
+        self.steps += 1
+        fresh = RECENT / (RECENT + self.steps)  # of what it is now
+        with torch.no_grad():
+            now = list[Tensor](self.network.parameters())
+            torch._foreach_lerp_(list(self.mean.parameters()), now, fresh)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is needed to go on."""
+        moments = {
+            f"optimiser.{number}.{name}": value
+            for number, own in self.optimiser.state_dict()["state"].items()
+            for name, value in own.items()
+        }
+        weights = {
+            f"{kind}.{name}": each
+            for kind, held in (("network", self.network), ("mean", self.mean))
+            for name, each in held.state_dict().items()
+        }
+        return {name: each.detach().cpu().clone() for name, each in (weights | moments).items()}
+
+    def restore(self, archive: Archive) -> None:
+        for kind, held in (("network", self.network), ("mean", self.mean)):
+            held.load_state_dict(archive.part(kind))
+        moments = dict[int, dict[str, Tensor]]()
+        for name, each in archive.part("optimiser").items():
+            number, _, field = name.partition(".")
+            moments.setdefault(int(number), {})[field] = each
+        self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": moments})
+        self.steps = int(moments[0]["step"])

@@ -1,0 +1,135 @@
+"""What it is worth to wait: planting may be put off until more was heard, or for good.
+
+A host that listens can be told at any moment what planting then would be worth, by an estimate that
+was fitted to gains (`Worth`), less the price of harm. Who waits gets that of the first later moment
+at which planting is worth more than to wait on; so what waiting is worth is found by going over
+moments (`studies/listening.py`) again and again, each time with the decisions that follow from what
+was known of it before. Which moment is chosen and what it is worth are said by two estimates that
+learned from different plots, or chance would be taken for a reason to wait.
+
+Shapes: `D` decisions, `M` moments, `F` features.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from esper.garden import LAYOUT
+from esper.leyline.streams import derive_seed
+from esper.tamiyo import TokenActorCritic
+from esper.tamiyo.controllers.learned import keep_controller, read_kept
+from studies.ablations import ablated
+from studies.averaged import Averaged, at_once
+from studies.greenhouse_gains import Gains
+from studies.listening import EPOCHS, Moments
+from studies.preferences import Preferences
+
+ROUNDS, EPOCHS_OF_ROUND, EPOCHS_OF_WORTH = 5, 4, 10
+BATCH = 1024
+
+
+class Worth(Averaged):
+    """Says of a moment what something is worth, as the network's value."""
+
+    def learn(self, seen: Tensor, worth: Tensor, weight: Tensor, epochs: int, seed: int) -> None:
+        """Rows [D, F], what each is worth [D], and how much it counts [D]."""
+        chance = torch.Generator().manual_seed(derive_seed(seed, "order"))
+        for _ in range(epochs):
+            for index in torch.randperm(len(seen), generator=chance).split(BATCH):
+                found = at_once(self.network, seen[index])[-1]
+                loss = weight[index] * (found - worth[index]).square()
+                self.step(loss.sum() / weight[index].sum().clamp(min=1e-6))
+
+    @torch.no_grad()
+    def of(self, seen: Tensor) -> Tensor:
+        """[D]"""
+        return torch.cat([at_once(self.mean, each)[-1] for each in seen.split(8 * BATCH)])
+
+
+@torch.no_grad()
+def planted_worth(
+    network: TokenActorCritic, data: Gains, harm: float, unit: float
+) -> tuple[Tensor, Tensor]:
+    """[D] each: what the seed that it likes best of those tried is worth, and how near that is to
+    what it would plant; 0 where nothing was tried."""
+    logits = [at_once(network, each)[:-1] for each in data.observations.split(8 * BATCH)]
+    whole = [torch.cat(each) for each in zip(*logits, strict=True)]
+    preferred, worth = Preferences.of(whole, data), data.worth(harm, unit)[:, 1:]
+    there = ~worth.isnan()
+    liked = preferred.liked(there)
+    near = preferred.near.gather(1, liked)[:, 0] * there.any(1)
+    return worth.gather(1, liked)[:, 0].nan_to_num(0.0), near
+
+
+def waited(after: Tensor, stops: Tensor, worth: Tensor) -> Tensor:
+    """[M]: what comes of waiting at each moment, if it is planted at the next one that `stops` [M]
+    bool and is then `worth` [M]; 0 if there is none."""
+    found = torch.zeros_like(worth)
+    later, known = after.clamp(min=0), after >= 0
+    for _ in EPOCHS:  # no case has more moments
+        found = torch.where(known, torch.where(stops[later], worth[later], found[later]), 0.0)
+    return found
+
+
+def worth_of_waiting(
+    moments: Moments, planting: tuple[Tensor, Tensor], tell: Callable[[str], None] = print
+) -> Worth:
+    """Of the moments' worth of planting [M], as two estimates say it."""
+    waiting, everyone = Worth(0, str(planting[0].device)), torch.ones_like(planting[0])
+    now = torch.zeros_like(planting[0])
+    for turn in range(ROUNDS):
+        ways = [waited(moments.after, one > now, other)
+                for one, other in (planting, planting[::-1])]  # fmt: skip
+        told = torch.stack(ways).mean(0)
+        waiting.learn(moments.observations, told, everyone, EPOCHS_OF_ROUND, turn)
+        now = waiting.of(moments.observations).clamp(min=0.0)
+        stops = float((planting[0] > now).float().mean())
+        off = float((now - told).square().mean().sqrt())
+        tell(f"turn {turn + 1}: waiting is worth {float(told.mean()):.4f}, planting more in "
+             f"{stops:.3f} of moments, error {off:.3f}")  # fmt: skip
+    return waiting
+
+
+def estimate_waiting(options: argparse.Namespace) -> None:
+    """Keep a network whose value says what waiting is worth, for a fit and a price of harm."""
+    data, moments = Gains.load(options.gains), Moments.load(options.moments)
+    data = data.rows(data.first.nonzero()[:, 0]).often()
+    if options.contexts:
+        data = data.rows((data.plot < options.contexts).nonzero()[:, 0])
+        moments = moments.among(moments.plot < options.contexts)
+    data, moments = ablated(options.ablation, data), ablated(options.ablation, moments)
+    data = data.changed(lambda part: part.to(options.device))
+    moments = Moments(*(part.to(options.device) for part in moments))
+    network = read_kept(options.fitted).network.to(options.device)
+    assert isinstance(network, TokenActorCritic), "what `fit` wrote"
+    worth, near = planted_worth(network.laid_out(LAYOUT), data, options.harm, options.unit)
+    estimates = []
+    for half in (0, 1):
+        own, other = ((data.plot % 2 == each).nonzero()[:, 0] for each in (half, 1 - half))
+        known = Worth(half, options.device)
+        known.learn(data.observations[own], worth[own], near[own], EPOCHS_OF_WORTH, half)
+        error = (known.of(data.observations[other]) - worth[other]).square() * near[other]
+        plain = (worth[other] - worth[own].mean()).square() * near[other]
+        print(f"planting: {1 - float(error.sum() / plain.sum()):.3f} of the variance is known",
+              flush=True)  # fmt: skip
+        estimates.append(known.of(moments.observations))
+    found = worth_of_waiting(moments, (estimates[0], estimates[1]))
+    card = {"harm": options.harm, "unit": options.unit}
+    keep_controller(found.mean, options.out, None, card)
+
+
+def waits_known(data: Gains, options: argparse.Namespace) -> Gains:
+    """First decisions know what waiting is worth, as an estimate with the same price of harm has
+    it."""
+    kept = read_kept(Path(options.waiting))
+    if (kept.card["harm"], kept.card["unit"]) != (options.harm, options.unit):
+        raise SystemExit(f"{options.waiting} has other prices: {dict(kept.card)}")
+    assert isinstance(kept.network, TokenActorCritic), "what `waiting` wrote"
+    estimate, first = Worth(0, "cpu"), data.first
+    estimate.mean = kept.network.laid_out(LAYOUT)
+    gains = data.gains.clone()
+    gains[first, 0] = options.unit * estimate.of(data.observations[first]).clamp(min=0.0)
+    return data._replace(gains=gains)

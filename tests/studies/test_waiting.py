@@ -1,0 +1,169 @@
+"""Whether to plant now or later: moments of hosts that listen, and what waiting is worth then."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.garden import LAYOUT, Greenhouse
+from esper.garden.plots import Bed
+from esper.leyline import LifecycleOp
+from esper.tamiyo import TokenActorCritic
+from esper.tamiyo.controllers.learned import keep_controller
+from esper.tamiyo.token_layout import WHOLE_TOKEN
+from studies import greenhouse_gains, waiting
+from studies.greenhouse import parsed
+from studies.greenhouse_gains import Gains
+from studies.listening import EPOCHS, Moments
+from studies.waiting import Worth, planted_worth, waited, waits_known, worth_of_waiting
+
+MADE = ("--cases", 2, "--longest", 16, "--seed", 8)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small() -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.garden.episodes.GARDEN_BATCHES", 2)
+        patch.setattr(greenhouse_gains, "PLOTS_OF_PART", 1)
+        yield
+
+
+def run(*words: object) -> None:
+    options = parsed([str(word) for word in words])
+    options.work(options)
+
+
+def planter(by: float = 20.0) -> TokenActorCritic:
+    """Plants whenever it may, or never."""
+    network = TokenActorCritic(LAYOUT)
+    network.prefer("op", LifecycleOp.GERMINATE, by)
+    return network
+
+
+# --- moments ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("moments")
+    run("listen", "--out", out, "--plots", 3, *MADE)
+    return out
+
+
+def test_moments_of_a_case_follow_each_other(folder: Path) -> None:
+    moments = Moments.load([folder])
+    whole = LAYOUT.split(moments.observations)[0]
+    column = lambda name: whole[:, WHOLE_TOKEN.names.index(name)]  # noqa: E731
+    epochs = (column("epoch") * 10 ** (3 * column("horizon"))).round()
+    later = moments.after >= 0
+    assert int((~later).sum()) == 3 * 2  # one of every case is the last
+    assert bool((epochs[moments.after[later]] > epochs[later]).all())
+    assert torch.equal(moments.plot[moments.after[later]], moments.plot[later])
+    assert len(moments.after[later].unique()) == int(later.sum())
+    assert set(epochs.tolist()) <= set(EPOCHS)
+    assert float(column("added_params").abs().max()) == 0.0
+    assert set(moments.seed.tolist()) == {8}
+
+
+def test_packed_moments_are_those_that_were_heard(folder: Path, tmp_path: Path) -> None:
+    run("pack", "--gains", folder, "--out", tmp_path / "moments.npz.xz")
+    for one, other in zip(Moments.load([folder]), Moments.load([tmp_path / "moments.npz.xz"]),
+                          strict=True):  # fmt: skip
+        assert torch.equal(one, other)
+    twice = Moments.load([folder, tmp_path / "moments.npz.xz"])
+    count = len(twice.after) // 2
+    known = twice.after[:count] >= 0
+    assert torch.equal(twice.after[count:][known], twice.after[:count][known] + count)
+
+
+# --- what waiting is worth --------------------------------------------------------------------
+
+
+@given(data=st.data(), cases=st.integers(1, 5))
+@settings(max_examples=40, deadline=None)
+def test_who_waits_gets_what_is_planted_next(data: st.DataObject, cases: int) -> None:
+    lengths = data.draw(st.lists(st.integers(1, len(EPOCHS)), min_size=cases, max_size=cases))
+    count = sum(lengths)
+    order = data.draw(st.permutations(range(count)))
+    after, stops = torch.full((count,), -1), torch.zeros(count, dtype=torch.bool)
+    worth, walks, places = torch.zeros(count), list[list[int]](), list(order)
+    for length in lengths:
+        walk, places = places[:length], places[length:]
+        for one, following in pairwise(walk):
+            after[one] = following
+        walks.append(walk)
+    for place in range(count):
+        stops[place], worth[place] = data.draw(st.booleans()), data.draw(st.integers(-9, 9))
+    found = waited(after, stops, worth)
+    for walk in walks:
+        for number, place in enumerate(walk):
+            expected = next((worth[each] for each in walk[number + 1 :] if stops[each]), 0.0)
+            assert float(found[place]) == float(expected)
+
+
+def test_waiting_is_worth_what_will_be_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "EPOCHS_OF_ROUND", 30)
+    monkeypatch.setattr(waiting, "ROUNDS", 2)
+    chance = torch.Generator().manual_seed(3)
+    bed = Bed(Greenhouse(8, longest=14).plot(0), players=1)
+    seen = bed.observations[:1].repeat(512, 1)
+    whole = LAYOUT.split(seen)[0]  # a view
+    now, promising = torch.arange(512) < 256, torch.rand(256, generator=chance) < 0.5
+    whole[:, WHOLE_TOKEN.names.index("epoch")] = (~now).float()
+    whole[:, WHOLE_TOKEN.names.index("train_loss")] = promising.repeat(2).float()
+    after = torch.where(now, torch.arange(512) + 256, -1)
+    # Planting now is worth a little anywhere; later it is known where it is worth much, and where
+    # it is a loss, which nobody has to take.
+    later = torch.where(promising, 1.0, -1.0)
+    worth = torch.cat((torch.full((256,), 0.2), later))
+    known = Moments(seen, after, now.long(), now.long())
+    estimate = worth_of_waiting(known, (worth, worth), tell=lambda _: None)
+    found = estimate.of(seen)
+    assert float((found[:256][promising] - 1.0).abs().mean()) < 0.15
+    assert float(found[:256][~promising].abs().mean()) < 0.15
+    assert float(found[256:].abs().mean()) < 0.15
+
+
+def test_what_waiting_is_worth_stands_where_a_fit_looks_for_it(tmp_path: Path) -> None:
+    run("collect", "--out", tmp_path / "gains", "--plots", 2, *MADE)
+    data = Gains.load([tmp_path / "gains"])
+    estimate = Worth(5, "cpu")
+    with torch.no_grad():
+        estimate.mean.value_head[-1].bias += 0.5  # type: ignore[index,operator]
+    keep_controller(estimate.mean, tmp_path / "kept", None, {"harm": 3.0, "unit": 10.0})
+    words = ["fit", "--gains", str(tmp_path / "gains"), "--out", str(tmp_path / "fit")]
+    words += ["--waiting", str(tmp_path / "kept"), "--unit", "10"]
+    with pytest.raises(SystemExit, match="other prices"):
+        run(*words, "--harm", 4)
+    found = waits_known(data, parsed([*words, "--harm", "3"]))
+    told = 10.0 * estimate.of(data.observations).clamp(min=0.0)
+    assert torch.allclose(found.gains[data.first, 0], told[data.first])
+    assert float(told.max()) > 0.0
+    assert torch.equal(found.gains[~data.first, 0], data.gains[~data.first, 0])
+    assert torch.equal(found.gains[:, 1:].nan_to_num(-1e3), data.gains[:, 1:].nan_to_num(-1e3))
+    run(*words, "--harm", 3, "--epochs", 1)
+    assert (tmp_path / "fit" / "best").is_dir()
+
+
+def test_the_whole_way_from_gains_to_what_waiting_is_worth(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("collect", "--out", tmp_path / "gains", "--plots", 2, *MADE)
+    keep_controller(planter(), tmp_path / "fit", None, {})
+    run("waiting", "--gains", tmp_path / "gains", "--moments", folder, "--fitted",
+        tmp_path / "fit", "--harm", 3, "--out", tmp_path / "kept")  # fmt: skip
+    assert "turn 5: waiting is worth" in capsys.readouterr().out
+    run("fit", "--gains", tmp_path / "gains", "--out", tmp_path / "again", "--harm", 3,
+        "--waiting", tmp_path / "kept", "--epochs", 1)  # fmt: skip
+
+
+def test_of_what_was_tried_that_counts_which_would_be_planted(tmp_path: Path) -> None:
+    run("collect", "--out", tmp_path / "gains", "--plots", 2, *MADE)
+    data = Gains.load([tmp_path / "gains"])
+    worth, near = planted_worth(planter(), data, 0.0, 12.0)
+    tried = data.gains[:, 1:] / 12.0
+    assert bool(((tried - worth[:, None]).abs() < 1e-6).any(1).all())
+    assert bool(((near > 0.0) & (near <= 1.0 + 1e-6)).all())
