@@ -30,7 +30,8 @@ def at_once(network: TokenActorCritic, observations: Tensor) -> Sequence[Tensor]
     """
     whole, own, seeds = LAYOUT.split(observations)
     slots, kinds = (own[..., 0] > 0).sum(1), (seeds[..., 0] > 0).any(1).sum(1)
-    left, order, found = torch.ones_like(slots, dtype=torch.bool), [], []
+    left = torch.ones_like(slots, dtype=torch.bool)
+    order, found = list[Tensor](), list[tuple[Tensor, ...]]()
     for room in ROOMS:
         fits = left & (slots <= room.slots) & (kinds <= room.blueprints)
         left, rows = left & ~fits, fits.nonzero()[:, 0]

@@ -57,10 +57,10 @@ from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack
 from studies.judging import JUDGED, judge
 from studies.listening import listen
 from studies.preferences import Preferences
-from studies.waiting import estimate_waiting, waits_known
+from studies.waiting import estimate_waiting, prices, waits_known
 
 CLEAR = 0.05  # difference of what two seeds are worth that is no noise
-KIND, VERSION = "fit of gains", 3
+KIND, VERSION = "fit of gains", 4
 DONE = "done.json"  # figures of a fit's epochs
 
 
@@ -128,8 +128,8 @@ def leaving_loss(op: Tensor, data: Gains) -> Tensor:
 @torch.no_grad()
 def figures_of(fitting: Fitting, data: Gains, anchors: Anchors) -> dict[str, float]:
     """Losses, and points that decisions gain: the network's where it was tried out what it would
-    plant and what waiting brings, and others'. Behind `first_` of those that come first in an
-    episode."""
+    plant, and others'. Behind `first_` of those that come first in an episode. Waiting has what is
+    known of it: nothing, or an estimate, with the price of harm; who waits is not harmed here."""
     losses = fitting.losses(fitting.mean, data, anchors)
     found = {name: float(loss) for name, loss in losses.items()}
     preferred = Preferences.of(at_once(fitting.mean, data.observations)[:-1], data)
@@ -137,9 +137,8 @@ def figures_of(fitting: Fitting, data: Gains, anchors: Anchors) -> dict[str, flo
     gains, there = data.gains[:, 1:], ~data.gains[:, 1:].isnan()
     liked = preferred.liked(there)
     waited, planted = data.gains[:, 0], gains.gather(1, liked)[:, 0]
-    known = there.any(1) & ~waited.isnan()
-    near = preferred.near.gather(1, liked)[:, 0] * known
-    waited, planted = waited.nan_to_num(0.0), planted.nan_to_num(0.0)
+    near = preferred.near.gather(1, liked)[:, 0] * there.any(1)
+    planted = planted.nan_to_num(0.0)
     chosen = torch.where(preferred.op > 0, planted, waited)
     for kind, weight in (("first_", near * first), ("later_", near * ~first)):
         told = {"chosen": chosen, "liked": planted, "waited": waited,
@@ -178,9 +177,14 @@ def fit(options: argparse.Namespace) -> None:
     train = train.often()
     tended, looked = (anchors.rows(where) for where in _apart(anchors.plot))
     fitting = Fitting(options)
+    made = prices(options) | {"contexts": options.contexts, "waiting": None}
+    if options.waiting is not None:
+        made["waiting"] = read_kept(options.waiting).controller().fingerprint
     at, state, done = options.out / "best", options.out / "state", list[dict[str, float]]()
     if state.exists():
         saved = read_archive(state, kind=KIND, version=VERSION)
+        if saved.notes["made"] != made:
+            raise SystemExit(f"{state} was fitted with {saved.notes['made']}; asked for is {made}")
         fitting.restore(saved)
         done = list(saved.notes["done"])
     until = deadline(options)
@@ -198,7 +202,7 @@ def fit(options: argparse.Namespace) -> None:
         if _lost(figures) == min(map(_lost, done)):
             lacks = {ABLATION: options.ablation} if options.ablation else {}
             keep_controller(fitting.mean, at, None, {"figures": figures, **lacks})
-        notes = {"done": done}
+        notes = {"done": done, "made": made}
         write_archive(state, kind=KIND, version=VERSION, tensors=fitting.tensors(), notes=notes)
         write_whole(options.out / DONE, json.dumps(done))
 
@@ -306,6 +310,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     one.add_argument("--fitted", type=Path, help="what `fit` wrote: seeds that it likes are tried")
     two = parts.add_parser("fit", parents=[common])
     two.add_argument("--waiting", type=Path, help="what `waiting` wrote")
+    two.add_argument("--contexts", type=int, help="learn from the first so many plots only")
     two.add_argument("--decay", type=float, default=DECAY, help="of weights")
     two.add_argument("--dropout", type=float, default=DROPOUT)
     two.add_argument("--epochs", type=int, default=24)
@@ -335,12 +340,10 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     six = parts.add_parser("listen", parents=[common])
     six.add_argument("--plots", type=int, default=400)
     six.add_argument("--cases", type=int, default=24, help="worlds of every plot")
-    six.set_defaults(fitted=None)
     seven = parts.add_parser("waiting", parents=[common])
     seven.add_argument("--fitted", type=Path, required=True, help="what `fit` wrote: it chooses")
     seven.add_argument("--moments", type=Path, nargs="+", required=True, help="of `listen`")
     for part in (two, seven):
-        part.add_argument("--contexts", type=int, help="learn from the first so many plots only")
         part.add_argument("--ablation", choices=SEEN, help="what it does not see, nor will later")
         part.add_argument("--gains", type=Path, nargs="+", required=True)
         part.add_argument(

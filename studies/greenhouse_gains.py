@@ -69,7 +69,7 @@ class Gains(NamedTuple):
     masks: dict[str, Tensor]  # what was legal, by head
     actions: Tensor  # [D, K, H]: waiting, then one seed or another; canonical
     # [D, K] net points over the control, or of a later decision over the first seed alone; of
-    # waiting too, which may end in planting; NaN: not tried
+    # waiting too, which may end in planting, 0 if nobody knows; NaN: not tried
     gains: Tensor
     base: Tensor  # [D] points of that over the control: 0 at first; NaN: not known
     rule: Tensor  # [D] net points of the rule over the control; NaN: a later decision
@@ -115,7 +115,7 @@ class Gains(NamedTuple):
     @property
     def first(self) -> Tensor:
         """[D] bool: nothing had been planted before."""
-        return self.base == 0.0
+        return ~self.rule.isnan()
 
     def harmed(self, gains: Tensor) -> Tensor:
         """[D, ...] bool: with these gains a case would end in harm; where nobody knows what it had
@@ -148,7 +148,7 @@ def parts_of(folders: Sequence[Path]) -> list[Mapping[str, Any]]:
     """Those of folders, and what was packed of others into files."""
     files = [file for each in folders for file in sorted(each.glob("gains-*.npz")) or [each]]
     if lost := [file for file in files if not file.is_file()]:
-        raise SystemExit(f"{lost[0]} has no parts of gains: collect them first")
+        raise SystemExit(f"{lost[0]} has no parts: collect them first")
     return list(map(_part, files))
 
 
@@ -466,22 +466,24 @@ def net_points(state: RewardState, tested: Tensor, rent: float) -> Tensor:
 
 def collect(options: argparse.Namespace) -> None:
     """Gains of seeds that are tried out."""
-    collect_parts(options, lambda *how: Measurement(*how).run())
-
-
-def collect_parts(
-    options: argparse.Namespace, play: Callable[..., dict[str, Any]], **more: Any
-) -> None:
-    """Parts that are missing, one after the other; `play` a plot, with what else was `made` so."""
-    options.out.mkdir(parents=True, exist_ok=True)
-    made = {name: getattr(options, name) for name in ("seed", "cases", "longest")}
-    made |= {"version": VERSION, **more}
     network: TokenActorCritic | None = None
+    made = {}
     if options.fitted is not None:
         kept = read_kept(options.fitted)
         assert isinstance(kept.network, TokenActorCritic), "what `fit` wrote"
         network = kept.network.to(options.device).laid_out(LAYOUT)
         made["fitted"] = kept.controller().fingerprint
+    play = lambda plot, number: Measurement(plot, number, options.device, network).run()  # noqa: E731
+    collect_parts(options, play, **made)
+
+
+def collect_parts(
+    options: argparse.Namespace, play: Callable[[Plot, int], dict[str, Any]], **how: Any
+) -> None:
+    """Parts that are missing, one after the other: `play` a plot. A folder says `how` it was."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    made = {name: getattr(options, name) for name in ("seed", "cases", "longest")}
+    made |= {"version": VERSION, **how}
     _require_same(options.out / "made.json", made)
     house, until = house_of(options.seed, options.longest), deadline(options)
     parts = range(0, options.plots, PLOTS_OF_PART)
@@ -495,7 +497,7 @@ def collect_parts(
         began, found = time.monotonic(), []
         for number in range(first, first + PLOTS_OF_PART):
             plot = house.plot(number, options.cases)
-            found.append(play(plot, number, options.device, network))
+            found.append(play(plot, number))
         whole: Any = in_one(found)
         half = file.with_name(f"half-{file.name}")  # which loading does not take for a part
         np.savez_compressed(half, **whole)

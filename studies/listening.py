@@ -9,15 +9,17 @@ Shapes: `M` moments, `F` features, `C` cases.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from esper.garden import Bed, Plot
+from esper.garden import LAYOUT, Bed, Plot
 from esper.leyline import LifecycleOp
-from studies.greenhouse_gains import collect_parts, in_one, parts_of, torched
+from esper.tamiyo.token_layout import WHOLE_TOKEN
+from studies.greenhouse_gains import LEAST_LEFT, collect_parts, in_one, parts_of, torched
 
 EPOCHS = (3, 4, 5, 6, 7, 8, 10, 12, 15, 19, 24, 30, 38, 48)  # at which moments are kept
 
@@ -32,17 +34,22 @@ class Moments(NamedTuple):
 
     @classmethod
     def load(cls, folders: list[Path]) -> "Moments":
+        """Those at which planting was ever measured: later ones leave it too little time."""
         whole = in_one(parts_of(folders))
-        return cls(*(torched(whole[name]) for name in cls._fields))
+        found = cls(*(torched(whole[name]) for name in cls._fields))
+        of_all = LAYOUT.split(found.observations)[0]
+        remaining, horizon = (of_all[:, WHOLE_TOKEN.names.index(name)]
+                              for name in ("remaining", "horizon"))  # fmt: skip
+        return found.among((remaining * 10 ** (3 * horizon)).round() >= LEAST_LEFT)
 
     def among(self, kept: Tensor) -> "Moments":
-        """Those of some cases: `kept` [M] bool is the same for all moments of one."""
+        """Those that are `kept` [M] bool; a case ends before its first one that is not."""
         number = torch.where(kept, kept.cumsum(0) - 1, -1)
         after = torch.where(self.after < 0, -1, number[self.after])
         return Moments(*(part[kept] for part in self._replace(after=after)))
 
 
-def heard(plot: Plot, number: int, device: str, _: object = None) -> dict[str, Any]:
+def heard(plot: Plot, number: int, device: str) -> dict[str, Any]:
     """A plot is played, and nothing is ever planted."""
     bed = Bed(plot, 1, device=device)
     last = torch.full((len(bed.players),), -1)  # the latest moment of each case
@@ -63,4 +70,5 @@ def heard(plot: Plot, number: int, device: str, _: object = None) -> dict[str, A
 
 def listen(options: argparse.Namespace) -> None:
     """Moments of plots in which nothing is planted."""
-    collect_parts(options, heard, listening=True)
+    play = partial(heard, device=options.device)
+    collect_parts(options, play, listening=True)

@@ -1,13 +1,16 @@
 """What the study of transfer consists of: who is trained, by which commands, and when it is over.
 
 Names of trainings, `-0` and so on behind them for their seeds: `fit`, `both` (the fit, then PPO),
-`no_shadows` and `no_properties` (fits that do not see these), `plots_24` (fits to so many plots),
+`hasty` (a fit that takes waiting for never planting, by which the others are told what it is
+worth), `no_shadows` and `no_properties` (fits that do not see these), `plots_24` (fits to so many
+plots, as `hasty` is made),
 `ppo` (PPO alone), `one_shot` (what a training is reported with, planting once).
 """
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -15,7 +18,7 @@ from typing import NamedTuple
 from esper.archive.files import write_whole
 from esper.garden.evaluation import HARM, fingerprint_of
 from esper.garden.greenhouse import GROUPS, TRAINING, VALIDATION
-from esper.tamiyo.controllers.learned import keep_controller, read_kept
+from esper.tamiyo.controllers.learned import is_kept, keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains
 from studies.ablations import ABLATION, ONE_SHOT, PROPERTIES, SHADOWS
 from studies.garden_plots import GARDEN
@@ -31,7 +34,8 @@ SPECIALIST = "tamiyo"
 MOST_HARM = 0.05  # share of episodes that may end more than `HARM` points below their controls
 CHOSEN, TUNED, PLAN, COSTS = "chosen.json", "rules.json", "plan.json", "costs.jsonl"
 MOMENTS, WAITING = "moments", "waiting"
-ALONE = "-alone-0"  # behind the name of a fit: the same, before what waiting is worth is known
+HASTY = "hasty-0"  # a fit that does not know what waiting is worth, by which others are told
+BLIND = {"no_shadows": SHADOWS, "no_properties": PROPERTIES}
 OWN_SHAPE = (6, 5)  # tasks and seeds that docs/greenhouse.md registers
 OWN, OWN_OVER = "own", "whole.json"  # the folder of users' tasks, and what says that it is over
 
@@ -71,7 +75,7 @@ SIZES = {
         ablated=1,
         alone=0,
         fewer={1: 1},
-        collected=1,
+        collected=2,  # what waiting is worth is told by two halves
         cases_of_plot=1,
         epochs=1,
         rounds=1,
@@ -126,8 +130,8 @@ class Study:
     def lacking(self) -> dict[str, list[str]]:
         """Fits of ablations by name, with what is further said of each."""
         few = self.size.ablated
-        found = {name: ["--ablation", SHADOWS] for name in self.trained("no_shadows", few)}
-        found |= {name: ["--ablation", PROPERTIES] for name in self.trained("no_properties", few)}
+        found = {name: ["--ablation", what]
+                 for kind, what in BLIND.items() for name in self.trained(kind, few)}  # fmt: skip
         for plots, epochs in self.size.fewer.items():
             found[f"plots_{plots}-0"] = ["--contexts", str(plots), "--epochs", str(epochs)]
         return found
@@ -156,7 +160,7 @@ class Study:
         size = self.size
         if size.collected:
             gains = [{"plots": size.collected, "cases": size.cases_of_plot, "seconds": 0,
-                      "episodes": greenhouse_gains.PLAYED}]  # fmt: skip
+                      "episodes": greenhouse_gains.PLAYED + 2}]  # and who listens  # fmt: skip
         else:  # those too that are not kept: others were collected around what they taught
             gains = list(json.loads((KEPT / "collected.json").read_text()).values())
         ppo = greenhouse.parsed(["train", "--out", "-", *size.round])
@@ -186,8 +190,9 @@ class Study:
                 yield self._collect("collect", "gains") if size.collected else []
                 yield self._collect("listen", MOMENTS) if size.collected else []
             case "fit":
-                yield [self._waiting(WAITING, KEPT / "fitted")]
-                yield [self._fit(name, waiting=WAITING) for name in self.trained("fit")]
+                yield [self._fit(HASTY)]
+                yield [self._waiting(HASTY)]
+                yield [self._fit(name, waits=HASTY) for name in self.trained("fit")]
             case "train":
                 yield [self._train(f"both-{seed}", seed, f"fit-{seed}")
                        for seed in range(size.trainings if size.rounds else 0)]  # fmt: skip
@@ -209,11 +214,14 @@ class Study:
             case "own":
                 yield [] if size.own is None else [self._own()]
             case "ablate":
-                lacking = self.lacking.items()  # and so does what tells them to wait
-                yield [self._fit(f"{name}{ALONE}", more) for name, more in lacking]
-                yield [self._waiting(f"{name}-{WAITING}", self.folder(f"{name}{ALONE}"), more)
-                       for name, more in lacking]  # fmt: skip
-                yield [self._fit(name, more, f"{name}-{WAITING}") for name, more in lacking]
+                # Those that do not see something do not see it either when waiting is judged.
+                blind = {kind: ["--ablation", what] for kind, what in BLIND.items()}
+                blind = blind if size.ablated else {}
+                yield [self._fit(f"{kind}-{HASTY}", more) for kind, more in blind.items()]
+                yield [self._waiting(f"{kind}-{HASTY}", more) for kind, more in blind.items()]
+                yield [
+                    self._fit(name, more, self._waits(name)) for name, more in self.lacking.items()
+                ]
                 yield [self._train(name, seed)
                        for seed, name in enumerate(self.trained("ppo", size.alone))]  # fmt: skip
             case "judge-ablations":
@@ -225,26 +233,28 @@ class Study:
         enough = lambda: len(list((self.out / folder).glob("gains-*.npz"))) * parts >= plots  # noqa: E731
         return self._shared([*words, *self._common(folder)], enough)
 
-    def _fit(self, name: str, more: Sequence[str] = (), waiting: str | None = None) -> Task:
+    def _fit(self, name: str, more: Sequence[str] = (), waits: str | None = None) -> Task:
         epochs = int(more[more.index("--epochs") + 1]) if "--epochs" in more else self.size.epochs
         words = ["fit", *self._common(name, name.rpartition("-")[2]), "--epochs", str(epochs)]
         words += ["--gains", *map(str, self._gains("--contexts" in more)), *more]
-        words += [] if waiting is None else ["--waiting", str(self.out / waiting)]
+        words += [] if waits is None else ["--waiting", str(self.out / f"{waits}-{WAITING}")]
 
         done = self.out / name / greenhouse.DONE  # what it goes on from need not be there any more
         over = lambda: done.exists() and len(json.loads(done.read_text())) >= epochs  # noqa: E731
         return Task(words, over)
 
-    def _waiting(self, name: str, fitted: Path, more: Sequence[str] = ()) -> Task:
-        """What waiting is worth to who chooses as this fit does, and lacks as much."""
+    def _waits(self, name: str) -> str | None:
+        """By which fit an ablation is told what waiting is worth."""
+        kind = name.rpartition("-")[0]
+        return f"{kind}-{HASTY}" if kind in BLIND else None
+
+    def _waiting(self, fitted: str, more: Sequence[str] = ()) -> Task:
+        """What waiting is worth to who chooses as this fit does, and sees as much."""
         there = [self.out / MOMENTS] if self.size.collected else sorted(KEPT.glob("moments-*.xz"))
-        words = ["waiting", *self._common(name), "--fitted", str(fitted)]
-        words += ["--gains", *map(str, self._gains("--contexts" in more))]
-        words += ["--moments", *map(str, there)]
-        if "--epochs" in more:  # of the fit
-            place = list(more).index("--epochs")
-            more = [*more[:place], *more[place + 2 :]]
-        return Task([*words, *more], (self.out / name).exists)
+        name = f"{fitted}-{WAITING}"
+        words = ["waiting", *self._common(name), "--fitted", str(self.folder(fitted)), *more]
+        words += ["--gains", *map(str, self._gains(False)), "--moments", *map(str, there)]
+        return Task(words, partial(is_kept, self.out / name))
 
     def _gains(self, one_collection: bool) -> list[Path]:
         """All that is kept; plots are numbered anew in every collection, so those that are counted
@@ -342,4 +352,4 @@ class Study:
             card = {**kept.card, ABLATION: ONE_SHOT}
             if not self.folder(once[-1]).exists():
                 keep_controller(kept.network, self.folder(once[-1]), None, card, rule=kept.rule)
-        return [*self.lacking, *self.trained("ppo", self.size.alone), *once]
+        return [HASTY, *self.lacking, *self.trained("ppo", self.size.alone), *once]

@@ -5,14 +5,14 @@ was fitted to gains (`Worth`), less the price of harm. Who waits gets that of th
 at which planting is worth more than to wait on; so what waiting is worth is found by going over
 moments (`studies/listening.py`) again and again, each time with the decisions that follow from what
 was known of it before. Which moment is chosen and what it is worth are said by two estimates that
-learned from different plots, or chance would be taken for a reason to wait.
+learned from different plots, or chance would be taken for a reason to wait. (Which seed would be
+planted is said by one fit to all plots: so far as it knows some by heart, both are too hopeful.)
 
 Shapes: `D` decisions, `M` moments, `F` features.
 """
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from esper.garden import LAYOUT
 from esper.leyline.streams import derive_seed
 from esper.tamiyo import TokenActorCritic
-from esper.tamiyo.controllers.learned import keep_controller, read_kept
+from esper.tamiyo.controllers.learned import is_kept, keep_controller, read_kept
 from studies.ablations import ablated
 from studies.averaged import Averaged, at_once
 from studies.greenhouse_gains import Gains
@@ -43,10 +43,15 @@ class Worth(Averaged):
                 loss = weight[index] * (found - worth[index]).square()
                 self.step(loss.sum() / weight[index].sum().clamp(min=1e-6))
 
-    @torch.no_grad()
     def of(self, seen: Tensor) -> Tensor:
         """[D]"""
-        return torch.cat([at_once(self.mean, each)[-1] for each in seen.split(8 * BATCH)])
+        return value_of(self.mean, seen)
+
+
+@torch.no_grad()
+def value_of(network: TokenActorCritic, seen: Tensor) -> Tensor:
+    """[D] of rows [D, F]"""
+    return torch.cat([at_once(network, each)[-1] for each in seen.split(8 * BATCH)])
 
 
 @torch.no_grad()
@@ -95,13 +100,13 @@ def worth_of_waiting(
 
 def estimate_waiting(options: argparse.Namespace) -> None:
     """Keep a network whose value says what waiting is worth, for a fit and a price of harm."""
+    if is_kept(options.out):
+        return
     data, moments = Gains.load(options.gains), Moments.load(options.moments)
-    data = data.rows(data.first.nonzero()[:, 0]).often()
-    if options.contexts:
-        data = data.rows((data.plot < options.contexts).nonzero()[:, 0])
-        moments = moments.among(moments.plot < options.contexts)
-    data, moments = ablated(options.ablation, data), ablated(options.ablation, moments)
+    learned = data.first & (data.plot % 8 != 7)  # others judge fits
+    data = ablated(options.ablation, data.rows(learned.nonzero()[:, 0]).often())
     data = data.changed(lambda part: part.to(options.device))
+    moments = ablated(options.ablation, moments)
     moments = Moments(*(part.to(options.device) for part in moments))
     network = read_kept(options.fitted).network.to(options.device)
     assert isinstance(network, TokenActorCritic), "what `fit` wrote"
@@ -109,6 +114,8 @@ def estimate_waiting(options: argparse.Namespace) -> None:
     estimates = []
     for half in (0, 1):
         own, other = ((data.plot % 2 == each).nonzero()[:, 0] for each in (half, 1 - half))
+        if not len(own):
+            raise SystemExit("What waiting is worth is told by two halves: one plot is too few")
         known = Worth(half, options.device)
         known.learn(data.observations[own], worth[own], near[own], EPOCHS_OF_WORTH, half)
         error = (known.of(data.observations[other]) - worth[other]).square() * near[other]
@@ -117,19 +124,22 @@ def estimate_waiting(options: argparse.Namespace) -> None:
               flush=True)  # fmt: skip
         estimates.append(known.of(moments.observations))
     found = worth_of_waiting(moments, (estimates[0], estimates[1]))
-    card = {"harm": options.harm, "unit": options.unit}
-    keep_controller(found.mean, options.out, None, card)
+    keep_controller(found.mean, options.out, None, prices(options))
+
+
+def prices(options: argparse.Namespace) -> dict[str, float | str | None]:
+    """What an estimate and a fit must have in common."""
+    return {name: getattr(options, name) for name in ("harm", "unit", "ablation")}
 
 
 def waits_known(data: Gains, options: argparse.Namespace) -> Gains:
-    """First decisions know what waiting is worth, as an estimate with the same price of harm has
-    it."""
-    kept = read_kept(Path(options.waiting))
-    if (kept.card["harm"], kept.card["unit"]) != (options.harm, options.unit):
-        raise SystemExit(f"{options.waiting} has other prices: {dict(kept.card)}")
+    """First decisions know what waiting is worth, as an estimate has it that was made alike."""
+    kept, asked = read_kept(options.waiting), prices(options)
+    made = {name: kept.card.get(name) for name in asked}
+    if made != asked:
+        raise SystemExit(f"{options.waiting} was estimated with {made}; asked for is {asked}")
     assert isinstance(kept.network, TokenActorCritic), "what `waiting` wrote"
-    estimate, first = Worth(0, "cpu"), data.first
-    estimate.mean = kept.network.laid_out(LAYOUT)
-    gains = data.gains.clone()
-    gains[first, 0] = options.unit * estimate.of(data.observations[first]).clamp(min=0.0)
+    gains, first = data.gains.clone(), data.first
+    told = value_of(kept.network.laid_out(LAYOUT), data.observations[first])
+    gains[first, 0] = options.unit * told.clamp(min=0.0)
     return data._replace(gains=gains)

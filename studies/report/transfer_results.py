@@ -53,6 +53,7 @@ class Ablation:
 ABLATIONS = {
     "fit_alone": Ablation("the fit without PPO, against both", "fit", "both"),
     "ppo_alone": Ablation("PPO without a fit, against both", "ppo", "both"),
+    "no_waiting": Ablation("waiting taken for never, fits", "hasty", "fit"),
     "one_shot": Ablation("one seed an episode, against any number", "one_shot", "learner"),
     "no_shadows": Ablation("a fit without shadows, against a fit", "no_shadows", "fit"),
     "no_properties": Ablation("identity for properties, fits", "no_properties", "fit"),
@@ -170,7 +171,7 @@ class Results:
         found = (re.fullmatch(r"plots_(\d+)-\d+", name) for name in names)
         plots = sorted({int(each[1]) for each in found if each}, reverse=True)
         words = "a fit to {:,} plots of drawn seeds, against all gains"
-        fewer = {f"plots_{n}": Ablation(words.format(n), f"plots_{n}", "fit") for n in plots}
+        fewer = {f"plots_{n}": Ablation(words.format(n), f"plots_{n}", "hasty") for n in plots}
         return ABLATIONS | fewer
 
     def ablated(self, ablation: Ablation, group: str) -> Estimate | None:

@@ -20,17 +20,17 @@ from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers.auditioning import Audition
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains, judging
+from studies.averaged import at_once
 from studies.garden_plots import GardenHouse, open_contexts
 from studies.greenhouse import (
     Fitting,
-    Preferences,
-    at_once,
     figures_of,
     leaving_loss,
     parsed,
     planting_loss,
 )
 from studies.greenhouse_gains import WAITED, WAITER, Anchors, Gains, Measurement, net_points
+from studies.preferences import Preferences
 
 MADE = ("--cases", 2, "--longest", 14, "--seed", 8)
 
@@ -176,8 +176,9 @@ def test_rows_are_computed_in_the_least_room_that_holds_them(seed: int, rows: in
     for row, (slots, kinds) in enumerate(sizes):
         own[row, slots:], seeds[row, slots:], seeds[row, :, kinds:] = 0.0, 0.0, 0.0
     nothing = seen.new_zeros(rows, network.lstm_hidden_dim)
-    whole = network.conclude(nothing, network.sense(seen), seen)[0]
-    *found, _ = at_once(network, seen)
+    whole, value = network.conclude(nothing, network.sense(seen), seen)
+    *found, told = at_once(network, seen)
+    assert torch.allclose(told, value, atol=1e-9)
     assert torch.allclose(found[0], whole[0], atol=1e-9)
     for row, (slots, kinds) in enumerate(sizes):
         for ours, theirs in zip(found[1:], whole[1:], strict=True):
@@ -423,7 +424,7 @@ def test_a_fit_goes_on_to_the_bit_and_its_memory_is_silent(folder: Path, tmp_pat
         for epochs in stops:
             run("fit", "--gains", folder, "--out", tmp_path / name, "--epochs", epochs)
     one, other = (
-        greenhouse.read_archive(tmp_path / name / "state", kind="fit of gains", version=3).tensors
+        greenhouse.read_archive(tmp_path / name / "state", kind="fit of gains", version=4).tensors
         for name in ("parts", "whole")
     )
     assert one.keys() == other.keys()

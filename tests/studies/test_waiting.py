@@ -18,6 +18,7 @@ from studies import greenhouse_gains, waiting
 from studies.greenhouse import parsed
 from studies.greenhouse_gains import Gains
 from studies.listening import EPOCHS, Moments
+from studies.preferences import Preferences
 from studies.waiting import Worth, planted_worth, waited, waits_known, worth_of_waiting
 
 MADE = ("--cases", 2, "--longest", 16, "--seed", 8)
@@ -36,10 +37,10 @@ def run(*words: object) -> None:
     options.work(options)
 
 
-def planter(by: float = 20.0) -> TokenActorCritic:
-    """Plants whenever it may, or never."""
+def planter() -> TokenActorCritic:
+    """Plants whenever it may."""
     network = TokenActorCritic(LAYOUT)
-    network.prefer("op", LifecycleOp.GERMINATE, by)
+    network.prefer("op", LifecycleOp.GERMINATE, 20.0)
     return network
 
 
@@ -64,6 +65,8 @@ def test_moments_of_a_case_follow_each_other(folder: Path) -> None:
     assert torch.equal(moments.plot[moments.after[later]], moments.plot[later])
     assert len(moments.after[later].unique()) == int(later.sum())
     assert set(epochs.tolist()) <= set(EPOCHS)
+    left = (column("remaining") * 10 ** (3 * column("horizon"))).round()
+    assert float(left.min()) >= greenhouse_gains.LEAST_LEFT  # later ones are not asked for
     assert float(column("added_params").abs().max()) == 0.0
     assert set(moments.seed.tolist()) == {8}
 
@@ -104,27 +107,60 @@ def test_who_waits_gets_what_is_planted_next(data: st.DataObject, cases: int) ->
             assert float(found[place]) == float(expected)
 
 
-def test_waiting_is_worth_what_will_be_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "EPOCHS_OF_ROUND", 30)
-    monkeypatch.setattr(waiting, "ROUNDS", 2)
-    chance = torch.Generator().manual_seed(3)
+def listened(*series: torch.Tensor) -> tuple[Moments, torch.Tensor]:
+    """Cases [C] that go through so many moments, alike but for the time and for what their first
+    worth is; with what planting is worth at each."""
     bed = Bed(Greenhouse(8, longest=14).plot(0), players=1)
-    seen = bed.observations[:1].repeat(512, 1)
+    cases, turns = len(series[0]), len(series)
+    seen = bed.observations[:1].repeat(cases * turns, 1)
     whole = LAYOUT.split(seen)[0]  # a view
-    now, promising = torch.arange(512) < 256, torch.rand(256, generator=chance) < 0.5
-    whole[:, WHOLE_TOKEN.names.index("epoch")] = (~now).float()
-    whole[:, WHOLE_TOKEN.names.index("train_loss")] = promising.repeat(2).float()
-    after = torch.where(now, torch.arange(512) + 256, -1)
-    # Planting now is worth a little anywhere; later it is known where it is worth much, and where
-    # it is a loss, which nobody has to take.
-    later = torch.where(promising, 1.0, -1.0)
-    worth = torch.cat((torch.full((256,), 0.2), later))
-    known = Moments(seen, after, now.long(), now.long())
-    estimate = worth_of_waiting(known, (worth, worth), tell=lambda _: None)
-    found = estimate.of(seen)
-    assert float((found[:256][promising] - 1.0).abs().mean()) < 0.15
-    assert float(found[:256][~promising].abs().mean()) < 0.15
-    assert float(found[256:].abs().mean()) < 0.15
+    turn = torch.arange(turns).repeat_interleave(cases)
+    whole[:, WHOLE_TOKEN.names.index("epoch")] = turn / turns
+    whole[:, WHOLE_TOKEN.names.index("train_loss")] = series[0].repeat(turns)
+    after = torch.where(turn < turns - 1, torch.arange(len(seen)) + cases, -1)
+    return Moments(seen, after, turn, turn), torch.cat(series)
+
+
+@pytest.fixture
+def _thorough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "EPOCHS_OF_ROUND", 25)
+    monkeypatch.setattr(waiting, "ROUNDS", 3)
+
+
+def quiet(_: str) -> None:
+    """Nobody has to read it."""
+
+
+@pytest.mark.usefixtures("_thorough")
+def test_waiting_is_worth_the_best_that_comes_not_the_first_that_is_good() -> None:
+    # First half the cases promise something and are worth a little now, then 0.2, and 1 in the
+    # end; the others end in a loss, which nobody has to take.
+    promising = (torch.arange(256) % 2).float()
+    moments, worth = listened(promising, torch.full((256,), 0.2), 2.0 * promising - 1.0)
+    found = worth_of_waiting(moments, (worth, worth), quiet).of(moments.observations)
+    first, second, last = found.split(256)
+    assert float((first - torch.where(promising > 0, 1.0, 0.2)).abs().mean()) < 0.15
+    assert float((second - promising).abs().mean()) < 0.15
+    assert float(last.abs().mean()) < 0.15
+
+
+@pytest.mark.usefixtures("_thorough")
+def test_chance_is_no_reason_to_wait() -> None:
+    chance = torch.Generator().manual_seed(3)
+    drawn = torch.randn(2, 256 * 4, generator=chance)
+    moments, _ = listened(*torch.zeros(4, 256))
+    found = worth_of_waiting(moments, (drawn[0], drawn[1]), quiet).of(moments.observations)
+    assert float(found[:256].mean()) < 0.2
+    same = worth_of_waiting(moments, (drawn[0], drawn[0]), quiet).of(moments.observations)
+    assert float(same[:256].mean()) > 0.4  # it would be, if one estimate said both
+
+
+def test_moments_after_one_that_is_left_out_are_no_longer_reached() -> None:
+    moments, _ = listened(*torch.zeros(3, 2))
+    kept = torch.tensor([True, True, True, False, True, True])
+    some = moments.among(kept)
+    assert some.after.tolist() == [2, -1, 3, -1, -1]
+    assert torch.equal(some.observations, moments.observations[kept])
 
 
 def test_what_waiting_is_worth_stands_where_a_fit_looks_for_it(tmp_path: Path) -> None:
@@ -133,11 +169,14 @@ def test_what_waiting_is_worth_stands_where_a_fit_looks_for_it(tmp_path: Path) -
     estimate = Worth(5, "cpu")
     with torch.no_grad():
         estimate.mean.value_head[-1].bias += 0.5  # type: ignore[index,operator]
-    keep_controller(estimate.mean, tmp_path / "kept", None, {"harm": 3.0, "unit": 10.0})
+    card = {"harm": 3.0, "unit": 10.0, "ablation": None}
+    keep_controller(estimate.mean, tmp_path / "kept", None, card)
     words = ["fit", "--gains", str(tmp_path / "gains"), "--out", str(tmp_path / "fit")]
     words += ["--waiting", str(tmp_path / "kept"), "--unit", "10"]
-    with pytest.raises(SystemExit, match="other prices"):
+    with pytest.raises(SystemExit, match=r"'harm': 4\.0"):
         run(*words, "--harm", 4)
+    with pytest.raises(SystemExit, match="asked for"):
+        run(*words, "--harm", 3, "--ablation", "shadows")
     found = waits_known(data, parsed([*words, "--harm", "3"]))
     told = 10.0 * estimate.of(data.observations).clamp(min=0.0)
     assert torch.allclose(found.gains[data.first, 0], told[data.first])
@@ -146,6 +185,9 @@ def test_what_waiting_is_worth_stands_where_a_fit_looks_for_it(tmp_path: Path) -
     assert torch.equal(found.gains[:, 1:].nan_to_num(-1e3), data.gains[:, 1:].nan_to_num(-1e3))
     run(*words, "--harm", 3, "--epochs", 1)
     assert (tmp_path / "fit" / "best").is_dir()
+    without = [word for word in words if "kept" not in word and word != "--waiting"]
+    with pytest.raises(SystemExit, match="was fitted with"):  # a fit goes on as it began
+        run(*without, "--harm", 3, "--epochs", 2)
 
 
 def test_the_whole_way_from_gains_to_what_waiting_is_worth(
@@ -163,7 +205,26 @@ def test_the_whole_way_from_gains_to_what_waiting_is_worth(
 def test_of_what_was_tried_that_counts_which_would_be_planted(tmp_path: Path) -> None:
     run("collect", "--out", tmp_path / "gains", "--plots", 2, *MADE)
     data = Gains.load([tmp_path / "gains"])
-    worth, near = planted_worth(planter(), data, 0.0, 12.0)
-    tried = data.gains[:, 1:] / 12.0
-    assert bool(((tried - worth[:, None]).abs() < 1e-6).any(1).all())
-    assert bool(((near > 0.0) & (near <= 1.0 + 1e-6)).all())
+    network = planter()
+    with torch.no_grad():  # it has likings, and no memory
+        for each in network.recalled.parameters():
+            each.zero_()
+        network.heads[2][-1].weight.normal_(generator=torch.Generator().manual_seed(3))  # type: ignore[index]
+        preferred = Preferences.of(network(data.observations, None).logits, data)
+    worth, near = planted_worth(network, data, 0.0, 12.0)
+    for place, gains in enumerate(data.gains[:, 1:]):
+        tried = [(float(score), float(each), float(close)) for score, each, close
+                 in zip(preferred.scores[place], gains, preferred.near[place], strict=True)
+                 if not each.isnan()]  # fmt: skip
+        _, gain, close = max(tried)
+        assert float(worth[place]) == pytest.approx(max(-2.0, min(2.0, gain / 12.0)), abs=1e-6)
+        assert float(near[place]) == pytest.approx(close, abs=1e-5)
+    assert len({round(float(each), 4) for each in near}) > 1
+
+
+def test_one_plot_is_too_few_to_tell_what_waiting_is_worth(folder: Path, tmp_path: Path) -> None:
+    run("collect", "--out", tmp_path / "gains", "--plots", 1, *MADE)
+    keep_controller(planter(), tmp_path / "fit", None, {})
+    with pytest.raises(SystemExit, match="one plot is too few"):
+        run("waiting", "--gains", tmp_path / "gains", "--moments", folder, "--fitted",
+            tmp_path / "fit", "--out", tmp_path / "kept")  # fmt: skip
