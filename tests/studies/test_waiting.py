@@ -209,7 +209,8 @@ def test_of_what_was_tried_that_counts_which_would_be_planted(tmp_path: Path) ->
     with torch.no_grad():  # it has likings, and no memory
         for each in network.recalled.parameters():
             each.zero_()
-        network.heads[2][-1].weight.normal_(generator=torch.Generator().manual_seed(3))  # type: ignore[index]
+        for head in (network.heads[2], network.heads[3]):
+            head[-1].weight.normal_(generator=torch.Generator().manual_seed(3))  # type: ignore[index]
         preferred = Preferences.of(network(data.observations, None).logits, data)
     worth, near = planted_worth(network, data, 0.0, 12.0)
     for place, gains in enumerate(data.gains[:, 1:]):
