@@ -174,7 +174,6 @@ def fit(options: argparse.Namespace) -> None:
     there = lambda each: each.to(options.device)  # noqa: E731
     data, anchors = data.changed(there), Anchors(*map(there, anchors))
     train, held = (data.rows(where) for where in _apart(data.plot))
-    train = train.often()
     tended, looked = (anchors.rows(where) for where in _apart(anchors.plot))
     fitting = Fitting(options)
     made = prices(options) | {"contexts": options.contexts, "waiting": None}

@@ -43,7 +43,7 @@ from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers.learned import read_kept
 from esper.tamiyo.controllers.specs import Arm
 from esper.tamiyo.token_layout import WHOLE_TOKEN
-from studies.garden_plots import GARDEN_SEED, house_of
+from studies.garden_plots import house_of
 
 FIRST, LATER = 4, 3  # seeds that are tried at a case's first decision, and at its second
 DRAWN = 1  # of these each, where a controller has likings
@@ -54,7 +54,6 @@ WAITED = 3  # epochs, by who does not plant at the first decision
 PLOTS_OF_PART = 4
 HEARD, LATEST = 6, 10  # epochs before the first seed, where shadows are heard before it
 LEAST_LEFT = 7  # epochs after one
-GARDEN_TIMES = 4  # that what was gained in the garden is learned from
 LIKELY = 0.3  # harm to a case, where a later seed does some and nobody knows what there was before
 ANCHORS = 2  # looks at a case's rows, of which those are kept that say something
 VERSION = 4  # of how it is played
@@ -105,12 +104,6 @@ class Gains(NamedTuple):
         worth = (self.gains / unit).clamp(-2.0, 2.0)
         price = torch.where(self.base.isnan(), LIKELY * harm, harm)[:, None] / unit
         return torch.where(self.harmed(self.gains), worth - price, worth)
-
-    def often(self) -> "Gains":
-        """The garden's few decisions come several times, so that they are not drowned."""
-        garden = (self.seed >= GARDEN_SEED).nonzero()[:, 0]
-        every = torch.arange(len(self.gains), device=garden.device)
-        return self.rows(torch.cat((every, garden.repeat(GARDEN_TIMES - 1))))
 
     @property
     def first(self) -> Tensor:

@@ -104,7 +104,7 @@ def estimate_waiting(options: argparse.Namespace) -> None:
         return
     data, moments = Gains.load(options.gains), Moments.load(options.moments)
     learned = data.first & (data.plot % 8 != 7)  # others judge fits
-    data = ablated(options.ablation, data.rows(learned.nonzero()[:, 0]).often())
+    data = ablated(options.ablation, data.rows(learned.nonzero()[:, 0]))
     data = data.changed(lambda part: part.to(options.device))
     moments = ablated(options.ablation, moments)
     moments = Moments(*(part.to(options.device) for part in moments))

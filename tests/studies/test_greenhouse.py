@@ -255,17 +255,6 @@ def test_anchors_are_moments_in_which_the_rule_tends(folder: Path) -> None:
     assert bool(anchors.mask.gather(1, anchors.op[:, None]).all())
 
 
-def test_what_was_gained_in_the_garden_is_learned_from_several_times(folder: Path) -> None:
-    data = Gains.load([folder])
-    assert len(data.often().gains) == len(data.gains)
-    data.seed[1] = greenhouse_gains.GARDEN_SEED
-    often = data.often()
-    times = greenhouse_gains.GARDEN_TIMES
-    assert len(often.gains) == len(data.gains) + times - 1
-    assert int((often.seed == greenhouse_gains.GARDEN_SEED).sum()) == times
-    assert torch.equal(often.observations[-1], data.observations[1])
-
-
 def test_packed_gains_are_those_that_were_collected(folder: Path, tmp_path: Path) -> None:
     run("pack", "--gains", folder, "--out", tmp_path / "gains.npz.xz")
     one, other = (Gains.load([each]) for each in (folder, tmp_path / "gains.npz.xz"))
