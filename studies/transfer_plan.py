@@ -1,10 +1,10 @@
 """What the study of transfer consists of: who is trained, by which commands, and when it is over.
 
 Names of trainings, `-0` and so on behind them for their seeds: `fit`, `both` (the fit, then PPO),
-`hasty` (a fit that takes waiting for never planting, by which the others are told what it is
-worth), `no_shadows` and `no_properties` (fits that do not see these), `plots_24` (fits to so many
-plots, as `hasty` is made),
-`ppo` (PPO alone), `one_shot` (what a training is reported with, planting once).
+`wary` (the fit with a reserve against planting), `hasty` (a fit that takes waiting for never
+planting, by which the others are told what it is worth), `no_shadows` and `no_properties` (fits
+that do not see these), `plots_24` (fits to so many plots, as `hasty` is made), `ppo` (PPO alone),
+`one_shot` (what a training is reported with, planting once).
 """
 
 import json
@@ -15,9 +15,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+import torch
+
 from esper.archive.files import write_whole
 from esper.garden.evaluation import HARM, fingerprint_of
 from esper.garden.greenhouse import GROUPS, TRAINING, VALIDATION
+from esper.leyline import LifecycleOp
 from esper.tamiyo.controllers.learned import is_kept, keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains
 from studies.ablations import ABLATION, ONE_SHOT, PROPERTIES, SHADOWS
@@ -31,6 +34,8 @@ KEPT = ROOT / "docs" / "evidence" / "greenhouse"
 STEPS = ("collect", "fit", "train", "rules", "validate", "judge", GARDEN, "own", "ablate",
          "judge-ablations", "report")  # fmt: skip
 SPECIALIST = "tamiyo"
+# Logits. Who knows what waiting is worth and is nearly sure waits for more to be heard.
+RESERVE = 0.4
 MOST_HARM = 0.05  # share of episodes that may end more than `HARM` points below their controls
 CHOSEN, TUNED, PLAN, COSTS = "chosen.json", "rules.json", "plan.json", "costs.jsonl"
 MOMENTS, WAITING = "moments", "waiting"
@@ -130,6 +135,11 @@ class Study:
         return [*self.trained("fit"), *both]
 
     @property
+    def candidates(self) -> list[str]:
+        """Of which every training is reported with one."""
+        return [*self.main, *self.trained("wary")]
+
+    @property
     def lacking(self) -> dict[str, list[str]]:
         """Fits of ablations by name, with what is further said of each."""
         few = self.size.ablated
@@ -207,7 +217,8 @@ class Study:
                 yield self._judge("rules", [TRAINING], best, heats.cases, first, more)
                 keep_tuned(self.out / TUNED, tuned(self.out / "rules", heats))
             case "validate":
-                who, many = self.named(self.main), size.validation
+                self._keep_wary()
+                who, many = self.named(self.candidates), size.validation
                 yield self._judge("validated", [VALIDATION], who, size.validated, worlds=many)
                 self._choose()
             case "judge":
@@ -327,12 +338,25 @@ class Study:
         where = ["--out", str(self.out / folder), "--device", self.device, "--seed", seed]
         return [*where, "--longest", str(self.size.longest)]
 
+    def _keep_wary(self) -> None:
+        """Fits to which planting seems less likely by the reserve."""
+        for fitted, wary in zip(self.trained("fit"), self.trained("wary"), strict=True):
+            if self.folder(wary).exists():
+                continue
+            kept = read_kept(self.folder(fitted))
+            with torch.no_grad():
+                ops = kept.network.get_parameter("heads.0.2.bias")
+                ops[LifecycleOp.GERMINATE] -= RESERVE
+            card = {**kept.card, "reserve": RESERVE}
+            keep_controller(kept.network, self.folder(wary), None, card, rule=kept.rule)
+
     def _choose(self) -> None:
         """Of a training's candidates, on validation worlds: of those that do little enough harm the
         one that gains most; the least harmful one if all do more."""
         points: dict[str, list[float]] = {}
+        names = self.candidates
         made = {name: fingerprint_of(controller_of(word))
-                for name, word in zip(self.main, self.named(self.main), strict=True)}  # fmt: skip
+                for name, word in zip(names, self.named(names), strict=True)}  # fmt: skip
         for net in read_judged(self.out / "validated", VALIDATION):
             if made.get(net.controller) == net.made and net.world < self.size.validation:
                 points.setdefault(net.controller, []).append(net.points)

@@ -9,7 +9,7 @@ from esper.garden.evaluation import HARM
 from esper.garden.greenhouse import GROUPS
 from esper.leyline.errors import DataError
 from studies.report.transfer_results import Figures, Results, figures_of, gpu_minutes, opened
-from studies.transfer_plan import KEPT, MOST_HARM, OWN, ROOT, TUNED
+from studies.transfer_plan import KEPT, MOST_HARM, OWN, RESERVE, ROOT, TUNED
 from studies.tuned_rules import kind_of
 
 PAGE, PICTURE = "transfer.md", "transfer.png"
@@ -40,8 +40,9 @@ def page_of(results: Results) -> str:
         "that do not.",
         _ablations_table(results),
         "## Trainings",
-        "A training is reported with its fit or with what PPO made of it: of those that harm at "
-        f"most {100 * MOST_HARM:g} % of episodes on validation worlds the one that gains most "
+        "A training is reported with its fit, with what PPO made of it, or with the fit that is "
+        f"wary of planting (by {RESERVE:g} logits): of those that harm at most "
+        f"{100 * MOST_HARM:g} % of episodes on validation worlds the one that gains most "
         "there, or the least harmful one where all harm more. "
         "Points and share harmed: " + _chosen(results) + ".",
         "## Costs",
@@ -120,10 +121,11 @@ def _chosen(results: Results) -> str:
 
 
 def _costs(results: Results) -> str:
-    plan, by_step = results.plan, dict[str, float]()
+    plan, by_step = results.plan, dict[tuple[str, str], float]()
     for each in results.costs:
         took = (each["ended"] - each["began"]) / 60.0
-        by_step[each["step"]] = by_step.get(each["step"], 0.0) + took
+        step = each["step"], "GPU" if each["device"] == "cuda" else "processor"
+        by_step[step] = by_step.get(step, 0.0) + took
     least = min(rule.episodes for rule in results.rules.values())
     ours = plan["gains"] + plan["ppo"]
     words = "no fewer" if least >= ours else "fewer: their budgets are smaller than registered"
@@ -132,9 +134,9 @@ def _costs(results: Results) -> str:
         f"and from {plan['ppo']:,} of PPO. Every rule was tuned in at least {least:,} episodes, "
         f"{words}. On GPUs all of it took {gpu_minutes(results):.0f} minutes."
     )
-    rows = [["collecting gains", f"{plan['gains_seconds'] / 60.0:.1f}"]]
-    rows += [[step, f"{minutes:.1f}"] for step, minutes in by_step.items()]
-    return told + "\n\n" + _table(("step", "minutes"), rows)
+    rows = [["collecting gains", "GPU", f"{plan['gains_seconds'] / 60.0:.1f}"]]
+    rows += [[step, where, f"{minutes:.1f}"] for (step, where), minutes in by_step.items()]
+    return told + "\n\n" + _table(("step", "on a", "minutes"), rows)
 
 
 def _rules_table(results: Results) -> str:

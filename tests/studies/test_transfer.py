@@ -14,6 +14,7 @@ import torch
 from esper.garden.contexts import Source
 from esper.garden.evaluation import FORMAT
 from esper.garden.greenhouse import GROUPS
+from esper.leyline import LifecycleOp
 from esper.leyline.errors import DataError
 from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
@@ -21,7 +22,7 @@ from studies import greenhouse_gains, transfer
 from studies.judging import read_judged
 from studies.report.transfer import write_docs, write_report
 from studies.report.transfer_results import Results, figures_of, pack
-from studies.transfer_plan import SIZES, Study
+from studies.transfer_plan import RESERVE, SIZES, Study
 from studies.tuned_rules import RULES, Heats, TunedRule, finalists, keep_tuned, kind_of, tuned
 from tests.studies.made_up import result
 
@@ -273,7 +274,7 @@ def test_a_tiny_study_runs_to_its_end_and_goes_on_where_it_was(
     assert {path: path.stat().st_mtime_ns for path in out.glob("judged/*.jsonl")} == before
     assert len((out / "costs.jsonl").read_text().splitlines()) == len(costs)
     tried = {net.controller for net in read_judged(out / "validated", "validation")}
-    assert tried == {"fit-0", "both-0"}
+    assert tried == {"fit-0", "both-0", "wary-0"}
     names = {net.controller for net in read_judged(out / "judged", "validation")}
     lacking = {"hasty-0", "no_shadows-0", "no_properties-0", "one_shot-0", "plots_1-0"}
     assert {"fit-0", "both-0", *lacking} < names
@@ -282,20 +283,38 @@ def test_a_tiny_study_runs_to_its_end_and_goes_on_where_it_was(
 def test_a_training_is_reported_with_the_candidate_that_gains_most_without_much_harm(
     tmp_path: Path,
 ) -> None:
-    gains = {"fit-0": 4.0, "both-0": 3.0, "fit-1": 4.0, "both-1": 5.0, "fit-2": 4.0, "both-2": 5.0}
-    harmed = dict(zip(gains, (3, 1, 0, 1, 4, 6), strict=True))  # of 20
+    gains = {"fit-0": 4.0, "both-0": 3.0, "wary-0": 3.5, "fit-1": 4.0, "both-1": 5.0,
+             "wary-1": 3.5, "fit-2": 4.0, "both-2": 5.0, "wary-2": 3.5}  # fmt: skip
+    harmed = dict(zip(gains, (3, 2, 1, 0, 1, 0, 4, 6, 5), strict=True))  # of 20
     ours = {name: [gain] * (20 - harmed[name]) + [-1.0] * harmed[name]
             for name, gain in gains.items()}  # fmt: skip
     study = Study(tmp_path, replace(SIZES["tiny"], trainings=3))
-    for number, name in enumerate(study.main):
+    for number, name in enumerate(study.candidates):
         torch.manual_seed(number)
         keep_controller(TokenActorCritic(), study.folder(name), None, {})
-    made = {name: read_kept(study.folder(name)).controller(name).fingerprint for name in study.main}
+    made = {name: read_kept(study.folder(name)).controller(name).fingerprint
+            for name in study.candidates}  # fmt: skip
     played(tmp_path / "validated" / "validation-000.jsonl", ours, made)
     of_before = {name: [99.0] * 20 for name in gains}  # by controllers that are not there any more
     played(tmp_path / "validated" / "validation-001.jsonl", of_before)
     study._choose()
-    assert study.learners == ["both-0", "both-1", "fit-2"]
+    assert study.learners == ["wary-0", "both-1", "fit-2"]
+
+
+def test_who_is_wary_plants_what_the_fit_would_but_less_readily(tmp_path: Path) -> None:
+    study = Study(tmp_path, SIZES["tiny"])
+    keep_controller(TokenActorCritic(), study.folder("fit-0"), None, {})
+    study._keep_wary()
+    fit, wary = (read_kept(study.folder(name)).network for name in ("fit-0", "wary-0"))
+    seen = torch.rand(3, fit.state_dim, generator=torch.Generator().manual_seed(0))
+    theirs, ours = (network(seen).logits for network in (fit, wary))
+    less = torch.zeros(len(LifecycleOp))
+    less[LifecycleOp.GERMINATE] = RESERVE
+    torch.testing.assert_close(theirs[0] - ours[0], less.expand(3, -1))
+    assert all(map(torch.equal, theirs[1:], ours[1:]))
+    before = study.folder("wary-0").stat().st_mtime_ns
+    study._keep_wary()
+    assert study.folder("wary-0").stat().st_mtime_ns == before
 
 
 def test_time_that_is_up_ends_a_study_before_its_next_step(
