@@ -74,7 +74,7 @@ def assert_equal_to_module(
     y, gx, gtheta = torch.zeros(expected.shape).double(), before.clone(), torch.ones_like(theta)
     sample_last = [each.detach().flatten(1).T.contiguous() for each in (x, y, gy, gx)]
     pointers = [address(each) for each in (theta, *sample_last, gtheta)]
-    library.run_seed(which, *pointers)
+    library.run_seed(which, x[0].numel(), *pointers)
     y, gx = (
         each.T.reshape(x.shape[:1] + like.shape[1:])
         for each, like in zip(sample_last[1::2], (y, gx), strict=True)

@@ -1,7 +1,7 @@
 """Compiled programs: device source made into something that can be launched, kept by its hash.
 
 On a GPU NVRTC makes it, which comes with torch. On a CPU the system's C++ compiler makes a library
-of it, in which a block of threads is a loop.
+of it for that very processor, in which a block of threads is a loop over vectors of samples.
 """
 
 import ctypes
@@ -24,6 +24,8 @@ from esper.tolaria.chip.source import BLOCKS, SHARED_BYTES, THREADS, whole_text
 REALS = {torch.float32: "float", torch.float64: "double"}
 COMPILERS = ("c++", "g++", "clang++")
 FEW_THREADS = 64  # of a block whose threads have nothing to do with each other
+FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC", "-w")
+CACHE_BYTES = 1024 * 1024  # of a processor's second cache, about
 Launch = Callable[[str, Tensor, int, int], None]  # entry, arguments, rows, bytes of a block
 
 
@@ -60,9 +62,9 @@ def launcher(text: str, dtype: torch.dtype, device: torch.device) -> Launch:
 
 
 def shared_bytes(device: torch.device) -> int:
-    """That one block may have there; in C++ as many as on the largest GPU that is known."""
+    """That one block may have there; in C++ what is quick to reach."""
     if device.type != "cuda":
-        return SHARED_BYTES
+        return CACHE_BYTES
     found = torch.cuda.get_device_properties(device)
     return int(getattr(found, "shared_memory_per_block_optin", SHARED_BYTES))
 
@@ -129,6 +131,16 @@ def _not_compiled(command: str, said: str) -> EsperError:
     )
 
 
+@lru_cache(maxsize=1)
+def _own_processor(compiler: str) -> tuple[list[str], str]:
+    """What makes a compiler write for this very processor, if it knows how, and which that is: a
+    library for another one may be found where homes are shared."""
+    flags = ["-march=native"]
+    command = [compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    return ([], "") if run.returncode else (flags, run.stdout)
+
+
 @lru_cache(maxsize=32)
 def build_library(text: str, dtype: torch.dtype) -> ctypes.CDLL:
     """The program for the CPU, compiled unless it has been before."""
@@ -139,7 +151,8 @@ def build_library(text: str, dtype: torch.dtype) -> ctypes.CDLL:
             given="none of " + ", ".join(COMPILERS),
             fix='install one, or choose backend="fused"',
         )
-    command = [compiler, *_definitions(dtype), "-O1", "-shared", "-fPIC", "-w"]
+    own, processor = _own_processor(compiler)
+    command = [compiler, *_definitions(dtype), *own, *FLAGS]
     text = whole_text(text)
 
     def make(draft: Path) -> None:
@@ -150,4 +163,4 @@ def build_library(text: str, dtype: torch.dtype) -> ctypes.CDLL:
         if run.returncode:
             raise _not_compiled(" ".join(whole), run.stderr)
 
-    return ctypes.CDLL(str(_kept("so", make, text, *command, sys.platform)))
+    return ctypes.CDLL(str(_kept("so", make, text, *command, sys.platform, processor)))

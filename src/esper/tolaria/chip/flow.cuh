@@ -7,15 +7,15 @@
 enum FlowSum { LOG_POWER, LOG_POWER2, POWER, FOURTH, STEPS2, VARIANCE, SILENT, FLOW_SUMS };
 const double TINY = 1e-12, SILENCE = 1e-6;
 
-// One number of one sample's values `h`, C lines of L; `silence`: a square below it is none.
-DEVICE double flow_of(int which, Cells h, int C, int L, double silence) {
+// One number of the i-th sample's values in `h`, C lines of L; `silence`: a square below it is none.
+DEVICE double flow_of(int which, Values h, int i, int C, int L, double silence) {
   double power = 0, sum = 0;
   ROLLED
   for (int c = 0; c < C; ++c) {
     double own = 0, mean = 0, before = 0;
     ROLLED
     for (int l = 0; l < L; ++l) {
-      const double value = double(h[(c * L + l) * CHUNK]), square = value * value;
+      const double value = double(sample(h + (c * L + l) * CHUNK, i)), square = value * value;
       power += square;
       mean += value;
       own += square;
@@ -33,7 +33,7 @@ DEVICE double flow_of(int which, Cells h, int C, int L, double silence) {
   return which == LOG_POWER2 ? seen * seen : seen;
 }
 
-APART void flow_row(const whole *a, int row, Cells memory) {
+APART void flow_row(const whole *a, int row, Memory memory) {
   Block b = block_of(memory, int(READ(a[ARENA])));
   const int *head = at<int>(READ(a[HEADS])) + row * HEAD_COLUMNS;
   const int *pass = at<int>(READ(a[PASSES])) + READ(head[FIRST_PASS]) * PASS_COLUMNS;
@@ -44,7 +44,7 @@ APART void flow_row(const whole *a, int row, Cells memory) {
                   READ(head[MODULE_COUNT]));
   for (int again = 0; again < 2; ++again) // what is silent is known once all power is
     for (int batch = 0; batch < batches; ++batch) {
-      b.n = smaller(CHUNK, samples - batch * CHUNK);
+      b.n = smaller(CHUNK_SAMPLES, samples - batch * CHUNK_SAMPLES);
       fetch(b, a, row, batch, 0);
       pass_forward(b, pass, factors);
       FOR_WARPS(j, SLOTS * FLOW_SUMS) {
@@ -53,8 +53,8 @@ APART void flow_row(const whole *a, int row, Cells memory) {
         const double silence = again ? SILENCE * sums[k * FLOW_SUMS + POWER] / samples : 0;
         double sum = 0;
         for (int i = LANE; i < b.n; i += LANES)
-          sum += flow_of(which, value_of(b, k) + i, slot_channels(k) * slot_length(k) / slot_neighbours(k),
-                         slot_neighbours(k), silence);
+          sum += flow_of(which, value_of(b, k), i,
+                         slot_channels(k) * slot_length(k) / slot_neighbours(k), slot_neighbours(k), silence);
         sum = lanes_sum(sum);
         if (LANE == 0) sums[j] += sum;
       }

@@ -284,7 +284,7 @@ def choose_chip(chip: Callable[[], Chip], feed: Feed, config: PopulationConfig) 
     """The chip backend if it was asked for, or if nothing was and it applies."""
     if config.backend == "chip":
         return chip()
-    if config.backend != "auto" or feed.device.type != "cuda" or feed.environments < FEW_HOSTS:
+    if config.backend != "auto" or feed.environments < FEW_HOSTS:
         return None
     try:
         made = chip()

@@ -1,8 +1,8 @@
 // Layers, forward and backward, over the samples of a chunk.
 //
-// Element e of sample b is at e * CHUNK + b: neighbouring threads take neighbouring samples, so that
-// they read side by side and share weights. Sizes are template arguments. Where there are fewer samples
-// than CHUNK, the rest are zeros with gradients of zero, which add nothing to any sum.
+// Element e of the samples of cell b is at e * CHUNK + b: neighbouring threads take neighbouring samples,
+// so that they read side by side and share weights. Sizes are template arguments. Where there are fewer
+// samples than room, the rest are zeros with gradients of zero, which add nothing to any sum.
 //
 // A thread computes several outputs of a sample in registers from inputs that it reads once, as many as
 // leave enough work for all threads; a sum over samples is shared by neighbouring threads.
@@ -15,7 +15,6 @@
 
 const int MOST_OUTPUTS = 8; // that a thread computes at once
 const int MOST_TAPS = 8;    // of a kernel that are unrolled
-const int ENOUGH = THREADS * 3 / 8; // threads that keep the memory busy
 
 // Of `count` outputs at each of `places`: how many a thread computes.
 DEVICE constexpr int outputs_each(int count, int places) {
@@ -31,8 +30,8 @@ template <bool EVEN> DEVICE int within(int place, int last) {
   return EVEN || place < last ? place : last;
 }
 
-DEVICE void put(Cells place, real value, bool add) {
-  const real before = *place; // read in any case, which is shorter than a way around it
+DEVICE void put(Values place, many value, bool add) {
+  const many before = *place; // read in any case, which is shorter than a way around it
   *place = add ? before + value : value;
 }
 
@@ -41,21 +40,21 @@ DEVICE void put(Cells place, real value, bool add) {
 
 // y = bias + w x, where `w` has strides WO of outputs, WI of inputs. A thread has Q rows of a sample.
 template <int R, int I, int O, int XR, int XI, int YR, int YI, int WO, int WI>
-DEVICE void linear_rows(Cells w, Cells bias, Cells x, Cells y, bool add) {
+DEVICE void linear_rows(Cells w, Cells bias, Values x, Values y, bool add) {
   constexpr int Q = R > 1 ? 2 : 1, PLACES = CHUNK * parts_of(R, Q);
   constexpr int T = outputs_each(O, PLACES), TILES = parts_of(O, T), BY = loop_by(T);
   FOR(k, PLACES * TILES) {
     const int b = k % CHUNK, r = k / CHUNK % parts_of(R, Q) * Q, first = TILES > 1 ? k / PLACES * T : 0;
-    real sums[Q * T];
+    many sums[Q * T];
     UNROLL
     for (int t = 0; t < T; ++t) {
-      const real start = bias ? bias[within<O % T == 0>(first + t, O - 1)] : real(0);
+      const many start = spread(bias ? bias[within<O % T == 0>(first + t, O - 1)] : real(0));
       UNROLL
       for (int q = 0; q < Q; ++q) sums[q * T + t] = start;
     }
     UNROLL_BY(BY)
     for (int i = 0; i < I; ++i) {
-      real in[Q];
+      many in[Q];
       UNROLL
       for (int q = 0; q < Q; ++q)
         in[q] = x[(within<R % Q == 0>(r + q, R - 1) * XR + i * XI) * CHUNK + b];
@@ -76,29 +75,29 @@ DEVICE void linear_rows(Cells w, Cells bias, Cells x, Cells y, bool add) {
 }
 
 template <int R, int I, int O, int XR, int XI, int YR, int YI>
-APART void linear_forward(Cells w, Cells bias, Cells x, Cells y) {
+APART void linear_forward(Cells w, Cells bias, Values x, Values y) {
   linear_rows<R, I, O, XR, XI, YR, YI, I, 1>(w, bias, x, y, false);
   SYNC();
 }
 
 template <int R, int I, int O, int XR, int XI, int YR, int YI>
-APART void linear_backward(Cells w, Cells gw, Cells gbias, Cells x, Cells gy, Cells gx, bool add) {
+APART void linear_backward(Cells w, Cells gw, Cells gbias, Values x, Values gy, Values gx, bool add) {
   if (gw) { // a tile is TO outputs by TI inputs, and by a one for the bias
-    constexpr int TO = share_of(O, R > 1 ? 2 : 4), TI = R > 1 ? share_of(I, 4) : 1;
+    constexpr int TO = share_of(O, R > 1 ? TILE : 4), TI = R > 1 || TOGETHER > 1 ? share_of(I, 4) : 1;
     constexpr int ACROSS = parts_of(I, TI), WIDE = TI + 1;
     share_sums<parts_of(O, TO) * ACROSS, TO * WIDE>(
-        [&](int tile, int start, int step, real *sums) {
+        [&](int tile, int start, int step, many *sums) {
           const int first_o = tile / ACROSS * TO, first_i = tile % ACROSS * TI;
           UNROLL_BY(2)
           for (int j = start; j < CHUNK * R; j += step) {
             const int b = R > 1 ? j % CHUNK : j, r = R > 1 ? j / CHUNK : 0;
-            real in[TI];
+            many in[TI];
             UNROLL
             for (int i = 0; i < TI; ++i)
               in[i] = x[(r * XR + within<I % TI == 0>(first_i + i, I - 1) * XI) * CHUNK + b];
             UNROLL
             for (int o = 0; o < TO; ++o) {
-              const real g = gy[(r * YR + within<O % TO == 0>(first_o + o, O - 1) * YI) * CHUNK + b];
+              const many g = gy[(r * YR + within<O % TO == 0>(first_o + o, O - 1) * YI) * CHUNK + b];
               UNROLL
               for (int i = 0; i < TI; ++i) sums[o * WIDE + i] += g * in[i];
               sums[o * WIDE + TI] += g;
@@ -123,29 +122,29 @@ APART void linear_backward(Cells w, Cells gw, Cells gbias, Cells x, Cells gy, Ce
 
 // A thread has Q positions of a sample, and reads what they see once.
 template <int C, int L, int O, int K, int M, int S, int P, int G>
-APART void conv_forward(Cells w, Cells bias, Cells x, Cells y) {
+APART void conv_forward(Cells w, Cells bias, Values x, Values y) {
   constexpr int CG = C / G, OG = O / G, Q = M > 1 ? 2 : 1, BASES = parts_of(M, Q);
   constexpr int T = outputs_each(OG, CHUNK * BASES * G), TILES = parts_of(OG, T);
   constexpr int TK = share_of(K, MOST_TAPS), SEEN = (Q - 1) * S + TK;
   FOR(k, CHUNK * BASES * G * TILES) {
     const int b = k % CHUNK, m = k / CHUNK % BASES * Q, tile = G * TILES > 1 ? k / (CHUNK * BASES) : 0;
     const int group = tile / TILES, first = group * OG + tile % TILES * T, last = (group + 1) * OG - 1;
-    real sums[Q * T];
+    many sums[Q * T];
     UNROLL
     for (int t = 0; t < T; ++t) {
-      const real start = bias ? bias[within<OG % T == 0>(first + t, last)] : real(0);
+      const many start = spread(bias ? bias[within<OG % T == 0>(first + t, last)] : real(0));
       UNROLL
       for (int q = 0; q < Q; ++q) sums[q * T + t] = start;
     }
     ROLLED
     for (int piece = 0; piece < CG * parts_of(K, TK); ++piece) {
       const int c = piece / parts_of(K, TK), early = piece % parts_of(K, TK) * TK;
-      Cells own = x + (group * CG + c) * L * CHUNK + b;
-      real in[SEEN];
+      Values own = x + (group * CG + c) * L * CHUNK + b;
+      many in[SEEN];
       UNROLL
       for (int each = 0; each < SEEN; ++each) {
         const int p = m * S - P + early + each;
-        in[each] = p >= 0 && p < L ? own[p * CHUNK] : real(0);
+        in[each] = p >= 0 && p < L ? own[p * CHUNK] : many{};
       }
       UNROLL
       for (int tap = 0; tap < TK; ++tap) {
@@ -173,29 +172,29 @@ DEVICE constexpr int apart_of(int tap, int S, int P) { return ((tap - P) % S + S
 DEVICE constexpr int lag_of(int tap, int S, int P) { return (apart_of(tap, S, P) + P - tap) / S; }
 
 template <int C, int L, int O, int K, int M, int S, int P, int G>
-APART void conv_backward(Cells w, Cells gw, Cells gbias, Cells x, Cells gy, Cells gx, bool add) {
+APART void conv_backward(Cells w, Cells gw, Cells gbias, Values x, Values gy, Values gx, bool add) {
   constexpr int CG = C / G, OG = O / G;
   if (gw) { // a tile is TO outputs by TK taps of one channel, and by a one for the bias
     constexpr int TK = share_of(K, MOST_TAPS), PIECES = parts_of(K, TK), WIDE = TK + 1;
-    constexpr int TO = G * OG * CG * PIECES >= THREADS / 8 ? share_of(OG, 2) : 1;
+    constexpr int TO = G * OG * CG * PIECES >= THREADS / 8 || TOGETHER > 1 ? share_of(OG, TILE) : 1;
     constexpr int TILES = parts_of(OG, TO);
     share_sums<G * TILES * CG * PIECES, TO * WIDE>(
-        [&](int tile, int start, int step, real *sums) {
+        [&](int tile, int start, int step, many *sums) {
           const int c = tile / PIECES % CG, row = tile / (PIECES * CG), group = row / TILES;
           const int first_o = group * OG + row % TILES * TO, last = (group + 1) * OG - 1;
-          Cells line = x + (group * CG + c) * L * CHUNK;
+          Values line = x + (group * CG + c) * L * CHUNK;
           ROLLED
           for (int j = start; j < CHUNK * M; j += step) {
             const int b = j % CHUNK, from = j / CHUNK * S - P + tile % PIECES * TK;
-            real in[TK];
+            many in[TK];
             UNROLL
             for (int tap = 0; tap < TK; ++tap) {
               const int p = from + tap;
-              in[tap] = p >= 0 && p < L ? line[p * CHUNK + b] : real(0);
+              in[tap] = p >= 0 && p < L ? line[p * CHUNK + b] : many{};
             }
             UNROLL
             for (int o = 0; o < TO; ++o) {
-              const real g = gy[within<OG % TO == 0>(first_o + o, last) * M * CHUNK + j];
+              const many g = gy[within<OG % TO == 0>(first_o + o, last) * M * CHUNK + j];
               UNROLL
               for (int tap = 0; tap < TK; ++tap) sums[o * WIDE + tap] += g * in[tap];
               sums[o * WIDE + TK] += g;
@@ -222,17 +221,18 @@ APART void conv_backward(Cells w, Cells gw, Cells gbias, Cells x, Cells gy, Cell
       const int b = k % CHUNK, base = k / CHUNK % BASES * Q;
       const int tile = G * TILES > 1 ? k / (CHUNK * BASES) : 0;
       const int group = tile / TILES, first = tile % TILES * T;
-      real sums[NEAR * T];
+      many sums[NEAR * T];
       UNROLL
-      for (int t = 0; t < NEAR * T; ++t) sums[t] = 0;
+      for (int t = 0; t < NEAR * T; ++t) sums[t] = many{};
       ROLLED
       for (int o = group * OG; o < (group + 1) * OG; ++o) {
-        Cells own = gy + o * M * CHUNK + b, taps = w + o * CG * K;
-        real in[SEEN];
+        Values own = gy + o * M * CHUNK + b;
+        Cells taps = w + o * CG * K;
+        many in[SEEN];
         UNROLL
         for (int each = 0; each < SEEN; ++each) {
           const int m = base + LOW + each;
-          in[each] = m >= 0 && m < M ? own[m * CHUNK] : real(0);
+          in[each] = m >= 0 && m < M ? own[m * CHUNK] : many{};
         }
         UNROLL
         for (int tap = 0; tap < K; ++tap) {
@@ -260,24 +260,25 @@ APART void conv_backward(Cells w, Cells gw, Cells gbias, Cells x, Cells gy, Cell
 
 // The planes are small: a thread has one place of the output and T channels of it.
 template <int C, int H, int W, int O, int K, int HO, int WO, int S, int P, int G>
-APART void plane_forward(Cells w, Cells bias, Cells x, Cells y) {
+APART void plane_forward(Cells w, Cells bias, Values x, Values y) {
   constexpr int CG = C / G, OG = O / G, M = HO * WO;
   constexpr int T = outputs_each(OG, CHUNK * M * G), TILES = parts_of(OG, T);
   FOR(k, CHUNK * M * G * TILES) {
     const int b = k % CHUNK, m = k / CHUNK % M, tile = k / (CHUNK * M);
     const int group = tile / TILES, first = group * OG + tile % TILES * T, last = (group + 1) * OG - 1;
-    real sums[T];
+    many sums[T];
     UNROLL
-    for (int t = 0; t < T; ++t) sums[t] = bias ? bias[within<OG % T == 0>(first + t, last)] : real(0);
+    for (int t = 0; t < T; ++t)
+      sums[t] = spread(bias ? bias[within<OG % T == 0>(first + t, last)] : real(0));
     ROLLED
     for (int each = 0; each < CG * K; ++each) { // a line of taps
       const int c = each / K, u = each % K, p = m / WO * S - P + u;
       if (p < 0 || p >= H) continue;
-      Cells own = x + ((group * CG + c) * H + p) * W * CHUNK + b;
+      Values own = x + ((group * CG + c) * H + p) * W * CHUNK + b;
       UNROLL
       for (int v = 0; v < K; ++v) {
         const int q = m % WO * S - P + v;
-        const real in = q >= 0 && q < W ? own[q * CHUNK] : real(0);
+        const many in = q >= 0 && q < W ? own[q * CHUNK] : many{};
         UNROLL
         for (int t = 0; t < T; ++t)
           sums[t] += w[((within<OG % T == 0>(first + t, last) * CG + c) * K + u) * K + v] * in;
@@ -291,16 +292,16 @@ APART void plane_forward(Cells w, Cells bias, Cells x, Cells y) {
 }
 
 template <int C, int H, int W, int O, int K, int HO, int WO, int S, int P, int G>
-APART void plane_backward(Cells w, Cells gw, Cells gbias, Cells x, Cells gy, Cells gx, bool add) {
+APART void plane_backward(Cells w, Cells gw, Cells gbias, Values x, Values gy, Values gx, bool add) {
   constexpr int CG = C / G, OG = O / G, M = HO * WO;
   if (gw) { // an item is a line of taps, and a one for the bias
     share_sums<O * CG * K, K + 1>(
-        [&](int item, int start, int step, real *sums) {
+        [&](int item, int start, int step, many *sums) {
           const int u = item % K, o = item / (K * CG), c = o / OG * CG + item / K % CG;
           ROLLED
           for (int j = start; j < CHUNK * M; j += step) {
             const int b = j % CHUNK, m = j / CHUNK, p = m / WO * S - P + u;
-            const real g = gy[o * M * CHUNK + j];
+            const many g = gy[o * M * CHUNK + j];
             sums[K] += g;
             if (p < 0 || p >= H) continue;
             UNROLL
@@ -318,7 +319,7 @@ APART void plane_backward(Cells w, Cells gw, Cells gbias, Cells x, Cells gy, Cel
   if (gx)
     FOR(k, CHUNK * C * H * W) {
       const int b = k % CHUNK, p = k / (CHUNK * W) % H, q = k / CHUNK % W, c = k / (CHUNK * H * W);
-      real sum = 0;
+      many sum = many{};
       ROLLED
       for (int each = 0; each < OG * K; ++each) {
         const int o = c / CG * OG + each / K, u = each % K, up = p + P - u;
@@ -337,37 +338,37 @@ APART void plane_backward(Cells w, Cells gw, Cells gbias, Cells x, Cells gy, Cel
 
 // --- elementwise over SIZE numbers of each sample, in place; their slope is known from y ----------
 
-template <int SIZE> APART void leaky_forward(real slope, Cells y) {
-  EACH(k, CHUNK * SIZE) y[k] = y[k] > 0 ? y[k] : slope * y[k];
+template <int SIZE> APART void leaky_forward(real slope, Values y) {
+  EACH(k, CHUNK * SIZE) y[k] = y[k] > many{} ? y[k] : slope * y[k];
   SYNC();
 }
 
-template <int SIZE> APART void leaky_backward(real slope, Cells y, Cells g) {
-  EACH(k, CHUNK * SIZE) g[k] = y[k] > 0 ? g[k] : slope * g[k];
+template <int SIZE> APART void leaky_backward(real slope, Values y, Values g) {
+  EACH(k, CHUNK * SIZE) g[k] = y[k] > many{} ? g[k] : slope * g[k];
   SYNC();
 }
 
-template <int SIZE> APART void tanh_forward(Cells y) {
+template <int SIZE> APART void tanh_forward(Values y) {
   EACH(k, CHUNK * SIZE) y[k] = tanh(y[k]);
   SYNC();
 }
 
-template <int SIZE> APART void tanh_backward(Cells y, Cells g) {
-  EACH(k, CHUNK * SIZE) g[k] *= 1 - y[k] * y[k];
+template <int SIZE> APART void tanh_backward(Values y, Values g) {
+  EACH(k, CHUNK * SIZE) g[k] *= real(1) - y[k] * y[k];
   SYNC();
 }
 
 // --- y = x P(x), of the normal distribution's P and density -----------------------------------------
 
-DEVICE real below(real x) { return real(0.5) * (1 + erf(x * real(0.70710678118654752))); }
-DEVICE real density(real x) { return real(0.39894228040143268) * exp(real(-0.5) * x * x); }
+DEVICE many below(many x) { return real(0.5) * (real(1) + erf(x * real(0.70710678118654752))); }
+DEVICE many density(many x) { return real(0.39894228040143268) * exp(real(-0.5) * x * x); }
 
-template <int SIZE> APART void gelu_forward(Cells x, Cells y) {
+template <int SIZE> APART void gelu_forward(Values x, Values y) {
   EACH(k, CHUNK * SIZE) y[k] = x[k] * below(x[k]);
   SYNC();
 }
 
-template <int SIZE> APART void gelu_backward(Cells x, Cells gy, Cells gx, bool add) {
+template <int SIZE> APART void gelu_backward(Values x, Values gy, Values gx, bool add) {
   if (!gx) return;
   EACH(k, CHUNK * SIZE) put(gx + k, gy[k] * (below(x[k]) + x[k] * density(x[k])), add);
   SYNC();
@@ -375,24 +376,24 @@ template <int SIZE> APART void gelu_backward(Cells x, Cells gy, Cells gx, bool a
 
 // --- moving values: y = x, y = x - h --------------------------------------------------------------
 
-template <int SIZE> APART void copy_forward(Cells x, Cells y) {
+template <int SIZE> APART void copy_forward(Values x, Values y) {
   EACH(k, CHUNK * SIZE) y[k] = x[k];
   SYNC();
 }
 
-template <int SIZE> APART void copy_backward(Cells gy, Cells gx, bool add) {
+template <int SIZE> APART void copy_backward(Values gy, Values gx, bool add) {
   if (!gx) return;
   EACH(k, CHUNK * SIZE) put(gx + k, gy[k], add);
   SYNC();
 }
 
-template <int SIZE> APART void minus_forward(Cells x, Cells h, Cells y) {
+template <int SIZE> APART void minus_forward(Values x, Values h, Values y) {
   EACH(k, CHUNK * SIZE) y[k] = x[k] - h[k];
   SYNC();
 }
 
 template <int SIZE>
-APART void minus_backward(Cells gy, Cells gx, bool addx, Cells gh, bool addh) {
+APART void minus_backward(Values gy, Values gx, bool addx, Values gh, bool addh) {
   if (gx) EACH(k, CHUNK * SIZE) put(gx + k, gy[k], addx);
   if (gh) EACH(k, CHUNK * SIZE) put(gh + k, -gy[k], addh);
   SYNC();
@@ -400,13 +401,13 @@ APART void minus_backward(Cells gy, Cells gx, bool addx, Cells gh, bool addh) {
 
 // --- y = weight x, for one learned number --------------------------------------------------------
 
-template <int SIZE> APART void scalar_forward(Cells w, Cells x, Cells y) {
+template <int SIZE> APART void scalar_forward(Cells w, Values x, Values y) {
   EACH(k, CHUNK * SIZE) y[k] = *w * x[k];
   SYNC();
 }
 
 template <int SIZE>
-APART void scalar_backward(Cells w, Cells gw, Cells x, Cells gy, Cells gx, bool add, Cells scratch) {
+APART void scalar_backward(Cells w, Cells gw, Values x, Values gy, Values gx, bool add, Cells scratch) {
   if (gw)
     add_sum(CHUNK * SIZE, scratch, gw, [&](int j) { return gy[j] * x[j]; });
   if (!gx) return;
@@ -416,21 +417,21 @@ APART void scalar_backward(Cells w, Cells gw, Cells x, Cells gy, Cells gx, bool 
 
 // --- y[c, l] = h[c, l] s[c] -----------------------------------------------------------------------
 
-template <int C, int L> APART void channels_forward(Cells h, Cells s, Cells y) {
+template <int C, int L> APART void channels_forward(Values h, Values s, Values y) {
   EACH(k, CHUNK * C * L) y[k] = h[k] * s[k / (L * CHUNK) * CHUNK + k % CHUNK];
   SYNC();
 }
 
 template <int C, int L>
-APART void channels_backward(Cells h, Cells s, Cells gy, Cells gh, bool addh, Cells gs, bool adds) {
+APART void channels_backward(Values h, Values s, Values gy, Values gh, bool addh, Values gs, bool adds) {
   if (gh)
     EACH(k, CHUNK * C * L) put(gh + k, gy[k] * s[k / (L * CHUNK) * CHUNK + k % CHUNK], addh);
   if (gs)
     FOR(k, CHUNK * C) {
       const int start = k / CHUNK * L * CHUNK + k % CHUNK;
-      real sum = 0;
+      many sum = many{};
       UNROLL_BY(4)
-    for (int l = 0; l < L; ++l) sum += gy[start + l * CHUNK] * h[start + l * CHUNK];
+      for (int l = 0; l < L; ++l) sum += gy[start + l * CHUNK] * h[start + l * CHUNK];
       put(gs + k, sum, adds);
     }
   SYNC();
@@ -438,31 +439,31 @@ APART void channels_backward(Cells h, Cells s, Cells gy, Cells gh, bool addh, Ce
 
 // --- pooling over all positions: [C, L] to [C] ----------------------------------------------------
 
-template <int C, int L> APART void mean_forward(Cells x, Cells y) {
+template <int C, int L> APART void mean_forward(Values x, Values y) {
   FOR(k, CHUNK * C) {
-    Cells own = x + k / CHUNK * L * CHUNK + k % CHUNK;
-    real sum = 0;
+    Values own = x + k / CHUNK * L * CHUNK + k % CHUNK;
+    many sum = many{};
     UNROLL_BY(4)
     for (int l = 0; l < L; ++l) sum += own[l * CHUNK];
-    y[k] = sum / L;
+    y[k] = sum / real(L);
   }
   SYNC();
 }
 
-template <int C, int L> APART void mean_backward(Cells gy, Cells gx, bool add) {
+template <int C, int L> APART void mean_backward(Values gy, Values gx, bool add) {
   if (!gx) return;
-  EACH(k, CHUNK * C * L) put(gx + k, gy[k / (L * CHUNK) * CHUNK + k % CHUNK] / L, add);
+  EACH(k, CHUNK * C * L) put(gx + k, gy[k / (L * CHUNK) * CHUNK + k % CHUNK] / real(L), add);
   SYNC();
 }
 
-template <int C, int L> APART void max_forward(Cells x, Cells y) {
+template <int C, int L> APART void max_forward(Values x, Values y) {
   FOR(k, CHUNK * C) {
-    Cells own = x + k / CHUNK * L * CHUNK + k % CHUNK;
-    real most = own[0];
+    Values own = x + k / CHUNK * L * CHUNK + k % CHUNK;
+    many most = own[0];
     UNROLL_BY(4)
     for (int l = 1; l < L; ++l) { // a NaN is passed on, as torch does
-      const real here = own[l * CHUNK];
-      if (here > most || here != here) most = here;
+      const many here = own[l * CHUNK];
+      most = (here > most) | (here != here) ? here : most;
     }
     y[k] = most;
   }
@@ -470,16 +471,17 @@ template <int C, int L> APART void max_forward(Cells x, Cells y) {
 }
 
 template <int C, int L>
-APART void max_backward(Cells x, Cells y, Cells gy, Cells gx, bool add) {
+APART void max_backward(Values x, Values y, Values gy, Values gx, bool add) {
   if (!gx) return;
   FOR(k, CHUNK * C) {
     const int start = k / CHUNK * L * CHUNK + k % CHUNK;
-    bool found = false; // the first of equals has it
+    const many none = many{}, most = y[k], whole_slope = gy[k];
+    auto open = most == most; // the first of equals has it
     UNROLL_BY(4)
     for (int l = 0; l < L; ++l) {
-      const bool here = !found && x[start + l * CHUNK] == y[k];
-      found |= here;
-      put(gx + start + l * CHUNK, here ? gy[k] : real(0), add);
+      const auto here = (x[start + l * CHUNK] == most) & open;
+      open = open & (x[start + l * CHUNK] != most);
+      put(gx + start + l * CHUNK, here ? whole_slope : none, add);
     }
   }
   SYNC();
@@ -496,22 +498,22 @@ DEVICE constexpr int row_sharers(int rows, int numbers) {
 }
 
 template <int R, int E1, int E2, int W, int SR, int S1, int S2>
-APART void norm_forward(real epsilon, Cells w, Cells bias, Cells x, Cells y, Cells saved) {
+APART void norm_forward(real epsilon, Cells w, Cells bias, Values x, Values y, Values saved) {
   constexpr int E = E1 * E2, SHARERS = row_sharers(CHUNK * R, E), ROWS = CHUNK * R * SHARERS;
   FOR(k, parts_of(ROWS, LANES) * LANES) {
     const int row = smaller(k / SHARERS, CHUNK * R - 1), own = k % SHARERS;
     const int b = row % CHUNK, r = row / CHUNK;
     auto place = [&](int e) { return (r * SR + e / E2 * S1 + e % E2 * S2) * CHUNK + b; };
-    real mean = 0, square = 0;
+    many mean = many{}, square = many{};
     UNROLL_BY(4)
     for (int e = own; e < E; e += SHARERS) mean += x[place(e)];
-    mean = lanes_sum<SHARERS>(mean) / E;
+    mean = lanes_sum<SHARERS>(mean) / real(E);
     UNROLL_BY(4)
     for (int e = own; e < E; e += SHARERS) {
-      const real apart = x[place(e)] - mean;
+      const many apart = x[place(e)] - mean;
       square += apart * apart;
     }
-    const real scale = 1 / sqrt(lanes_sum<SHARERS>(square) / E + epsilon);
+    const many scale = real(1) / sqrt(lanes_sum<SHARERS>(square) / real(E) + epsilon);
     if (k >= ROWS) continue;
     UNROLL_BY(2)
     for (int e = own; e < E; e += SHARERS)
@@ -524,17 +526,17 @@ APART void norm_forward(real epsilon, Cells w, Cells bias, Cells x, Cells y, Cel
 }
 
 template <int R, int E1, int E2, int W, int SR, int S1, int S2>
-APART void norm_backward(real epsilon, Cells w, Cells gw, Cells gbias, Cells x, Cells saved, Cells gy,
-                         Cells gx, bool add) {
+APART void norm_backward(real epsilon, Cells w, Cells gw, Cells gbias, Values x, Values saved, Values gy,
+                         Values gx, bool add) {
   if (gw) { // rows that share weights (W = 0) add up
     constexpr int ALIKE = W ? 1 : R;
     share_sums<W ? R * E1 : E1, 2>(
-        [&](int c, int start, int step, real *sums) {
+        [&](int c, int start, int step, many *sums) {
           UNROLL_BY(2)
           for (int j = start; j < CHUNK * ALIKE * E2; j += step) {
             const int b = j % CHUNK, r = W ? c / E1 : j / CHUNK / E2;
             const int at = (r * SR + c % E1 * S1 + j / CHUNK % E2 * S2) * CHUNK + b;
-            const real mean = saved[2 * r * CHUNK + b], scale = saved[(2 * r + 1) * CHUNK + b];
+            const many mean = saved[2 * r * CHUNK + b], scale = saved[(2 * r + 1) * CHUNK + b];
             sums[0] += gy[at] * (x[at] - mean) * scale;
             sums[1] += gy[at];
           }
@@ -547,21 +549,21 @@ APART void norm_backward(real epsilon, Cells w, Cells gw, Cells gbias, Cells x, 
       const int row = smaller(k / SHARERS, CHUNK * R - 1), own = k % SHARERS;
       const int b = row % CHUNK, r = row / CHUNK;
       auto place = [&](int e) { return (r * SR + e / E2 * S1 + e % E2 * S2) * CHUNK + b; };
-      const real mean = saved[2 * r * CHUNK + b], scale = saved[(2 * r + 1) * CHUNK + b];
-      real sum = 0, along = 0; // of the gradient of what is normal, and of its product with that
+      const many mean = saved[2 * r * CHUNK + b], scale = saved[(2 * r + 1) * CHUNK + b];
+      many sum = many{}, along = many{}; // of the gradient of what is normal, and of its product with that
       UNROLL_BY(2)
       for (int e = own; e < E; e += SHARERS) {
-        const real g = gy[place(e)] * w[r * W + e / E2];
+        const many g = gy[place(e)] * w[r * W + e / E2];
         sum += g;
         along += g * (x[place(e)] - mean) * scale;
       }
-      sum = lanes_sum<SHARERS>(sum) / E;
-      along = lanes_sum<SHARERS>(along) / E;
+      sum = lanes_sum<SHARERS>(sum) / real(E);
+      along = lanes_sum<SHARERS>(along) / real(E);
       if (k >= ROWS) continue;
       UNROLL_BY(2)
       for (int e = own; e < E; e += SHARERS) {
-        const real normal = (x[place(e)] - mean) * scale;
-        const real g = gy[place(e)] * w[r * W + e / E2];
+        const many normal = (x[place(e)] - mean) * scale;
+        const many g = gy[place(e)] * w[r * W + e / E2];
         put(gx + place(e), scale * (g - sum - normal * along), add);
       }
     }
@@ -570,24 +572,24 @@ APART void norm_backward(real epsilon, Cells w, Cells gw, Cells gbias, Cells x, 
 
 // --- a blend's gate: y[c, l] = 2 sigmoid(w . x[:, l] + bias) g[c, l] ------------------------------
 
-DEVICE void gate_forward(int C, int L, Cells w, Cells bias, Cells x,
-                         Cells g, Cells factor, Cells y) {
+DEVICE void gate_forward(int C, int L, Cells w, Cells bias, Values x,
+                         Values g, Values factor, Values y) {
   FOR(k, CHUNK * L) {
-    real sum = *bias;
+    many sum = spread(*bias);
     for (int c = 0; c < C; ++c) sum += w[c] * x[c * L * CHUNK + k];
-    factor[k] = 2 / (1 + exp(-sum));
+    factor[k] = real(2) / (real(1) + exp(-sum));
     for (int c = 0; c < C; ++c) y[c * L * CHUNK + k] = g[c * L * CHUNK + k] * factor[k];
   }
   SYNC();
 }
 
 // `gy` becomes the gradient of g. `slope` is room for the gradient of the scores.
-DEVICE void gate_backward(int C, int L, Cells w, Cells gw, Cells gbias, Cells x,
-                          Cells g, Cells factor, Cells slope, Cells gy, Cells gx) {
+DEVICE void gate_backward(int C, int L, Cells w, Cells gw, Cells gbias, Values x,
+                          Values g, Values factor, Values slope, Values gy, Values gx) {
   FOR(k, CHUNK * L) {
-    real sum = 0;
+    many sum = many{};
     for (int c = 0; c < C; ++c) sum += gy[c * L * CHUNK + k] * g[c * L * CHUNK + k];
-    slope[k] = sum * factor[k] * (1 - factor[k] / 2);
+    slope[k] = sum * factor[k] * (real(1) - factor[k] * real(0.5));
     for (int c = 0; c < C; ++c) {
       gy[c * L * CHUNK + k] *= factor[k];
       if (gx) gx[c * L * CHUNK + k] += slope[k] * w[c];
@@ -597,11 +599,11 @@ DEVICE void gate_backward(int C, int L, Cells w, Cells gw, Cells gbias, Cells x,
   if (!gw) return;
   // C and L are not known to the compiler here: a warp a sum, the last one the bias's.
   FOR_WARPS(c, C + 1) {
-    real sum = 0;
+    many sums = many{};
     ROLLED
     for (int j = LANE; j < CHUNK * L; j += LANES)
-      sum += slope[j] * (c < C ? x[c * L * CHUNK + j] : real(1));
-    sum = lanes_sum(sum);
+      sums += slope[j] * (c < C ? x[c * L * CHUNK + j] : spread(1));
+    const real sum = lanes_sum(total(sums));
     if (LANE == 0) *(c < C ? gw + c : gbias) += sum;
   }
   SYNC();

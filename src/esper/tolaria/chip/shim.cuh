@@ -1,9 +1,13 @@
-// One source, two machines: CUDA by NVRTC, or plain C++ in which a block of threads is a loop.
+// One source, two machines: CUDA by NVRTC, or C++ in which a block of threads is a loop.
 //
 // A phase is `FOR(i, count) { ... } SYNC();`. Every element that a phase writes is owned by one i, and
 // its sum runs in a fixed order, so the same run twice is the same to the bit. Sums over samples are
 // shared by neighbouring threads, which in C++ are one. `REAL` and `THREADS` are defined by whoever
 // compiles this.
+//
+// What every sample has a number of is in `Values`, cells of `many`: of TOGETHER neighbouring samples,
+// which is one on a GPU, where neighbouring threads take neighbouring samples, and in C++ what a vector
+// register holds. CHUNK cells are CHUNK_SAMPLES samples, and some that are not there.
 //
 // Loops are unrolled as far as their loads can wait for each other and no further: code that runs once
 // takes longer to be fetched than to be computed.
@@ -21,8 +25,6 @@ typedef long long whole;
 #define FOR_WARPS(i, count)                                                                          \
   _Pragma("unroll 1") for (int i = threadIdx.x / LANES; i < (count); i += WARPS)
 #define LANE int(threadIdx.x % LANES)
-#define SELF int(threadIdx.x)
-#define CREW THREADS
 #define SYNC() __syncthreads()
 #define AS_TEXT(text) #text
 #define UNROLL _Pragma("unroll")
@@ -45,21 +47,34 @@ struct Cells {
   DEVICE explicit operator bool() const { return at >= 0; }
 };
 #define NOWHERE Cells{-1}
+
+typedef real many;
+typedef Cells Values;
+const int TOGETHER = 1;
+DEVICE many spread(real value) { return value; }
+DEVICE real total(many value) { return value; }
+DEVICE real &sample(Values cells, int i) { return cells[i]; } // the number of the i-th sample
+DEVICE many samples_at(int i) { return real(i); }             // which samples a cell has numbers of
+const int ENOUGH = THREADS * 3 / 8; // threads that keep the memory busy
+const int TILE = 2;                 // a thread's outputs of a sum over samples, where it has several
 #else
 #include <cmath>
+#include <cstdint>
 #include <vector>
 using std::erf, std::exp, std::expm1, std::log, std::sqrt, std::tanh;
-#define DEVICE static inline
+#define DEVICE static inline __attribute__((always_inline))
 #define CONSTANT static const
-#define APART static
+#define APART static __attribute__((noinline))
 #define FOR(i, count) for (int i = 0; i < (count); ++i)
 #define EACH(i, count) FOR(i, count)
 #define FOR_WARPS(i, count) for (int i = 0; i < (count); ++i)
 #define LANE 0
-#define SELF 0
-#define CREW 1
 #define SYNC()
-#define UNROLL
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
 #define UNROLL_BY(times)
 #define ROLLED
 #define READ(place) (place)
@@ -67,7 +82,71 @@ using std::erf, std::exp, std::expm1, std::log, std::sqrt, std::tanh;
 const int LANES = 1;
 typedef real *Cells;
 #define NOWHERE nullptr
+
+const int TOGETHER = 32 / sizeof(real);
+typedef real many __attribute__((vector_size(32)));
+typedef many *Values;
+DEVICE many spread(real value) { return many{} + value; }
+DEVICE real total(many value) {
+  real sum = 0;
+  for (int i = 0; i < TOGETHER; ++i) sum += value[i];
+  return sum;
+}
+DEVICE real &sample(Values cells, int i) { return ((real *)cells)[i]; }
+DEVICE many samples_at(int i) {
+  many found;
+  for (int lane = 0; lane < TOGETHER; ++lane) found[lane] = real(i * TOGETHER + lane);
+  return found;
+}
+const int ENOUGH = 1, TILE = 4;
+#define SINGLE_float 1
+#define SINGLE(type) JOINED(SINGLE_, type)
+#define JOINED(one, two) one##two
+
+template <class F> DEVICE many each_of(many x, F f) {
+  for (int i = 0; i < TOGETHER; ++i) x[i] = f(x[i]);
+  return x;
+}
+DEVICE many sqrt(many x) { return each_of(x, [](real one) { return std::sqrt(one); }); }
+DEVICE many log(many x) { return each_of(x, [](real one) { return std::log(one); }); }
+#if SINGLE(REAL)
+// exp(x) = 2^n exp(rest) with |rest| <= ln 2 / 2; what is too small or too large is 2^-126 and infinite.
+DEVICE many exp(many x) {
+  typedef int32_t many_whole __attribute__((vector_size(32)));
+  const many least = spread(-87.3f), most = spread(89.0f);
+  x = x < least ? least : x > most ? most : x;
+  const many shift = spread(12582912.0f), n = (x * 1.44269504f + shift) - shift; // rounds
+  const many rest = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  many sum = spread(1.9875691500e-4f);
+  sum = sum * rest + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  sum = sum * rest * rest + rest + 1.0f;
+  return sum * (many)((__builtin_convertvector(n, many_whole) + 127) << 23);
+}
+DEVICE many tanh(many x) {
+  const many t = exp(-2.0f * (x < 0 ? -x : x)), found = (1.0f - t) / (1.0f + t);
+  return x < 0 ? -found : found;
+}
+DEVICE many erf(many x) { // by a rational approximation, to 1.5e-7
+  const many size = x < 0 ? -x : x, t = 1.0f / (1.0f + 0.3275911f * size);
+  many sum = spread(1.061405429f);
+  sum = sum * t - 1.453152027f;
+  sum = sum * t + 1.421413741f;
+  sum = sum * t - 0.284496736f;
+  sum = sum * t + 0.254829592f;
+  const many found = 1.0f - sum * t * exp(-size * size);
+  return x < 0 ? -found : found;
+}
+#else
+DEVICE many exp(many x) { return each_of(x, [](real one) { return std::exp(one); }); }
+DEVICE many tanh(many x) { return each_of(x, [](real one) { return std::tanh(one); }); }
+DEVICE many erf(many x) { return each_of(x, [](real one) { return std::erf(one); }); }
 #endif
+#endif
+const int CHUNK = (CHUNK_SAMPLES + TOGETHER - 1) / TOGETHER; // cells
 const int WARPS = THREADS / LANES;
 
 // A function from small whole numbers.
@@ -107,9 +186,9 @@ template <int ITEMS, int T, class Term, class Store> DEVICE void share_sums(Term
   constexpr int SHARERS = sharers_of(ITEMS), W = power_above(T);
   FOR(k, parts_of(ITEMS * SHARERS, LANES) * LANES) {
     const int item = smaller(k / SHARERS, ITEMS - 1), own = k % SHARERS;
-    real sums[W];
+    many sums[W];
     UNROLL
-    for (int t = 0; t < W; ++t) sums[t] = 0;
+    for (int t = 0; t < W; ++t) sums[t] = many{};
     term(item, own, SHARERS, sums);
     int first = 0; // of the sums that this thread holds
 #ifdef __CUDACC__
@@ -133,14 +212,15 @@ template <int ITEMS, int T, class Term, class Store> DEVICE void share_sums(Term
     constexpr int HELD = W > SHARERS ? W / SHARERS : 1;
     UNROLL
     for (int t = 0; t < HELD; ++t)
-      if (T == W || first + t < T) store(item, first + t, sums[t]);
+      if (T == W || first + t < T) store(item, first + t, total(sums[t]));
   }
 }
 
-// *out += the sum over j < terms of term(j), by all threads. `scratch` holds WARPS numbers.
+// *out += the sum over j < terms of term(j) and over its samples, by all threads. `scratch` holds WARPS numbers.
 template <class Term> DEVICE void add_sum(int terms, Cells scratch, Cells out, Term term) {
-  real sum = 0;
-  FOR(j, terms) sum += term(j);
+  many sums = many{};
+  FOR(j, terms) sums += term(j);
+  real sum = total(sums);
 #ifdef __CUDACC__
   sum = lanes_sum(sum);
   if (LANE == 0) scratch[threadIdx.x / LANES] = sum;

@@ -32,8 +32,8 @@ INCLUDES = (
     "entries.cuh",
 )
 _SIGNATURES = {  # a seed's y is where all its values are, and so its gy
-    "forward": "Cells theta, Cells x, Cells y",
-    "backward": "Cells theta, Cells grads, Cells x, Cells y, Cells gy, Cells gx, Cells scratch",
+    "forward": "Cells theta, Values x, Values y",
+    "backward": "Cells theta, Cells grads, Values x, Values y, Values gy, Values gx, Cells scratch",
 }
 _WITH_SCRATCH = ("scalar",)  # layers whose threads all add to one sum
 
@@ -169,7 +169,7 @@ class ProgramWriter:
             "SLOTS": slots,
             "BLUEPRINTS": self.blueprints,
             "HOST_WIDTH": self.host_width,
-            "CHUNK": self.chunk,
+            "CHUNK_SAMPLES": self.chunk,
             "SCRATCH": SCRATCH,
             "CLASSES": self.classes,
             "INPUT_SIZE": input_size,
