@@ -1,6 +1,7 @@
 """Host-steps per second: a population against the reference trainer, host by host.
 
-    python benchmarks/population.py                                # CPU, one thread
+    python benchmarks/population.py                                # one CPU thread, fused
+    python benchmarks/population.py --backend chip                 # and small hosts on chip
     python benchmarks/population.py --device cuda                  # one GPU: small hosts on chip
     python benchmarks/population.py --device cuda --backend fused  # and all hosts fused
 
@@ -64,8 +65,9 @@ CASES = {
 }
 FILLINGS = (0, 70)  # percent of slots with a seed
 ON_CHIP = ("conv1d", "mlp")
-CHIP_SIZES = (16, 132, 264, 1024, 4096, 16384, 65536)
-EPISODES_OF = 4096  # environments, on CUDA
+CHIP_SIZES = {"cpu": (16, 64, 256), "cuda": (16, 132, 264, 1024, 4096, 16384, 65536)}
+COMPARED = {"cpu": 256, "cuda": 1024}  # environments, with what else there is
+EPISODES_OF = {"cpu": 256, "cuda": 4096}  # environments
 PAIRED = 500  # cases that both backends train
 HEADER = (
     "host",
@@ -269,9 +271,11 @@ def measure(case: Case, count: int, percent: int, device: str) -> dict[str, floa
     return figures
 
 
-def on_chip(case: Case, count: int, percent: int, kind: int | None = None) -> Population:
+def on_chip(
+    case: Case, count: int, device: str, percent: int, kind: int | None = None
+) -> Population:
     """Filled at random, or with blueprint `kind` in all slots that it fits."""
-    population = make_population(case, count, "cuda", 40, "chip")
+    population = make_population(case, count, device, 40, "chip")
     if kind is None:
         fill(population, percent)
         return population
@@ -283,54 +287,59 @@ def on_chip(case: Case, count: int, percent: int, kind: int | None = None) -> Po
     return population
 
 
-def with_all_shadows(case: Case, count: int) -> float:
+def with_all_shadows(case: Case, count: int, device: str) -> float:
     """Seconds per host-step of hosts with a shadow of every kind in every slot, gains included."""
-    population = on_chip(case, count, 0)
+    population = on_chip(case, count, device, 0)
     plan = AuditionPlan(population.shadows.fits.repeat(count, 1, 1), torch.ones(count))
     population.train_epoch(plan)
-    start = finish("cuda")
+    start = finish(device)
     population.train_epoch(plan)
-    return (finish("cuda") - start) / (count * population.feed.batches)
+    return (finish(device) - start) / (count * population.feed.batches)
 
 
 class ChipTable:
     """On chip by size and by what is planted, against one by one and fused in the same run."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self.device, self.compared = device, COMPARED[device]
         self.figures: dict[str, float] = {}
         self.rows: list[list[str]] = []
         self._slow: dict[tuple[str, int], float] = {}
         self._fused: dict[tuple[str, int], float] = {}
 
     def alternatives(self, case: Case) -> None:
-        """One by one and fused, at N = 1,024."""
+        """One by one and fused, at one N."""
         for percent in FILLINGS:
-            hosts = make_population(case, 1024, "cuda", 40)
+            hosts = make_population(case, self.compared, self.device, 40)
             fill(hosts, percent)
-            slow = self._slow[case.name, percent] = one_by_one(hosts, 8, "cuda", repeats=3)
-            fused = self._fused[case.name, percent] = together(hosts, "cuda", repeats=1)
-            key = f"{case.name}_n1024_filled{percent}"
+            slow = self._slow[case.name, percent] = one_by_one(hosts, 8, self.device, repeats=3)
+            fused = self._fused[case.name, percent] = together(hosts, self.device, repeats=1)
+            key = f"{case.name}_n{self.compared}_filled{percent}"
             self.figures[f"{key}_fused_host_steps_per_second"] = 1 / fused
             self.figures[f"{key}_one_by_one_host_steps_per_second"] = 1 / slow
 
     def size(self, case: Case, count: int) -> None:
-        for percent in FILLINGS if count == 1024 else FILLINGS[-1:]:
+        for percent in FILLINGS if count == self.compared else FILLINGS[-1:]:
             repeats = 3 if count < 16384 else 1
-            fast = together(on_chip(case, count, percent), "cuda", repeats)
+            hosts = on_chip(case, count, self.device, percent)
+            fast = together(hosts, self.device, repeats)
             key = f"n{count}_filled{percent}"
             self._note(case, key, count, f"{percent} % of slots", fast, percent)
 
     def planted(self, case: Case, kind: int, name: str) -> None:
-        fast = together(on_chip(case, 1024, 0, kind), "cuda", repeats=1)
-        self._note(case, f"n1024_{name}", 1024, f"{name} in all slots", fast)
+        count = self.compared
+        fast = together(on_chip(case, count, self.device, 0, kind), self.device, repeats=1)
+        self._note(case, f"n{count}_{name}", count, f"{name} in all slots", fast)
 
     def shadows(self, case: Case) -> None:
-        fast = with_all_shadows(case, 1024)
-        self._note(case, "n1024_shadows", 1024, "shadows of all, with gains", fast)
+        count = self.compared
+        fast = with_all_shadows(case, count, self.device)
+        self._note(case, f"n{count}_shadows", count, "shadows of all, with gains", fast)
 
     def episodes(self, case: Case, backend: str) -> None:
-        key = f"{case.name}_n{EPISODES_OF}_{backend}_episodes_per_minute"
-        self.figures[key] = episodes_per_minute(case, EPISODES_OF, "cuda", backend)
+        count = EPISODES_OF[self.device]
+        key = f"{case.name}_n{count}_{backend}_episodes_per_minute"
+        self.figures[key] = episodes_per_minute(case, count, self.device, backend)
         print(key, round(self.figures[key]), flush=True)
 
     def _note(
@@ -342,7 +351,7 @@ class ChipTable:
         if slow is not None:
             self.figures[f"{case.name}_{key}_chip_ratio"] = slow / fast
             shown[0] = f"{slow / fast:,.0f}"
-        if fused is not None and count == 1024:
+        if fused is not None and count == self.compared:
             shown[1] = f"{1 / fused:,.0f}"
         self.rows.append([case.name, f"{count:,}", planted, f"{1 / fast:,.0f}", *shown])
         print(" | ".join(self.rows[-1]), flush=True)
@@ -355,12 +364,13 @@ class ChipTable:
             found += [partial(self.size, case, count) for count in sizes if count <= 4096]
             found.append(partial(self.episodes, case, "chip"))
         for case in (CASES[name] for name in hosts):
-            names = on_chip(case, 8, 0).catalogue.names
+            names = on_chip(case, 8, self.device, 0).catalogue.names
             found += [partial(self.planted, case, kind, name) for kind, name in enumerate(names)]
             found.append(partial(self.shadows, case))
             found += [partial(self.size, case, count) for count in sizes if count > 4096]
         found += [partial(self.episodes, CASES[name], "fused") for name in hosts]
-        return [*found, lambda: self.figures.update(paired_figures(CASES["conv1d"]))]
+        paired = partial(paired_figures, CASES["conv1d"], self.device)
+        return [*found, lambda: self.figures.update(paired())]
 
 
 def life_of(case: Case, backend: str, data: Splits, device: str, grows: bool) -> Tensor:
@@ -385,7 +395,7 @@ def life_of(case: Case, backend: str, data: Splits, device: str, grows: bool) ->
     return population.evaluate("test").accuracy
 
 
-def paired_figures(case: Case, device: str = "cuda") -> dict[str, float]:
+def paired_figures(case: Case, device: str) -> dict[str, float]:
     """Gains of the same decisions in the same cases, on chip and fused: rounding alone differs."""
     data, gains = mnist1d(0), {}
     for backend in ("chip", "fused"):
@@ -446,9 +456,10 @@ def main() -> None:
     chip = (options.backend or {"cpu": "fused", "cuda": "chip"}[options.device]) == "chip"
     rows: list[list[str]] = []
     if chip:
-        table = ChipTable()
+        table = ChipTable(options.device)
         flat, rows, began = table.figures, table.rows, time.perf_counter()
-        for part in table.parts(options.hosts or ON_CHIP, options.sizes or CHIP_SIZES):
+        sizes = options.sizes or CHIP_SIZES[options.device]
+        for part in table.parts(options.hosts or ON_CHIP, sizes):
             start = time.perf_counter()
             if start - began > options.limit:
                 print("the time is over", flush=True)
@@ -465,7 +476,8 @@ def main() -> None:
         flat = fused_figures(options.hosts or list(CASES), options.sizes, options.device, rows)
     write_json(options.json, flat)
     if options.write:
-        given = "" if chip else " --backend fused"
+        usual = chip == (options.device == "cuda")
+        given = "" if usual else f" --backend {options.backend}"
         given += f" --sizes {' '.join(map(str, options.sizes))}" if options.sizes else ""
         command = f"python benchmarks/population.py --device {options.device}{given} --write"
         section, header = ("chip", CHIP_HEADER) if chip else ("population", HEADER)

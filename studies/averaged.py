@@ -10,41 +10,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn import LayerNorm
-from torch.nn.functional import dropout, pad
+from torch.nn.functional import dropout
 
 from esper.archive import Archive
 from esper.garden import LAYOUT
 from esper.leyline.streams import derive_seed
 from esper.tamiyo import TokenActorCritic
-from esper.tamiyo.token_layout import TokenLayout
 
 RECENT = 10.0  # the mean of weights is of about the latest tenth of all steps
 RATE, DECAY, DROPOUT = 2.5e-3, 0.1, 0.05
-# For slots and blueprints; the last one has room for all.
-ROOMS = (*(TokenLayout(*room) for room in ((2, 4), (3, 3), (3, 5), (6, 4))), LAYOUT)
 
 
 def at_once(network: TokenActorCritic, observations: Tensor) -> Sequence[Tensor]:
     """Logits of single moments, and their values last; a memory that has no say is not asked. Most
     rows are padding for the most part, so they are computed in the least room that holds them.
     """
-    whole, own, seeds = LAYOUT.split(observations)
-    slots, kinds = (own[..., 0] > 0).sum(1), (seeds[..., 0] > 0).any(1).sum(1)
-    left = torch.ones_like(slots, dtype=torch.bool)
     order, found = list[Tensor](), list[tuple[Tensor, ...]]()
-    for room in ROOMS:
-        fits = left & (slots <= room.slots) & (kinds <= room.blueprints)
-        left, rows = left & ~fits, fits.nonzero()[:, 0]
-        if not len(rows) and (found or room != LAYOUT):
-            continue  # of no rows at all there are logits of no rows
-        parts = (own[rows, : room.slots], seeds[rows, : room.slots, : room.blueprints])
-        seen = torch.cat((whole[rows], *(part.flatten(1) for part in parts)), 1)
-        small = network.laid_out(room)
+    for rows, small, seen in network.in_rooms(observations):
         nothing = seen.new_zeros(len(seen), small.lstm_hidden_dim)
-        (op, slot, kind, blend), value = small.conclude(nothing, small.sense(seen), seen)
-        more = (LAYOUT.blueprints - room.blueprints, 0, LAYOUT.slots - room.slots)
-        found.append((op, pad(slot, (0, more[2])), pad(kind, (0, *more)),
-                      pad(blend, (0, 0, 0, *more)), value))  # fmt: skip
+        logits, value = small.conclude(nothing, small.sense(seen), seen)
+        found.append((*small.widened(logits, network.layout), value))
         order.append(rows)
     back = torch.cat(order).argsort()
     return tuple(torch.cat(each)[back] for each in zip(*found, strict=True))

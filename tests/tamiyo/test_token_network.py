@@ -15,6 +15,7 @@ from torch import Tensor
 
 from esper.leyline import LifecycleOp, UnknownNameError
 from esper.tamiyo import TokenActorCritic, TokenLayout, choose, logits_given
+from esper.tamiyo.network import RecurrentActorCritic
 from esper.tamiyo.token_layout import ADVISED, WIDTHS
 from esper.tamiyo.token_network import MEMORY, WIDTH, Exchange
 from tests.tamiyo.spaces import esper_space, random_legality
@@ -91,6 +92,44 @@ def test_room_for_more_changes_nothing(seed: int) -> None:
     for want, found in zip((*narrow.logits, narrow.values), inner, strict=True):
         torch.testing.assert_close(found, want, rtol=1e-6, atol=1e-6)
     assert network.layout is NARROW
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**20), steps=st.integers(0, 3))
+def test_rows_are_computed_in_the_least_room_as_in_all_of_it(seed: int, steps: int) -> None:
+    layout, rows = TokenLayout(8, 7), 9
+    network = any_network().laid_out(layout)
+    chance = torch.Generator().manual_seed(seed)
+    states = any_states(layout, seed, rows, *[steps] * bool(steps))
+    starts = torch.rand(states.shape[:-1], generator=chance) < 0.4
+    memory = torch.randn(2, 1, rows, network.lstm_hidden_dim, generator=chance).double()
+    here = torch.zeros(rows, layout.slots, layout.blueprints, dtype=torch.bool)
+    _, own, seeds = layout.split(states)
+    for row in range(rows):
+        slots, kinds = (int(torch.randint(1, n + 1, (), generator=chance)) for n in (8, 7))
+        here[row, :slots, :kinds] = True
+        own[row, ..., slots:, :], seeds[row, ..., slots:, :, :] = 0.0, 0.0
+        seeds[row, ..., kinds:, :] = 0.0
+    found = network(states, (memory[0], memory[1]), starts)
+    whole = RecurrentActorCritic.forward(network, states, (memory[0], memory[1]), starts)
+    alike = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
+    alike(found.values, whole.values)
+    alike(found.logits[0], whole.logits[0])
+    for row in range(rows):
+        slots, kinds = int(here[row].any(1).sum()), int(here[row].any(0).sum())
+        for ours, theirs in zip(found.logits[1:], whole.logits[1:], strict=True):
+            assert ours.shape == theirs.shape
+        alike(found.logits[1][row, ..., :slots], whole.logits[1][row, ..., :slots])
+        alike(found.logits[2][row, ..., :slots, :kinds], whole.logits[2][row, ..., :slots, :kinds])
+        ours, theirs = (each.logits[3][row, ..., :slots, :kinds, :] for each in (found, whole))
+        alike(ours, theirs)
+    if steps:
+        assert found.hidden is whole.hidden is None
+        return
+    there = torch.cat((torch.ones(rows, 1).bool(), here.any(2), here.flatten(1)), 1)
+    for ours, theirs in zip(found.hidden, whole.hidden, strict=True):
+        tokens = [each[0].unflatten(-1, (-1, MEMORY))[there] for each in (ours, theirs)]
+        alike(*tokens)
 
 
 def test_the_weights_do_not_depend_on_the_layout_and_are_few() -> None:

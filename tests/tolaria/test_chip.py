@@ -2,11 +2,11 @@
 
 import ctypes
 import logging
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from types import SimpleNamespace
-from typing import cast
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +18,8 @@ from esper.kasmina.hosts import MlpHost, SegmentedHost, build_host
 from esper.kasmina.layers import ChannelNorm, GroupNorm, SelfAttention, TokenLinear
 from esper.leyline import Actions, Blend, BlueprintError, EsperError, LifecycleOp, SeedStage
 from esper.leyline.shadows import AuditionPlan
+from esper.tolaria.chip import build
 from esper.tolaria.chip.build import build_library, find_compiler
-from esper.tolaria.chip.launch import Chip, choose_chip
 from esper.tolaria.chip.source import ChipProgram, ProgramWriter, require_fitting, write_program
 from esper.tolaria.chip.tape import record
 from esper.tolaria.data.splits import Split, Splits
@@ -58,6 +58,7 @@ def assert_equal_to_module(
     module: nn.Module,
     shape: tuple[int, ...],
     draw: torch.Generator,
+    dtype: torch.dtype = torch.float64,
 ) -> None:
     """Output and gradients, with weights that act and gradients that are added to."""
     module = module.double()
@@ -72,17 +73,19 @@ def assert_equal_to_module(
     theta = torch.cat([none, *(each.detach().flatten() for each in module.parameters())])
     before = torch.randn(x.shape, generator=draw).double()
     y, gx, gtheta = torch.zeros(expected.shape).double(), before.clone(), torch.ones_like(theta)
-    sample_last = [each.detach().flatten(1).T.contiguous() for each in (x, y, gy, gx)]
+    sample_last = [each.detach().flatten(1).T.contiguous().to(dtype) for each in (x, y, gy, gx)]
+    theta, gtheta = theta.to(dtype), gtheta.to(dtype)
     pointers = [address(each) for each in (theta, *sample_last, gtheta)]
     library.run_seed(which, x[0].numel(), *pointers)
     y, gx = (
-        each.T.reshape(x.shape[:1] + like.shape[1:])
+        each.T.reshape(x.shape[:1] + like.shape[1:]).double()
         for each, like in zip(sample_last[1::2], (y, gx), strict=True)
     )
-    torch.testing.assert_close(y, expected.detach(), rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(gx - before, grads[0], rtol=1e-10, atol=1e-11)
-    ours = torch.cat([none, *(grad.flatten() for grad in grads[1:])])
-    torch.testing.assert_close(gtheta - 1.0, ours, rtol=1e-10, atol=1e-11)
+    rough = 1.0 if dtype == torch.float64 else 2e6
+    alike = partial(torch.testing.assert_close, rtol=1e-10 * rough, atol=1e-11 * rough)
+    torch.testing.assert_close(y, expected.detach(), rtol=1e-11 * rough, atol=1e-12 * rough)
+    alike(gx - before, grads[0])
+    alike(gtheta.double() - 1.0, torch.cat([none, *(grad.flatten() for grad in grads[1:])]))
 
 
 @each_host
@@ -130,16 +133,59 @@ def drawn_layers(draw: random.Random) -> Iterator[tuple[nn.Module, tuple[int, ..
         yield Transposed(Attend(C, causal=causal)), (C, T)
 
 
-def test_every_layer_and_its_gradients_equal_torchs_in_many_sizes() -> None:
-    draw, writer = random.Random(5), ProgramWriter([(1,)], 1, input_size=1, chunk=CHUNK)
-    layers = [each for _ in range(4) for each in drawn_layers(draw)]
+def library_of(
+    layers: Sequence[tuple[nn.Module, tuple[int, ...]]], dtype: torch.dtype, chunk: int = CHUNK
+) -> tuple[ctypes.CDLL, list[int]]:
+    """A program with these as seeds, and their numbers."""
+    writer = ProgramWriter([(1,)], 1, input_size=1, chunk=chunk)
     for _ in range(2):
         writer.segment(record(nn.Linear(1, 1), (1,)))
     numbers = [writer.seed(0, 0, record(module, shape)) for module, shape in layers]
-    library = build_library(writer.finished().text, torch.float64)
+    return build_library(writer.finished().text, dtype), numbers
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_every_layer_and_its_gradients_equal_torchs_in_many_sizes(dtype: torch.dtype) -> None:
+    draw = random.Random(5)
+    layers = [each for _ in range(4) for each in drawn_layers(draw)]
+    library, numbers = library_of(layers, dtype)
     draws = torch.Generator().manual_seed(7)
     for which, (module, shape) in zip(numbers, layers, strict=True):
-        assert_equal_to_module(library, which, module, shape, draws)
+        assert_equal_to_module(library, which, module, shape, draws, dtype)
+
+
+def test_curves_in_single_precision_are_torchs_and_pass_on_what_is_no_number() -> None:
+    curves = [nn.Tanh(), nn.GELU()]
+    library, numbers = library_of([(curve, (1,)) for curve in curves], torch.float32, chunk=400)
+    ends = torch.tensor([-1e30, -99, 0, 99, 1e30, torch.nan])
+    x, nothing = torch.cat([torch.linspace(-12, 12, 394), ends]), torch.zeros(1)
+    alike = partial(torch.testing.assert_close, rtol=1e-6, atol=2e-6, equal_nan=True)
+    for which, curve in zip(numbers, curves, strict=True):
+        y, gy, gx = torch.zeros(400), torch.ones(400), torch.zeros(400)
+        library.run_seed(which, 1, *map(address, (nothing, x, y, gy, gx, nothing)))
+        wanted = x.double().requires_grad_()
+        slope = torch.autograd.grad(curve(wanted).sum(), wanted)[0]
+        alike(y.double(), curve(wanted).detach())
+        alike(gx.double(), slope)
+
+
+def test_libraries_are_for_the_processor_that_runs_them_where_a_compiler_knows_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = find_compiler()
+    flags, processor = build.own_processor(str(real))
+    assert flags == ["-march=native"]
+    assert "__cplusplus" in processor
+    plain = tmp_path / "c++"
+    plain.write_text(f'#!/bin/sh\ncase "$*" in *native*) exit 1;; esac\nexec {real} "$@"\n')
+    plain.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build.own_processor(str(plain)) == ([], "")
+    layer, shape = nn.Linear(3, 2), (3,)
+    library, (which,) = library_of([(layer, shape)], torch.float64)
+    assert_equal_to_module(library, which, layer, shape, torch.Generator().manual_seed(0))
+    assert len(list(tmp_path.glob("esper/chip/*.so"))) == 1
 
 
 MIXED = [
@@ -386,23 +432,21 @@ def test_what_is_to_be_done_beside_an_epoch_is_done_once_before_its_results_are_
 
 
 def test_nothing_asked_for_means_fused_where_the_chip_cannot_be_or_does_not_pay(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fused = make_population("mlp", 2)
-    assert (fused.backend, make_population("mlp", 2, backend="chip").backend) == ("fused", "chip")
-    cuda = torch.device("cuda")
     config = PopulationConfig(compute_dtype=torch.bfloat16)
     assert "backend" not in repr(config), "results are kept under a name that does not have it"
-
-    def chosen(environments: int) -> Chip | None:
-        feed = SimpleNamespace(device=cuda, environments=environments, augmentation=None)
-        chip = partial(Chip, HOSTS["mlp"](), fused.catalogue, {}, cast(Feed, feed), config)
-        return choose_chip(chip, cast(Feed, feed), config)
-
     with caplog.at_level(logging.INFO, logger="esper"):
-        assert chosen(63) is None
+        assert [make_population("mlp", count).backend for count in (63, 64)] == ["fused", "chip"]
+        assert make_population("mlp", 2, backend="chip").backend == "chip"
         assert not caplog.messages
-        assert chosen(64) is None
-    (told,) = caplog.messages
+        assert make_population("mlp", 64, compute_dtype=torch.bfloat16).backend == "fused"
+        assert make_population("gpt", 64).backend == "fused"
+        monkeypatch.setattr(build, "COMPILERS", ())
+        build_library.cache_clear()
+        assert make_population("mlp", 64).backend == "fused"
+    told, beside, last = caplog.messages
     assert told.startswith("The population is computed by the fused backend. The chip backend")
     assert "compute_dtype torch.bfloat16" in told
+    assert "cannot be computed on chip" in beside
+    assert "There is no C++ compiler" in last

@@ -28,17 +28,8 @@ from esper.api.growing_model import GrowingModel
 from esper.api.host_state import pack, unpack
 from esper.api.run_records import model_notes, report_of
 from esper.api.ticking import NotFiniteError
-from esper.archive import (
-    Archive,
-    ArchiveError,
-    KeptFolder,
-    RunKind,
-    packed,
-    read_archive,
-    unpacked,
-    write_archive,
-)
-from esper.archive.tensors import MANIFEST, describing
+from esper.archive import KeptFolder, RunKind, packed, read_archive, unpacked, write_archive
+from esper.archive.tensors import MANIFEST, Archive, ArchiveError, describing
 from esper.kasmina.isolation import randomness_kept
 from esper.kasmina.probe import Sample
 from esper.leyline.errors import EsperError

@@ -21,16 +21,9 @@ from esper.kasmina.isolation import randomness_kept, state_kept
 from esper.kasmina.probe import Place
 from esper.kasmina.slot import part_of
 from esper.kasmina.watching import call
-from esper.leyline import (
-    Actions,
-    Blend,
-    EsperError,
-    Legality,
-    LifecycleOp,
-    SeedStage,
-    TransitionRecord,
-)
+from esper.leyline import Actions, Blend, EsperError, Legality, LifecycleOp, SeedStage
 from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.lifecycle import TransitionRecord
 from esper.leyline.signals import FLOW_STATISTICS, SignalWindow
 from esper.tamiyo.controllers.protocol import Controller, Remembering
 

@@ -16,16 +16,10 @@ from torch import Tensor, nn
 from esper.kasmina.hosts import Block
 from esper.kasmina.isolation import randomness_kept
 from esper.kasmina.layers import ChannelNorm, GroupNorm, PastLinear, SelfAttention, TokenLinear
-from esper.leyline import Blend, Trait
+from esper.leyline import Blend, BlueprintError, Trait
 from esper.leyline.catalogue import LOOKS_BEYOND, NOT_APPLICABLE, BlueprintCatalogue
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
-from esper.leyline.errors import (
-    BlueprintError,
-    DuplicateNameError,
-    UnknownNameError,
-    in_words,
-    require_known,
-)
+from esper.leyline.errors import DuplicateNameError, UnknownNameError, in_words, require_known
 from esper.leyline.slots import Family, Reach, SlotConfig, SlotSpec
 
 M = TypeVar("M", bound=nn.Module)

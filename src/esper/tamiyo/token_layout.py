@@ -18,16 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from esper.leyline import (
-    HEADS,
-    Actions,
-    ActionSpace,
-    Blend,
-    BlueprintCatalogue,
-    Legality,
-    LifecycleOp,
-    Trait,
-)
+from esper.leyline import HEADS, Actions, ActionSpace, Blend, Legality, LifecycleOp, Trait
+from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.errors import AgreementError
 from esper.leyline.settings import Count, require_settings
 from esper.leyline.shadows import ShadowReadings
@@ -110,6 +102,15 @@ class TokenLayout:
             parts[1].unflatten(-1, (self.slots, -1)),
             parts[2].unflatten(-1, (self.slots, self.blueprints, -1)),
         )
+
+    def holds(self, other: "TokenLayout") -> bool:
+        return other.slots <= self.slots and other.blueprints <= self.blueprints
+
+    def resized(self, other: "TokenLayout", own: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """What slots [..., S, D] and candidates [..., S, P, C] have, with another's room for them:
+        cut off, or filled up with zeros."""
+        slots, kinds = other.slots - self.slots, other.blueprints - self.blueprints
+        return pad(own, (0, 0, 0, slots)), pad(seeds, (0, 0, 0, kinds, 0, slots))
 
     def observe(self, signals: Signals, advice: Actions) -> Tensor:
         """[N, F] float32, finite whatever was measured; `advice` is what the rule would do."""

@@ -14,7 +14,7 @@ tokens in all, `W` width of a token, `D` of its memory.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,12 @@ from torch.nn.functional import relu
 from esper.leyline import Blend, LifecycleOp
 from esper.leyline.errors import require_known
 from esper.tamiyo.choosing import Logits
-from esper.tamiyo.network import VALUE_GAIN, Hidden, RecurrentActorCritic, RunningNorm, mlp
+from esper.tamiyo.network import VALUE_GAIN, Hidden, Outlook, RecurrentActorCritic, RunningNorm, mlp
 from esper.tamiyo.token_layout import ADVISED, WIDTHS, TokenLayout
 
 WIDTH, MEMORY = 64, 32
 ADVICE = 4.0  # logits that advised actions are ahead by: about nine times of ten they are drawn
+ROOMS = tuple(TokenLayout(*room) for room in ((2, 4), (3, 3), (3, 5), (6, 4)))  # most need no more
 
 Tokens = Sequence[Tensor]  # [..., W], [..., S, W], [..., S, P, W]
 
@@ -65,6 +66,58 @@ class TokenActorCritic(RecurrentActorCritic):
         other = copy.copy(self)
         other._lay_out(layout)
         return other
+
+    def in_rooms(self, states: Tensor) -> Iterator[tuple[Tensor, "TokenActorCritic", Tensor]]:
+        """Of `states` [N, F] or [N, T, F] the rows [K] that a smaller room holds, or else this one;
+        the network for it; and what they see there."""
+        _, own, seeds = self.layout.split(states if states.ndim == 3 else states[:, None])
+        slots = (own[..., 0] > 0).any(1).sum(1)
+        kinds = (seeds[..., 0] > 0).any(1).any(1).sum(1)
+        left = torch.ones_like(slots, dtype=torch.bool)
+        for room in (*filter(self.layout.holds, ROOMS), self.layout):
+            fits = left & (slots <= room.slots) & (kinds <= room.blueprints)
+            left, rows = left & ~fits, fits.nonzero()[:, 0]
+            if len(rows) or (room is self.layout and not len(states)):  # of no rows: nothing
+                whole, own, seeds = self.layout.split(states[rows])
+                own, seeds = self.layout.resized(room, own, seeds)
+                seen = torch.cat((whole, own.flatten(-2), seeds.flatten(-3)), -1)
+                yield rows, self.laid_out(room), seen
+
+    def widened(self, logits: Logits, layout: TokenLayout) -> Logits:
+        """This network's logits with the room of a larger layout, zeros where there was none."""
+        op, slot, kind, blend = logits
+        own, seeds = self.layout.resized(layout, slot.transpose(-1, -2), blend)
+        _, kind = self.layout.resized(layout, own, kind[..., None])
+        return op, own.transpose(-1, -2), kind[..., 0], seeds
+
+    def forward(
+        self, states: Tensor, hidden: Hidden | None = None, starts: Tensor | None = None
+    ) -> Outlook:
+        """As that of any such network; on a CPU each row is computed in the least room for it."""
+        fits = states.ndim in (2, 3) and states.shape[-1] == self.state_dim
+        if not fits or self.layout in ROOMS or states.is_cuda or torch.compiler.is_compiling():
+            return super().forward(states, hidden, starts)
+        order, found, memories = list[Tensor](), list[Sequence[Tensor]](), list[list[Tensor]]()
+        for rows, small, seen in self.in_rooms(states):
+            h, c = hidden or self.get_initial_hidden(len(states), states.device, states.dtype)
+            own = self._memory(h[:, rows], small.layout), self._memory(c[:, rows], small.layout)
+            begins = None if starts is None else starts[rows]
+            outlook = RecurrentActorCritic.forward(small, seen, own, begins)
+            order.append(rows)
+            found.append((*small.widened(outlook.logits, self.layout), outlook.values))
+            memories.append([small._memory(part, self.layout) for part in outlook.hidden or ()])
+        back = torch.cat(order).argsort()
+        *tables, values = (torch.cat(each)[back] for each in zip(*found, strict=True))
+        kept = [torch.cat(each, 1)[:, back] for each in zip(*memories, strict=True)]
+        return Outlook(tuple(tables), values, (kept[0], kept[1]) if kept else None)
+
+    def _memory(self, memory: Tensor, layout: TokenLayout) -> Tensor:
+        """[1, N, M * D] of tokens of this layout as those of another; new ones have none."""
+        sizes = (1, self.layout.slots, self.layout.slots * self.layout.blueprints)
+        whole, own, seeds = memory.unflatten(-1, (-1, MEMORY)).split(sizes, -2)
+        seeds = seeds.unflatten(-2, (self.layout.slots, -1))
+        own, seeds = self.layout.resized(layout, own, seeds)
+        return torch.cat((whole, own, seeds.flatten(-3, -2)), -2).flatten(-2)
 
     def prefer(self, head: str, action: int, by: float) -> None:
         require_known("head whose actions have meanings of their own", head, ("op", "blend"))

@@ -29,13 +29,8 @@ from esper.simic.agent.rollout_buffer import (
 )
 from esper.simic.agent.types import Decision, Outcome
 from esper.simic.agent.update import GuardedAdamW, Update, precision
-from esper.tamiyo import TokenActorCritic, TokenLayout
-from esper.tamiyo.network import (
-    FactoredRecurrentActorCritic,
-    RecurrentActorCritic,
-    reset_hidden,
-    unwrapped,
-)
+from esper.tamiyo import FactoredRecurrentActorCritic, TokenActorCritic, TokenLayout
+from esper.tamiyo.network import RecurrentActorCritic, reset_hidden, unwrapped
 
 KIND, VERSION = "ppo-agent", 3
 

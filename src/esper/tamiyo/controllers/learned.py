@@ -24,17 +24,9 @@ from torch import Tensor
 
 from esper.archive import Archive, ArchiveError, kind_of, read_archive, write_archive
 from esper.archive.tensors import not_finite
-from esper.leyline import (
-    HEADS,
-    Actions,
-    ActionSpace,
-    EsperError,
-    Legality,
-    LifecycleOp,
-    require_agreement,
-)
+from esper.leyline import HEADS, Actions, ActionSpace, Legality, LifecycleOp, require_agreement
 from esper.leyline.catalogue import BlueprintCatalogue
-from esper.leyline.errors import ActionError, require_known
+from esper.leyline.errors import ActionError, EsperError, require_known
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
 from esper.tamiyo.choosing import Logits, MaskedCategorical, head_logits, logits_given

@@ -24,7 +24,15 @@ from esper.tolaria.chip.source import BLOCKS, SHARED_BYTES, THREADS, whole_text
 REALS = {torch.float32: "float", torch.float64: "double"}
 COMPILERS = ("c++", "g++", "clang++")
 FEW_THREADS = 64  # of a block whose threads have nothing to do with each other
-FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC", "-w")
+FLAGS = (
+    "-O3",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-shared",
+    "-fPIC",
+    "-w",
+)
 CACHE_BYTES = 1024 * 1024  # of a processor's second cache, about
 Launch = Callable[[str, Tensor, int, int], None]  # entry, arguments, rows, bytes of a block
 
@@ -132,7 +140,7 @@ def _not_compiled(command: str, said: str) -> EsperError:
 
 
 @lru_cache(maxsize=1)
-def _own_processor(compiler: str) -> tuple[list[str], str]:
+def own_processor(compiler: str) -> tuple[list[str], str]:
     """What makes a compiler write for this very processor, if it knows how, and which that is: a
     library for another one may be found where homes are shared."""
     flags = ["-march=native"]
@@ -151,7 +159,7 @@ def build_library(text: str, dtype: torch.dtype) -> ctypes.CDLL:
             given="none of " + ", ".join(COMPILERS),
             fix='install one, or choose backend="fused"',
         )
-    own, processor = _own_processor(compiler)
+    own, processor = own_processor(compiler)
     command = [compiler, *_definitions(dtype), *own, *FLAGS]
     text = whole_text(text)
 

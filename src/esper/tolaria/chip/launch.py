@@ -93,7 +93,10 @@ class Chip:
             self.widths[place] = widths.get(("seed", *place), 0)
         gates = [widths["gate", slot, NOTHING] for slot in range(self.slots)]
         self.gate_widths, self.host_width = torch.tensor(gates), widths[HOST]
-        self.lengths = torch.tensor([math.prod(spec.extent) for spec in host.slot_specs()])  # [S]
+        extents = [
+            [size or 0 for size in spec.extent] for spec in host.slot_specs()
+        ]  # 0: any number
+        self.lengths = torch.tensor(list(map(math.prod, extents)))  # [S]
         self.program = self._largest(host, catalogue)
         self._written: tuple[Sequence[object], Tensor] = ((), torch.zeros(0))  # see `_pools`
 

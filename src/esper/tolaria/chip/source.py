@@ -22,15 +22,7 @@ BLOCKS = 1  # of that many threads that share a multiprocessor, for which regist
 SCRATCH = 512  # numbers: sums of warps, and the optimiser's corrections of each module
 ABSENT = -1
 SHARED_BYTES = 227 * 1024  # that one block may have on the largest GPUs
-INCLUDES = (
-    "shim.cuh",
-    "layers.cuh",
-    "attention.cuh",
-    "row.cuh",
-    "describe.cuh",
-    "flow.cuh",
-    "entries.cuh",
-)
+LIBRARY = ("shim", "layers", "attention", "row", "describe", "flow", "entries")
 _SIGNATURES = {  # a seed's y is where all its values are, and so its gy
     "forward": "Cells theta, Values x, Values y",
     "backward": "Cells theta, Cells grads, Values x, Values y, Values gy, Values gx, Cells scratch",
@@ -74,7 +66,7 @@ def write_program(
 
 def whole_text(text: str) -> str:
     """Source with the device library that it includes in its place, each file once."""
-    for name in reversed(INCLUDES):
+    for name in (f"{part}.cuh" for part in reversed(LIBRARY)):
         line, library = f'#include "{name}"', (files(__package__) / name).read_text()
         text = text.replace(line, library.replace("#pragma once\n", ""), 1).replace(line, "")
     return text
