@@ -4,6 +4,7 @@
     python -m studies.transfer run --size gpu --out DIR --steps fit train --seconds 560 ...
     python -m studies.transfer report --runs DIR --json FILE [--write]
     python -m studies.transfer pack --runs DIR --out FILE
+    python -m studies.transfer box --runs DIR
 
 Five trainings: a fit to the gains that are kept in docs/evidence/greenhouse, then PPO; which of the
 two a training is reported with is chosen on validation worlds, by points among those that do little
@@ -11,7 +12,7 @@ harm. Rules are tuned on worlds of the training stream. All are judged on the gr
 docs/greenhouse.md registers, on the garden's own contexts and on models of users' own; then
 ablations are trained and judged. Held-out groups are played only with --final. A step's commands
 run side by side; `costs.jsonl` notes how long each step took. The report is made of DIR, or of what
-`pack` made of it.
+`pack` made of it; `box` puts the training that did best on validation worlds into the package.
 """
 
 import argparse
@@ -136,6 +137,12 @@ def _pack(options: argparse.Namespace) -> None:
     pack(options.runs, options.out)
 
 
+def _box(options: argparse.Namespace) -> None:
+    from studies.boxed import box
+
+    print(f"{box(options.runs.resolve())} is in the box")
+
+
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     top = argparse.ArgumentParser(prog="python -m studies.transfer")
     parts = top.add_subparsers(required=True)
@@ -157,7 +164,9 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     three = parts.add_parser("pack")
     three.add_argument("--runs", type=Path, required=True)
     three.add_argument("--out", type=Path, required=True)
-    for part, work in ((one, run), (two, _report), (three, _pack)):
+    four = parts.add_parser("box")
+    four.add_argument("--runs", type=Path, required=True)
+    for part, work in ((one, run), (two, _report), (three, _pack), (four, _box)):
         part.set_defaults(work=work)
     return top.parse_args(words)
 

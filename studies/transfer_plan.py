@@ -33,7 +33,7 @@ KEPT = ROOT / "docs" / "evidence" / "greenhouse"
 # What it consists of, in this order: what is surest to be of use comes first.
 STEPS = ("collect", "fit", "train", "rules", "validate", "judge", GARDEN, "own", "ablate",
          "judge-ablations", "report")  # fmt: skip
-SPECIALIST = "tamiyo"
+SPECIALIST = "specialist"
 # Logits. Who knows what waiting is worth and is nearly sure waits for more to be heard.
 RESERVE = 0.4
 MOST_HARM = 0.05  # share of episodes that may end more than `HARM` points below their controls

@@ -101,7 +101,7 @@ def test_it_needs_contributions(agent: Path) -> None:
         host.tick(agent, train_loss=1.0, val_score=50.0)
 
 
-def test_the_one_in_the_box_decides_for_hosts_like_those_it_was_trained_on() -> None:
+def test_the_specialist_decides_for_hosts_like_those_it_was_trained_on() -> None:
     torch.manual_seed(0)
     inputs, labels = torch.randn(48, 40), torch.randint(10, (48,))
     data = (inputs, labels)
@@ -110,12 +110,12 @@ def test_the_one_in_the_box_decides_for_hosts_like_those_it_was_trained_on() -> 
     assert len(slots) == 3
     run = esper.grow(
         host, data, data, loss="cross_entropy", budget=esper.Budget("+200%", epochs=6),
-        controller="tamiyo", batch_size=24, slots=["segments.0", "segments.1", "segments.2"],
+        controller="specialist", batch_size=24, slots=["segments.0", "segments.1", "segments.2"],
     )  # fmt: skip
-    assert run.report().controller == "tamiyo"
+    assert run.report().controller == "specialist"
     assert len(run.history) == 6
 
 
-def test_the_one_in_the_box_says_for_which_hosts_it_was_trained() -> None:
+def test_the_specialist_says_for_which_hosts_it_was_trained() -> None:
     with pytest.raises(EsperError, match=r"trained for other hosts; .* valid: 3 slots with"):
-        wrapped(budget=esper.Budget(epochs=9)).require_controller("tamiyo")
+        wrapped(budget=esper.Budget(epochs=9)).require_controller("specialist")

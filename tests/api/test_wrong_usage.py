@@ -343,7 +343,7 @@ MORE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a controller that says nothing": (
         lambda _: grow(controller=Silent({})), r"return Actions.of\(legality.space, op="),
     "a controller for other hosts": (
-        lambda _: grow(controller="tamiyo"),
+        lambda _: grow(controller="specialist"),
         "given: 2 slots with the blueprints norm, gate, lowrank.*valid: 3 slots with the "
         "blueprints norm, squeeze.*name 3 places in .*, or use 'heuristic'"),
     # folders

@@ -115,7 +115,7 @@ CASES = {
     "compiled": ({"model": "net.py:compiled"}, (), "is inside compiled code, which"),
     "negative decay": ({}, ("--weight-decay", "-1"), "'weight_decay' is out of range"),
     "steps of its own": ({}, ("--optimizer", "LBFGS"), "such as SGD or AdamW"),
-    "other hosts": ({}, ("--controller", "tamiyo"), "name 3 places in slots=[...]"),
+    "other hosts": ({}, ("--controller", "specialist"), "name 3 places in slots=[...]"),
     "a rate that is no number": ({}, ("--lr", "nan"), "given: nan; valid: a number above 0"),
     "a card too many": ({}, ("--device", "cuda:99"), "There is no such device; given: cuda:99"),
     "unknown device": ({}, ("--device", "gpu"), "There is no such device; given: gpu"),

@@ -173,8 +173,8 @@ def test_a_controller_of_the_fixed_space_says_what_to_give() -> None:
     sample = torch.randn(3, 1, 10)
     settings: dict[str, Any] = {"slots": ["0", "1", "2"], "budget": esper.Budget(epochs=9)}
     with pytest.raises(EsperError, match=r"give blueprints=\['norm', 'squeeze', ") as told:
-        esper.wrap(model, sample, **settings).require_controller("tamiyo")
+        esper.wrap(model, sample, **settings).require_controller("specialist")
     given = str(told.value).partition("blueprints=[")[2].partition("]")[0]
     names = [name.strip("' ") for name in given.split(",")]
     fitting = esper.wrap(model, sample, blueprints=names, **settings)
-    assert fitting.require_controller("tamiyo").name == "tamiyo"
+    assert fitting.require_controller("specialist").name == "specialist"

@@ -19,6 +19,7 @@ from esper.leyline.errors import DataError
 from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies import greenhouse_gains, transfer
+from studies.boxed import box
 from studies.judging import read_judged
 from studies.report.transfer import write_docs, write_report
 from studies.report.transfer_results import Results, figures_of, pack
@@ -65,7 +66,7 @@ def made(tmp_path: Path) -> tuple[Path, Points]:
     who = [*SPECS.values(), "audition", *trained, *lacking]
     points: Points = {}
     for place, group in enumerate((*GROUPS, "garden")):
-        ours = [*who, "tamiyo"] if group == "garden" else who
+        ours = [*who, "specialist"] if group == "garden" else who
         points[group] = {
             name: [[chance.gauss(name.startswith(("both", "fit")) + place / 4 - 1, 1.0)
                     for _ in range(CASES)] for _ in range(WORLDS)]
@@ -122,7 +123,7 @@ def test_figures_are_what_a_slow_count_says(made: tuple[Path, Points]) -> None:
         harmed += [net < -0.5 for name in learners for own in points[group][name] for net in own]
     assert found["c2_heldout_harmful_rate"] == pytest.approx(fmean(harmed))
     garden = points["garden"]
-    lead = fmean(mean_of(garden[name]) for name in learners) - mean_of(garden["tamiyo"])
+    lead = fmean(mean_of(garden[name]) for name in learners) - mean_of(garden["specialist"])
     assert found["c2_garden_vs_specialist"] == pytest.approx(lead)
     for group in GROUPS:
         own = points[group]
@@ -336,3 +337,24 @@ def test_held_out_groups_need_a_word_of_their_own(tmp_path: Path) -> None:
     study = Study(tmp_path, SIZES["gpu"], final=True)
     for step in ("judge", "own"):
         assert "--final" in next(study.tasks(step))[0].words
+
+
+def test_the_training_in_the_box_is_the_one_that_did_best_where_nothing_is_held_out(
+    made: tuple[Path, Points], tmp_path: Path
+) -> None:
+    runs, _ = made
+    chosen = json.loads((runs / "chosen.json").read_text())
+    chosen["both-2"] = {"both-2": [1.5, 0.04], "fit-2": [9.0, 0.2]}  # the other was not chosen
+    (runs / "chosen.json").write_text(json.dumps(chosen))
+    for seed in range(4):
+        torch.manual_seed(seed)
+        keep_controller(TokenActorCritic(), runs / f"both-{seed}" / "last", None, {"seed": seed})
+    target = tmp_path / "tamiyo"
+    assert box(runs, target) == "both-2"
+    kept = read_kept(target)
+    assert kept.controller().fingerprint == read_kept(runs / "both-2/last").controller().fingerprint
+    assert kept.card["validation"] == {"net_points": 1.5, "harmful_rate": 0.04}
+    figures = figures_of(Results.read(runs))
+    for name in ("c2_heldout_drift_vs_strongest_rule_lo", "c2_heldout_harmful_rate"):
+        assert kept.card["evidence"][name] == figures[name]
+    assert not any("episodes" in name for name in kept.card["evidence"])

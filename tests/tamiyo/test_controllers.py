@@ -122,7 +122,9 @@ def test_a_row_decides_the_same_whoever_is_beside_it_and_whatever_was_before(nam
 
 
 @pytest.mark.parametrize("host", ["mlp", "gpt"])
-@pytest.mark.parametrize("spec", [n for n in controller_names() if n not in ("oracle", "tamiyo")])
+@pytest.mark.parametrize(
+    "spec", [n for n in controller_names() if n not in ("oracle", "specialist")]
+)
 def test_it_runs_on_every_host_without_settings(spec: str, host: str) -> None:
     tape = Tape.random(8, host=host)
     if spec == "fixed":

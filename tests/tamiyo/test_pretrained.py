@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,11 +247,13 @@ def test_a_directory_is_loaded_like_a_run(folder: Path) -> None:
         load_controller(folder)
 
 
-# --- Tamiyo --------------------------------------------------------------------------------
+# --- what comes with Esper -------------------------------------------------------------------
+
+specialist = partial(shipped_controller, "specialist")
 
 
-def test_tamiyo_decides_legally_on_the_hosts_it_was_made_for() -> None:
-    controller = shipped_controller()
+def test_the_specialist_decides_legally_on_the_hosts_it_was_made_for() -> None:
+    controller = specialist()
     controller.require_possible(CATALOGUE, DEFAULT_EPISODE_LENGTH)
     ops = set()
     for actions in play(TapeGarden(Tape.random(16, seed=1)), controller):  # looks at every decision
@@ -258,17 +261,17 @@ def test_tamiyo_decides_legally_on_the_hosts_it_was_made_for() -> None:
     assert len(ops) > 1, "it does something"
 
 
-def test_two_tamiyos_do_not_share_what_they_remember() -> None:
+def test_two_specialists_do_not_share_what_they_remember() -> None:
     tapes = Tape.random(6, seed=1), Tape.random(9, seed=2)
-    alone = [decisions(TapeGarden(tape), shipped_controller()) for tape in tapes]
-    ours, theirs = (play(TapeGarden(tape), shipped_controller()) for tape in tapes)
+    alone = [decisions(TapeGarden(tape), specialist()) for tape in tapes]
+    ours, theirs = (play(TapeGarden(tape), specialist()) for tape in tapes)
     in_turns = zip(*((a.values, b.values) for a, b in zip(ours, theirs, strict=True)), strict=True)
     for expected, heard in zip(alone, in_turns, strict=True):
         assert torch.equal(torch.stack(heard, 1), expected)
 
 
-def test_tamiyo_says_what_it_is() -> None:
-    kept = shipped()
+def test_the_specialist_says_what_it_is() -> None:
+    kept = shipped("specialist")
     assert kept.slots == CATALOGUE.slots.names
     assert kept.blueprints == CATALOGUE.names
     assert kept.network.state_dim == STATE
@@ -277,15 +280,15 @@ def test_tamiyo_says_what_it_is() -> None:
     assert kept.card["episodes"] > 0
 
 
-def test_tamiyo_is_made_by_its_name() -> None:
-    made = make_controller("tamiyo", CATALOGUE)
+def test_the_specialist_is_made_by_its_name() -> None:
+    made = make_controller("specialist", CATALOGUE)
     assert isinstance(made, LearnedController)
-    assert made.name == "tamiyo"
-    assert made.fingerprint == shipped_controller().fingerprint
+    assert made.name == "specialist"
+    assert made.fingerprint == specialist().fingerprint
     tape = Tape.random(5, seed=7)
-    expected = decisions(TapeGarden(tape), shipped_controller())
+    expected = decisions(TapeGarden(tape), specialist())
     assert torch.equal(decisions(TapeGarden(tape), made), expected)
     with pytest.raises(EsperError, match="greedy"):
-        make_controller("tamiyo:greedy=false")
+        make_controller("specialist:greedy=false")
     with pytest.raises(AgreementError, match="disagree"):
-        make_controller("tamiyo", catalogue_of("mlp"))
+        make_controller("specialist", catalogue_of("mlp"))

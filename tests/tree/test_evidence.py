@@ -17,11 +17,12 @@ def study() -> LearningStudy:
     return LearningStudy.read(DOCS / "evidence" / "c2")
 
 
-def test_the_controller_in_the_box_is_one_of_those_that_were_measured(study: LearningStudy) -> None:
-    name = shipped().card["training"]
-    assert name in study.trainings[TAMIYO]
-    assert shipped_controller().fingerprint == study.description["made"][name]
-    assert shipped().card["contexts"] == study.groups[TRAINING]
+def test_the_specialist_in_the_box_is_one_of_those_that_were_measured(study: LearningStudy) -> None:
+    card = shipped("specialist").card
+    assert card["training"] in study.trainings[TAMIYO]
+    made = study.description["made"][card["training"]]
+    assert shipped_controller("specialist").fingerprint == made
+    assert card["contexts"] == study.groups[TRAINING]
 
 
 def test_the_published_figures_follow_from_the_raw_results(study: LearningStudy) -> None:

@@ -62,11 +62,7 @@ class Costs:
 
 
 def in_turns(
-    do: Callable[[int], T],
-    work: Sequence[tuple[str, float]],
-    *,
-    costs: Costs,
-    ranks: Ranks = ALONE,
+    do: Callable[[int], T], work: Sequence[tuple[str, float]], *, costs: Costs, ranks: Ranks = ALONE
 ) -> Iterator[list[tuple[int, T]]]:
     """Do all parts, each in one of the ranks; what came of them, the same for all, in their order.
 

@@ -88,12 +88,7 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
         "render_modes": [],
     }
 
-    def __init__(
-        self,
-        deal: Deal | str = "garden_mlp",
-        num_envs: int = 8,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, deal: Deal | str = "garden_mlp", num_envs: int = 8, **settings: Any) -> None:
         """`deal`: what gives rows their cases, or the name of a suite whose training contexts do.
 
         `settings` are the garden's: reward, horizon, device, config, controls.
@@ -114,10 +109,7 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
         return _array(self.actions.masks(self.garden.legal()))
 
     def reset(
-        self,
-        *,
-        seed: int | list[int | None] | None = None,
-        options: dict[str, Any] | None = None,
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Array, dict[str, Any]]:
         """All rows start together: the next episodes or, with a seed, the first of another dealing.
 

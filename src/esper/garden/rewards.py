@@ -22,8 +22,7 @@ from esper.leyline import AgreementError, Lifecycle, SeedStage, constants
 V = TypeVar("V", float, Tensor)
 
 _STAGE_POTENTIAL = torch.tensor(  # of a seed that is planted, GERMINATED_POTENTIAL and on
-    [getattr(constants, f"{stage.name}_POTENTIAL", 0.0) for stage in SeedStage],
-    dtype=torch.float64,
+    [getattr(constants, f"{stage.name}_POTENTIAL", 0.0) for stage in SeedStage], dtype=torch.float64
 )
 
 

@@ -42,11 +42,7 @@ def run_demo(options: Demo) -> None:
     print("Now on test data, which nothing has seen:", flush=True)
     with progress() as tell:
         results = evaluate(
-            players,
-            suite.training,
-            seeds=options.seeds,
-            file=run.path / RESULTS,
-            progress=tell,
+            players, suite.training, seeds=options.seeds, file=run.path / RESULTS, progress=tell
         )
     lines = standings(results)
     print_standings(f"{suite.name}, test data", lines, config.reward.rent)

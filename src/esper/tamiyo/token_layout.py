@@ -103,9 +103,6 @@ class TokenLayout:
             parts[2].unflatten(-1, (self.slots, self.blueprints, -1)),
         )
 
-    def holds(self, other: "TokenLayout") -> bool:
-        return other.slots <= self.slots and other.blueprints <= self.blueprints
-
     def resized(self, other: "TokenLayout", own: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
         """What slots [..., S, D] and candidates [..., S, P, C] have, with another's room for them:
         cut off, or filled up with zeros."""

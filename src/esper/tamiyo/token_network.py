@@ -74,7 +74,8 @@ class TokenActorCritic(RecurrentActorCritic):
         slots = (own[..., 0] > 0).any(1).sum(1)
         kinds = (seeds[..., 0] > 0).any(1).any(1).sum(1)
         left = torch.ones_like(slots, dtype=torch.bool)
-        for room in (*filter(self.layout.holds, ROOMS), self.layout):
+        smaller = [room for room in ROOMS if room.tokens < self.layout.tokens]
+        for room in (*smaller, self.layout):
             fits = left & (slots <= room.slots) & (kinds <= room.blueprints)
             left, rows = left & ~fits, fits.nonzero()[:, 0]
             if len(rows) or (room is self.layout and not len(states)):  # of no rows: nothing

@@ -33,8 +33,8 @@ class PopulationConfig:
     rules: GateRules = field(default_factory=GateRules)
     budget: Whole | None = None  # parameters
     blueprints: tuple[str, ...] | None = None
-    # "fused": large operations over all hosts; "chip": one block of threads a host; "auto": on CUDA
-    # the chip where it can be. Only rounding differs, so results do not depend on it.
+    # "fused": large operations over all hosts; "chip": one block of threads or one core a host;
+    # "auto": the chip where it can be. Only rounding differs, so results do not depend on it.
     backend: str = field(default="auto", repr=False)
     dtype: torch.dtype = torch.float32
     compute_dtype: torch.dtype | None = None  # bfloat16: weights are cast once per pass

@@ -71,7 +71,7 @@ class TrainConfig:
     deterministic: bool = False
     """on cuda, the same run twice is the same to the bit, but slower; on a cpu it always is"""
     backend: str = "auto"
-    """how hosts are computed: fused, chip (small hosts on cuda), or auto, the faster one"""
+    """how hosts are computed: fused, chip (small hosts), or auto, the faster one"""
     processes: int | str = 1
     """processes that learn together, one for each core or GPU; 2:4 goes on with fewer where some
     are lost for good, but at least 2"""

@@ -92,12 +92,7 @@ class Reporter:
     watched: int
 
     def step(
-        self,
-        round_: int,
-        step: int,
-        decision: Decision,
-        transition: Transition,
-        returns: Tensor,
+        self, round_: int, step: int, decision: Decision, transition: Transition, returns: Tensor
     ) -> Callable[[], None]:
         """What is returned tells all that a step decided and did; `returns` [N] of episodes so far.
 

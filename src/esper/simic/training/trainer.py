@@ -135,10 +135,7 @@ class Trainer:
         """The world of `own` environments, and whoever judges."""
         config, suite, processes = self.config, self.run.suite, self.processes
         self.draw = Draw(
-            contexts=suite.training,
-            seeds=config.cases,
-            seed=config.seed,
-            first_row=self.first_env,
+            contexts=suite.training, seeds=config.cases, seed=config.seed, first_row=self.first_env
         )
         self.garden = Garden(self.draw, own, controls=self.controls, reward=config.reward)
         self.judge = Judge(

@@ -4,8 +4,8 @@
       manifest.json                action space, sizes, slots, blueprints, card; or rule, card
       tensors-<hash>.safetensors   the network with its normalisers
 
-`tamiyo` is the one that comes with Esper. A network over tokens is kept with the rule that advises
-it, and decides for hosts with any slots and blueprints.
+`tamiyo` comes with Esper: a network over tokens, which is kept with the rule that advises it and
+decides for hosts with any slots and blueprints. So does `specialist`, which knows the garden.
 
 Shapes: `N` rows, `F` features, `H` heads, `A` actions of the largest head.
 """
@@ -224,7 +224,7 @@ def drawn(logits: Logits, legality: Legality, draws: Tensor) -> Actions:
 
 
 KIND, VERSION = "esper controller", 1
-SHIPPED = Path(__file__).parents[1] / "data" / "tamiyo"
+SHIPPED = Path(__file__).parents[1] / "data"
 
 Card = Mapping[str, Any]  # whatever JSON can hold: contexts, cost, scores, limits
 
@@ -324,9 +324,9 @@ def kept_controller(path: Path, name: str) -> LearnedController:
 
 
 @lru_cache
-def shipped() -> Kept:
-    """The controller that comes with Esper."""
-    return read_kept(SHIPPED)
+def shipped(name: str = "tamiyo") -> Kept:
+    """A controller that comes with Esper; its card says what it can do."""
+    return read_kept(SHIPPED / name)
 
 
 @dataclass(frozen=True)
@@ -334,6 +334,6 @@ class ShippedSettings:
     """There is nothing to set."""
 
 
-def shipped_controller(settings: ShippedSettings | None = None) -> LearnedController:
-    """Tamiyo, as it was trained on the garden; `shipped().card` says what it can do."""
-    return deepcopy(shipped()).controller()
+def shipped_controller(name: str = "tamiyo") -> LearnedController:
+    """One of them, with a memory of its own."""
+    return deepcopy(shipped(name)).controller(name)

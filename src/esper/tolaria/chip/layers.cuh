@@ -294,45 +294,69 @@ APART void plane_forward(Cells w, Cells bias, Values x, Values y) {
 template <int C, int H, int W, int O, int K, int HO, int WO, int S, int P, int G>
 APART void plane_backward(Cells w, Cells gw, Cells gbias, Values x, Values gy, Values gx, bool add) {
   constexpr int CG = C / G, OG = O / G, M = HO * WO;
-  if (gw) { // an item is a line of taps, and a one for the bias
-    share_sums<O * CG * K, K + 1>(
+  constexpr bool FEW = TOGETHER > 1; // threads; a GPU has more of them than there are lines of taps
+  if (gw) { // an item is a line of taps of TO outputs, and a one for the bias of each
+    constexpr int TO = FEW ? share_of(OG, TILE) : 1, TILES = parts_of(OG, TO), WIDE = K + 1;
+    share_sums<G * TILES * CG * K, TO * WIDE>(
         [&](int item, int start, int step, many *sums) {
-          const int u = item % K, o = item / (K * CG), c = o / OG * CG + item / K % CG;
+          const int u = item % K, row = item / (K * CG), group = row / TILES;
+          const int c = group * CG + item / K % CG;
+          const int first = group * OG + row % TILES * TO, last = (group + 1) * OG - 1;
           ROLLED
           for (int j = start; j < CHUNK * M; j += step) {
             const int b = j % CHUNK, m = j / CHUNK, p = m / WO * S - P + u;
-            const many g = gy[o * M * CHUNK + j];
-            sums[K] += g;
-            if (p < 0 || p >= H) continue;
+            const bool inside = p >= 0 && p < H;
+            many in[K];
             UNROLL
             for (int v = 0; v < K; ++v) {
               const int q = m % WO * S - P + v;
-              if (q >= 0 && q < W) sums[v] += g * x[((c * H + p) * W + q) * CHUNK + b];
+              in[v] = inside && q >= 0 && q < W ? x[((c * H + p) * W + q) * CHUNK + b] : many{};
+            }
+            UNROLL
+            for (int o = 0; o < TO; ++o) {
+              const many g = gy[within<OG % TO == 0>(first + o, last) * M * CHUNK + j];
+              UNROLL
+              for (int v = 0; v < K; ++v) sums[o * WIDE + v] += g * in[v];
+              sums[o * WIDE + K] += g;
             }
           }
         },
         [&](int item, int t, real sum) {
-          if (t < K) gw[item * K + t] += sum;
-          else if (gbias && item % (K * CG) == 0) gbias[item / (K * CG)] += sum;
+          const int u = item % K, c = item / K % CG, row = item / (K * CG);
+          const int own = row % TILES * TO + t / WIDE, o = row / TILES * OG + own, v = t % WIDE;
+          if (OG % TO && own >= OG) return;
+          if (v < K) gw[((o * CG + c) * K + u) * K + v] += sum;
+          else if (gbias && u == 0 && c == 0) gbias[o] += sum;
         });
   }
-  if (gx)
-    FOR(k, CHUNK * C * H * W) {
-      const int b = k % CHUNK, p = k / (CHUNK * W) % H, q = k / CHUNK % W, c = k / (CHUNK * H * W);
-      many sum = many{};
+  if (gx) { // a thread has T channels of one place
+    constexpr int T = FEW ? share_of(CG, MOST_OUTPUTS) : 1, TILES = parts_of(CG, T);
+    FOR(k, CHUNK * H * W * G * TILES) {
+      const int b = k % CHUNK, q = k / CHUNK % W, p = k / (CHUNK * W) % H, tile = k / (CHUNK * H * W);
+      const int group = tile / TILES, first = tile % TILES * T;
+      many sums[T];
+      UNROLL
+      for (int t = 0; t < T; ++t) sums[t] = many{};
       ROLLED
       for (int each = 0; each < OG * K; ++each) {
-        const int o = c / CG * OG + each / K, u = each % K, up = p + P - u;
+        const int o = group * OG + each / K, u = each % K, up = p + P - u;
         if (up < 0 || up % S || up / S >= HO) continue;
         UNROLL
         for (int v = 0; v < K; ++v) {
           const int left = q + P - v;
-          if (left >= 0 && left % S == 0 && left / S < WO)
-            sum += w[((o * CG + c % CG) * K + u) * K + v] * gy[(o * M + up / S * WO + left / S) * CHUNK + b];
+          if (left < 0 || left % S || left / S >= WO) continue;
+          const many g = gy[(o * M + up / S * WO + left / S) * CHUNK + b];
+          UNROLL
+          for (int t = 0; t < T; ++t)
+            sums[t] += w[((o * CG + within<CG % T == 0>(first + t, CG - 1)) * K + u) * K + v] * g;
         }
       }
-      put(gx + k, sum, add);
+      UNROLL
+      for (int t = 0; t < T; ++t)
+        if (CG % T == 0 || first + t < CG)
+          put(gx + (((group * CG + first + t) * H + p) * W + q) * CHUNK + b, sums[t], add);
     }
+  }
   SYNC();
 }
 

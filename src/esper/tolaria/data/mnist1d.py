@@ -27,12 +27,7 @@ INDEPENDENT_NOISE = 0.02
 
 
 def generate(
-    samples: int,
-    seed: int,
-    *,
-    translation: int = 48,
-    noise: float = 0.25,
-    amplitude: float = 0.4,
+    samples: int, seed: int, *, translation: int = 48, noise: float = 0.25, amplitude: float = 0.4
 ) -> tuple[Tensor, Tensor]:
     """Inputs [M, L] float32 with mean 0 and variance 1 over the whole set, and labels [M] int64.
 

@@ -1,0 +1,46 @@
+"""The controller that comes with Esper: of what the trainings of the study are reported with, the
+one that gained most on validation worlds, with a card that says what came of it."""
+
+from pathlib import Path
+
+from esper.garden.greenhouse import VALIDATION
+from esper.tamiyo.controllers.learned import SHIPPED, Card, keep_controller, read_kept
+from studies.report.transfer_results import Figures, Results, figures_of
+from studies.transfer_plan import SIZES, Study
+
+LIMITS = (
+    "For hosts with any slots and blueprints whose shadows can train, so not where a loop gives no "
+    "loss; episodes of 12 to 60 epochs. It was fitted to what seeds gained in small dense and "
+    "convolutional hosts of up to 8 slots that learn to classify; of other models it knows what "
+    "shadows and the rule that advises it say."
+)
+PUBLISHED = ("_vs_strongest_rule", "_vs_strongest_rule_lo", "_points", "_rule_points",
+             "_harmful_rate", "c2_garden_vs_specialist", "c2_garden_vs_specialist_lo")  # fmt: skip
+
+
+def best_of(results: Results) -> str:
+    """By validation worlds alone: what is held out chooses nothing."""
+    return max(results.chosen, key=lambda name: results.chosen[name][name][0])
+
+
+def card_of(results: Results, name: str) -> Card:
+    points, harmed = results.chosen[name][name]
+    figures: Figures = figures_of(results)
+    return {
+        "name": "tamiyo",
+        "training": name,
+        "suite": "greenhouse",
+        "episodes": results.plan["gains"],
+        VALIDATION: {"net_points": points, "harmful_rate": harmed},
+        "evidence": {key: each for key, each in figures.items() if key.endswith(PUBLISHED)},
+        "limits": LIMITS,
+    }
+
+
+def box(runs: Path, target: Path = SHIPPED / "tamiyo") -> str:
+    """Put it there; its name."""
+    results = Results.read(runs)
+    name = best_of(results)
+    kept = read_kept(Study(runs, SIZES["gpu"]).folder(name))
+    keep_controller(kept.network, target, None, card_of(results, name), rule=kept.rule)
+    return name
