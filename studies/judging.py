@@ -10,11 +10,13 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from esper.garden.contexts import Context
+from esper.garden.episodes import Episodes
 from esper.garden.evaluation import HARM, Result, evaluate, parse
 from esper.garden.greenhouse import GROUPS, LISTED, TRAINING, VALIDATION, Greenhouse
 from esper.garden.playing import Playground, StoppedError
@@ -24,6 +26,8 @@ from esper.leyline.errors import DataError, require_known
 from esper.leyline.streams import derive_seed
 from esper.tamiyo.controllers import Controller, make_controller
 from esper.tamiyo.controllers.learned import LearnedController
+from esper.tolaria.chip.launch import FEW_HOSTS
+from esper.tolaria.population_config import PopulationConfig
 from studies.ablations import controller_in
 from studies.any_host import AnyHost
 from studies.garden_plots import GARDEN
@@ -143,6 +147,16 @@ def judge(options: argparse.Namespace) -> None:
         print(f"{name}: {fmean(own):+.2f} points, harmful {harmed:.3f}, {len(own)} episodes")
 
 
+def computed_alike(world: World, rows: int, device: str) -> dict[str, Any]:
+    """How its episodes are played: all by one backend, however many are played together, so that
+    who never grows ends as the control does."""
+    how: dict[str, Any] = {"device": device, "config": PopulationConfig()} | world.how
+    if rows >= FEW_HOSTS:
+        chosen = Episodes(world.contexts, FEW_HOSTS, **how).population.backend
+        how["config"] = replace(how["config"], backend=chosen)
+    return how
+
+
 def _judged(options: argparse.Namespace, world: World, until: float) -> list[Result]:
     controllers = [controller_of(word) for word in options.controllers]
     for each in controllers:
@@ -151,7 +165,7 @@ def _judged(options: argparse.Namespace, world: World, until: float) -> list[Res
     return evaluate(
         controllers,
         world.contexts,
-        Playground(options.rows, device=options.device, **world.how),
+        Playground(options.rows, **computed_alike(world, options.rows, options.device)),
         seeds=options.cases,
         file=options.out / world.file,
         stop=lambda: time.monotonic() > until,

@@ -94,6 +94,7 @@ SIZES = {
         groups=(VALIDATION,),
         worlds=1,
         cases=1,
+        rows=8,
         longest=12,
         own=None,
     ),

@@ -440,13 +440,26 @@ def test_controllers_are_judged_on_the_same_cases(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("fit", "--gains", folder, "--out", tmp_path / "fitted", "--epochs", 1)
-    words = ("judge", "--out", tmp_path / "judged", "--worlds", 1, "--cases", 2, "--longest", 14)
+    words = ("judge", "--out", tmp_path / "judged", "--worlds", 1, "--cases", 2, "--longest", 14,
+             "--rows", 8)  # fmt: skip
     run(*words, "periodic", f"one={tmp_path / 'fitted' / 'best'}")
     lines = (tmp_path / "judged" / "validation-000.jsonl").read_text().splitlines()[1:]
     found = [json.loads(line) for line in lines]
     assert {each["controller"] for each in found} == {"periodic", "one"}
     assert len({(each["seed"], each["control"]) for each in found}) == 2
     assert "periodic" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+def test_who_never_grows_ends_as_the_control_however_many_play_beside_it(
+    rows: int, tmp_path: Path
+) -> None:
+    words = ("judge", "--out", tmp_path, "--worlds", 1, "--longest", 12, "--rows", rows)
+    run(*words, "never", "--cases", 40 if rows > 40 else 4)
+    run(*words, "gap:least_loss=1000", "--cases", 4)  # a few rows alone, that wait as well
+    nets = judging.read_judged(tmp_path, "validation")
+    assert {net.points for net in nets} == {0.0}
+    assert {net.controller for net in nets} == {"never", "gap:least_loss=1000"}
 
 
 @pytest.mark.parametrize("group", GROUPS)
