@@ -459,7 +459,7 @@ def test_who_never_grows_ends_as_the_control_however_many_play_beside_it(
     run(*words, "gap:least_loss=1000", "--cases", 4)  # a few rows alone, that wait as well
     nets = judging.read_judged(tmp_path, "validation")
     assert {net.points for net in nets} == {0.0}
-    assert {net.controller for net in nets} == {"never", "gap:least_loss=1000"}
+    assert {net.controller for net in nets} == {"never", "gap:least_loss=1000.0"}
 
 
 @pytest.mark.parametrize("group", GROUPS)
