@@ -167,6 +167,8 @@ def fit(options: argparse.Namespace) -> None:
     data, anchors = ablated(options.ablation, data), ablated(options.ablation, anchors)
     if options.waiting is not None:
         data = waits_known(data, options)
+    elif options.hasty:
+        data = data.waiting(torch.zeros_like(data.rule), data.first)
     if options.contexts:
         some, few = ((each.plot < options.contexts) | (each.plot % 8 == 7)
                      for each in (data, anchors))  # fmt: skip
@@ -177,6 +179,7 @@ def fit(options: argparse.Namespace) -> None:
     tended, looked = (anchors.rows(where) for where in _apart(anchors.plot))
     fitting = Fitting(options)
     made = prices(options) | {"contexts": options.contexts, "waiting": None}
+    made |= {"hasty": options.hasty}
     if options.waiting is not None:
         made["waiting"] = read_kept(options.waiting).controller().fingerprint
     at, state, done = options.out / "best", options.out / "state", list[dict[str, float]]()
@@ -308,7 +311,9 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     one.add_argument("--cases", type=int, default=16, help="worlds of every plot")
     one.add_argument("--fitted", type=Path, help="what `fit` wrote: seeds that it likes are tried")
     two = parts.add_parser("fit", parents=[common])
-    two.add_argument("--waiting", type=Path, help="what `waiting` wrote")
+    known = two.add_mutually_exclusive_group()
+    known.add_argument("--waiting", type=Path, help="what `waiting` wrote")
+    known.add_argument("--hasty", action="store_true", help="take waiting for never planting")
     two.add_argument("--contexts", type=int, help="learn from the first so many plots only")
     two.add_argument("--decay", type=float, default=DECAY, help="of weights")
     two.add_argument("--dropout", type=float, default=DROPOUT)

@@ -56,7 +56,7 @@ HEARD, LATEST = 6, 10  # epochs before the first seed, where shadows are heard b
 LEAST_LEFT = 7  # epochs after one
 LIKELY = 0.3  # harm to a case, where a later seed does some and nobody knows what there was before
 ANCHORS = 2  # looks at a case's rows, of which those are kept that say something
-VERSION = 4  # of how it is played
+VERSION = 5  # of how it is played
 Place = tuple[str, str]  # a slot and a blueprint
 HEADS = ("op", "slot", "blueprint", "blend")  # whose masks are kept
 
@@ -74,6 +74,7 @@ class Gains(NamedTuple):
     rule: Tensor  # [D] net points of the rule over the control; NaN: a later decision
     plot: Tensor  # [D] its number
     seed: Tensor  # [D] of the greenhouse; -1: nobody knows
+    waits: Tensor  # [D] bool: it was measured what waiting brings who may plant later
 
     @classmethod
     def load(cls, folders: Sequence[Path]) -> "Gains":
@@ -104,6 +105,11 @@ class Gains(NamedTuple):
         worth = (self.gains / unit).clamp(-2.0, 2.0)
         price = torch.where(self.base.isnan(), LIKELY * harm, harm)[:, None] / unit
         return torch.where(self.harmed(self.gains), worth - price, worth)
+
+    def waiting(self, worth: Tensor, where: Tensor) -> "Gains":
+        """The same, where [D] bool waiting is worth so many points [D]."""
+        waited = torch.where(where, worth, self.gains[:, 0])
+        return self._replace(gains=torch.cat((waited[:, None], self.gains[:, 1:]), 1))
 
     @property
     def first(self) -> Tensor:
@@ -148,7 +154,9 @@ def parts_of(folders: Sequence[Path]) -> list[Mapping[str, Any]]:
 def _part(file: Path) -> Mapping[str, Any]:
     packed = file.suffix == ".xz"
     part = dict(np.load(io.BytesIO(lzma.decompress(file.read_bytes())) if packed else file))
-    if "rule" in part and "base" not in part:  # early parts do not say what a first seed had gained
+    if "rule" in part and "waits" not in part:  # in early parts who waited never planted
+        part["waits"] = np.zeros(len(part["rule"]), dtype=bool)
+    if "rule" in part and "base" not in part:  # nor do they say what a first seed had gained
         part["base"] = np.where(np.isnan(part["rule"]), np.nan, 0.0).astype(np.float32)
     if "seed" not in part:  # the folder says it, or a file's name, as in `gains-seed1`
         made, named = file.parent / "made.json", re.search(r"seed(\d+)", file.name)
@@ -161,7 +169,8 @@ def _part(file: Path) -> Mapping[str, Any]:
 
 def in_one(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Arrays behind each other; what points `after` a moment points at the same one."""
-    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    found = {name: np.concatenate([part[name] for part in parts]) for name in names}
     if "after" in found:
         lengths = np.cumsum([0, *(len(part["after"]) for part in parts)])
         moved = [np.where(part["after"] < 0, -1, part["after"] + before)
@@ -410,9 +419,19 @@ class Measurement:
             later = now & ~first & plants[:, FIRST:WAITER].any(1)
             self.noted.decided(later, rows[:, 0], rows[:, FIRST:WAITER], rows[:, 0], values)
             self._look(epoch)
-            bed.step(values)
+            bed.step(values, self._deaf())
         net = net_gains(bed)
-        return self.noted.found(net, net[rows[:, -1]] - net[controls])
+        found = self.noted.found(net, net[rows[:, -1]] - net[controls])
+        return found | {"waits": np.full(len(found["plot"]), self.network is not None)}
+
+    def _deaf(self) -> Tensor:
+        """[players] bool: no other decision is asked of them, so nobody need hear their shadows."""
+        made = torch.tensor(self.made)[:, None]
+        done = torch.zeros_like(self.rows, dtype=torch.bool)
+        done[:, :FIRST], done[:, FIRST:WAITER] = made > 0, made > 1
+        planted = [bool(plans[WAITER]) for plans in self.plans]
+        done[:, WAITER] = torch.tensor(planted) if self.network is not None else made[:, 0] > 0
+        return done.flatten()
 
     def _planted(self, epoch: int) -> Tensor:
         """[players, H]: what plans say for this epoch, once, and waiting."""

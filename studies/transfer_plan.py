@@ -26,7 +26,7 @@ from studies import greenhouse, greenhouse_gains
 from studies.ablations import ABLATION, ONE_SHOT, PROPERTIES, SHADOWS
 from studies.garden_plots import GARDEN
 from studies.judging import controller_of, name_of, numbers_of, read_judged, require_open
-from studies.tuned_rules import AUDITION, RULES, Heats, finalists, keep_tuned, read_tuned, tuned
+from studies.tuned_rules import RULES, Heats, finalists, keep_tuned, read_tuned, rivals, tuned
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "evidence" / "greenhouse"
@@ -50,12 +50,13 @@ class Size:
     """How much is trained and played."""
 
     trainings: int = 5
-    ablated: int = 2  # trainings without shadows, and without properties
+    both: int = 2  # of these, that go on by PPO
+    ablated: int = 1  # trainings without shadows, and without properties
     alone: int = 1  # trainings by PPO alone
     fewer: dict[int, int] = field(default_factory=dict)  # of so many plots, by epochs of the fit
     collected: int | None = None  # plots; None: what is kept
     cases_of_plot: int = 8
-    epochs: int = 24  # of fits
+    epochs: int = 20  # of fits
     rounds: int = 6  # of PPO
     round: tuple[str, ...] = ()  # further options of PPO
     heats: Heats
@@ -80,7 +81,7 @@ SIZES = {
     ),
     "tiny": Size(
         trainings=1,
-        ablated=1,
+        both=1,
         alone=0,
         fewer={1: 1},
         collected=2,  # what waiting is worth is told by two halves
@@ -131,14 +132,13 @@ class Study:
         return [f"{kind}-{seed}" for seed in range(self.size.trainings if count is None else count)]
 
     @property
-    def main(self) -> list[str]:
-        both = self.trained("both") if self.size.rounds else []
-        return [*self.trained("fit"), *both]
+    def both(self) -> list[str]:
+        return self.trained("both", self.size.both) if self.size.rounds else []
 
     @property
     def candidates(self) -> list[str]:
         """Of which every training is reported with one."""
-        return [*self.main, *self.trained("wary")]
+        return [*self.trained("fit"), *self.both, *self.trained("wary")]
 
     @property
     def lacking(self) -> dict[str, list[str]]:
@@ -147,14 +147,18 @@ class Study:
         found = {name: ["--ablation", what]
                  for kind, what in BLIND.items() for name in self.trained(kind, few)}  # fmt: skip
         for plots, epochs in self.size.fewer.items():
-            found[f"plots_{plots}-0"] = ["--contexts", str(plots), "--epochs", str(epochs)]
+            found[f"plots_{plots}-0"] = [
+                "--contexts",
+                str(plots),
+                "--epochs",
+                str(epochs),
+                "--hasty",
+            ]
         return found
 
     @property
     def rules(self) -> list[str]:
-        """The tuned ones, and the default of `esper.grow` as it is."""
-        known = read_tuned(self.out / TUNED)
-        return list(dict.fromkeys([*(rule.spec for rule in known.values()), AUDITION]))
+        return rivals(read_tuned(self.out / TUNED))
 
     def named(self, names: Sequence[str]) -> list[str]:
         return [f"{name}={self.folder(name)}" for name in names]
@@ -167,7 +171,7 @@ class Study:
     @property
     def reported(self) -> list[str]:
         """These, and all that ablations are compared with."""
-        return list(dict.fromkeys([*self.learners, *self.main]))
+        return list(dict.fromkeys([*self.learners, *self.trained("fit"), *self.both]))
 
     def note_plan(self) -> None:
         """What the report says of costs and cannot know from results."""
@@ -204,12 +208,12 @@ class Study:
                 yield self._collect("collect", "gains") if size.collected else []
                 yield self._collect("listen", MOMENTS) if size.collected else []
             case "fit":
-                yield [self._fit(HASTY)]
+                yield [self._fit(HASTY, ["--hasty"])]
                 yield [self._waiting(HASTY)]
                 yield [self._fit(name, waits=HASTY) for name in self.trained("fit")]
             case "train":
-                yield [self._train(f"both-{seed}", seed, f"fit-{seed}")
-                       for seed in range(size.trainings if size.rounds else 0)]  # fmt: skip
+                yield [self._train(name, seed, f"fit-{seed}")
+                       for seed, name in enumerate(self.both)]  # fmt: skip
             case "rules":
                 heats, (first, more) = size.heats, size.heats.worlds
                 specs = [spec for kind in RULES for spec in heats.specs(kind)]
@@ -232,7 +236,8 @@ class Study:
                 # Those that do not see something do not see it either when waiting is judged.
                 blind = {kind: ["--ablation", what] for kind, what in BLIND.items()}
                 blind = blind if size.ablated else {}
-                yield [self._fit(f"{kind}-{HASTY}", more) for kind, more in blind.items()]
+                yield [self._fit(f"{kind}-{HASTY}", [*more, "--hasty"])
+                       for kind, more in blind.items()]  # fmt: skip
                 yield [self._waiting(f"{kind}-{HASTY}", more) for kind, more in blind.items()]
                 yield [
                     self._fit(name, more, self._waits(name)) for name, more in self.lacking.items()

@@ -8,7 +8,7 @@ data say which is best.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +16,8 @@ from statistics import fmean
 from esper.archive import write_whole
 from esper.garden.greenhouse import TRAINING
 from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.auditioning import ATTENTIVE, AuditionConfig
+from esper.tamiyo.controllers.specs import parse_settings
 from studies.any_host import CONSTANT, WITH_PLACES
 from studies.judging import Net, read_judged
 
@@ -99,6 +101,20 @@ class TunedRule:
     mean: float  # net points
     episodes: int
     log: tuple[tuple[str, float, int], ...]  # spec, mean, episodes
+
+
+def rivals(found: Mapping[str, TunedRule]) -> list[str]:
+    """The tuned rules, the default of `esper.grow`, and both kinds of auditions in which as much is
+    heard as by learners."""
+    plain = [*(rule.spec for rule in found.values()), AUDITION]
+    rounds, spend = ATTENTIVE.rounds, ATTENTIVE.spend
+    settings = [parse_settings(AUDITION, spec.partition(":")[2], AuditionConfig)
+                for spec in plain if kind_of(spec) == AUDITION]  # fmt: skip
+    return list(
+        dict.fromkeys(
+            [*plain, *(replace(own, rounds=rounds, spend=spend).name for own in settings)]
+        )
+    )
 
 
 def kind_of(spec: str) -> str:

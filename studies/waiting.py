@@ -133,13 +133,15 @@ def prices(options: argparse.Namespace) -> dict[str, float | str | None]:
 
 
 def waits_known(data: Gains, options: argparse.Namespace) -> Gains:
-    """First decisions know what waiting is worth, as an estimate has it that was made alike."""
+    """First decisions know what waiting is worth: as it was measured, or else as an estimate has it
+    that was made alike."""
     kept, asked = read_kept(options.waiting), prices(options)
     made = {name: kept.card.get(name) for name in asked}
     if made != asked:
         raise SystemExit(f"{options.waiting} was estimated with {made}; asked for is {asked}")
     assert isinstance(kept.network, TokenActorCritic), "what `waiting` wrote"
-    gains, first = data.gains.clone(), data.first
-    told = value_of(kept.network.laid_out(LAYOUT), data.observations[first])
-    gains[first, 0] = options.unit * told.clamp(min=0.0)
-    return data._replace(gains=gains)
+    told = torch.zeros_like(data.rule)
+    open_ = data.first & ~data.waits
+    seen = data.observations[open_]
+    told[open_] = options.unit * value_of(kept.network.laid_out(LAYOUT), seen).clamp(min=0.0)
+    return data.waiting(told, open_)

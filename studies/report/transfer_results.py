@@ -24,7 +24,7 @@ from studies.comparisons import paired_difference
 from studies.garden_plots import GARDEN
 from studies.judging import Net, read_judged
 from studies.transfer_plan import CHOSEN, COSTS, OWN, PLAN, SPECIALIST, TUNED
-from studies.tuned_rules import AUDITION, TunedRule, read_tuned
+from studies.tuned_rules import TunedRule, read_tuned, rivals
 
 PACKED = (
     "judged/*.jsonl",
@@ -124,7 +124,7 @@ class Results:
 
     @property
     def specs(self) -> list[str]:
-        return list(dict.fromkeys([*(rule.spec for rule in self.rules.values()), AUDITION]))
+        return rivals(self.rules)
 
     @property
     def groups(self) -> list[str]:

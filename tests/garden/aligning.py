@@ -32,6 +32,7 @@ from esper.tamiyo.controllers import (
     RandomLegal,
 )
 from esper.tamiyo.controllers.proposals import at_best_slot
+from esper.tolaria.population_config import PopulationConfig
 from tests.garden.plots import Listed
 from tests.tamiyo.scripted import (
     Renamed,
@@ -109,7 +110,9 @@ def align(
         Case(context, FIRST_SEED + number) for context in contexts for number in range(episodes)
     )
     everyone = cases * len(controllers)
-    garden = Garden(Listed(everyone), len(everyone), horizon=horizon, test=True)
+    # The oracle's atlas was measured in this form; the other one rounds otherwise.
+    config = PopulationConfig(backend="fused")
+    garden = Garden(Listed(everyone), len(everyone), horizon=horizon, test=True, config=config)
     garden.reset()
     together = Together(controllers, [case.context.name for case in cases])
     starts = torch.ones(garden.envs, dtype=torch.bool)

@@ -10,7 +10,7 @@ from esper.garden import LAYOUT, Bed, Greenhouse, Job, Playground, Plot, Plots
 from esper.leyline import Actions, LifecycleOp
 from esper.leyline.errors import AgreementError
 from esper.leyline.shadows import AuditionPlan
-from esper.tamiyo.controllers.auditioning import Audition
+from esper.tamiyo.controllers.auditioning import ATTENTIVE, Audition
 from esper.tamiyo.token_layout import WHOLE_TOKEN
 
 LONGEST = 12
@@ -39,7 +39,7 @@ def test_players_who_follow_the_advice_play_as_the_rule_does(host: str) -> None:
             LAYOUT.narrow(padded(bed), LAYOUT.space)).all())  # fmt: skip
         bed.step(padded(bed))
     ground = Playground(len(plot.contexts), horizon=plot.horizon, config=plot.population())
-    alone = ground.play_all([Job(Audition(), case) for case in plot.cases])
+    alone = ground.play_all([Job(Audition(ATTENTIVE), case) for case in plot.cases])
     mine = bed.episodes.ledger.committed[bed.players]
     torch.testing.assert_close(mine, alone.curve, rtol=0, atol=0.11)  # a sample of a thousand
     assert torch.equal(bed.episodes.population.lifecycle.interventions[bed.players],
@@ -59,6 +59,16 @@ def test_tiny_transformers_are_seen_as_other_hosts_are() -> None:
     bed = Bed(plot_of("pieces", contexts=1, group="kinds"), players=1)
     for _ in range(3):
         assert bool(bed.step(padded(bed)).observations.isfinite().all())
+
+
+def test_a_player_who_is_deaf_has_no_shadows_and_trains_as_one_who_hears() -> None:
+    bed = Bed(plot_of("conv1d", contexts=1), players=2)
+    wait, deaf = torch.zeros(2, 4, dtype=torch.int64), torch.tensor([False, True])
+    for _ in range(4):
+        bed.step(wait, deaf)
+    heard = bed.episodes.population.shadows.readings.epochs.flatten(1).sum(1)
+    assert float(heard[0]) > 0.0 == float(heard[1])
+    assert torch.equal(*bed.episodes.ledger.committed[bed.players, :4])
 
 
 def test_a_player_who_waits_is_its_control_and_earns_nothing() -> None:

@@ -117,7 +117,7 @@ def test_gains_are_seen_with_the_names_that_their_plots_had() -> None:
     observations = torch.cat([bed.observations for bed in beds])
     plot, seed = torch.tensor(numbers), torch.full((2,), 8)
     nothing = torch.zeros(2)
-    data = Gains(observations, {}, *[nothing] * 4, plot, seed)
+    data = Gains(observations, {}, *[nothing] * 4, plot, seed, nothing)
     anchors = Anchors(observations, nothing, nothing, plot, seed)
     found, looked = ablated("properties", data), ablated("properties", anchors)
     for row, bed in enumerate(beds):

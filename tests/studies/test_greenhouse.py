@@ -264,6 +264,30 @@ def test_packed_gains_are_those_that_were_collected(folder: Path, tmp_path: Path
         Gains.load([tmp_path])
 
 
+def test_without_a_fit_nobody_who_waits_plants_and_so_nothing_is_known_of_waiting(
+    folder: Path, tmp_path: Path
+) -> None:
+    data = Gains.load([folder])
+    assert not bool(data.waits.any())
+    assert not bool(data.gains[data.first, 0].any())
+    old = np.load(next(folder.glob("gains-*.npz")))
+    few = {name: old[name] for name in old.files if name != "waits"}
+    np.savez(tmp_path / "gains-seed8.npz", **few)
+    assert not bool(Gains.load([tmp_path / "gains-seed8.npz"]).waits.any())
+
+
+def test_who_is_hasty_takes_waiting_for_never_planting(folder: Path, tmp_path: Path) -> None:
+    data = Gains.load([folder])
+    first = data.first
+    dearer = data.waiting(torch.full_like(data.rule, 7.0), first)
+    assert bool((dearer.gains[first, 0] == 7.0).all())
+    assert torch.equal(dearer.gains[~first, 0], data.gains[~first, 0])
+    words = ("fit", "--gains", folder, "--out", tmp_path / "fit", "--epochs", 1)
+    run(*words, "--hasty")
+    with pytest.raises(SystemExit, match="'hasty': True"):
+        run(*words[:-1], 2)
+
+
 def test_a_folder_made_otherwise_is_refused(folder: Path) -> None:
     with pytest.raises(SystemExit, match="made with"):
         run("collect", "--out", folder, "--plots", 3, "--cases", 3, "--longest", 14, "--seed", 8)
@@ -353,6 +377,29 @@ def test_where_a_fit_is_given_it_decides_when_it_would_plant() -> None:
             assert measured.later == [epoch + 2 for epoch in eager]
 
 
+def test_shadows_are_heard_by_those_of_whom_a_decision_is_still_asked() -> None:
+    network = TokenActorCritic(LAYOUT)
+    network.prefer("op", LifecycleOp.GERMINATE, 20.0)
+    measured = Measurement(Greenhouse(8, longest=20).plot(6, 3), 6, "cpu", network)
+    step, told = measured.bed.step, list[torch.Tensor]()
+
+    def note(values: torch.Tensor, deaf: torch.Tensor) -> object:
+        told.append(deaf.view(3, -1))
+        outcome = step(values, deaf)
+        living = measured.bed.episodes.population.shadows.living.flatten(1).any(1)
+        assert not bool((living[: len(deaf)] & deaf).any())
+        return outcome
+
+    measured.bed.step = note  # type: ignore[method-assign,assignment]
+    found = measured.run()
+    assert bool(found["waits"].all())
+    first, later = measured.earliest, measured.later[0]
+    assert not bool(told[first - 1].any())
+    assert told[first][0].tolist() == [True] * 4 + [False] * 5
+    assert bool(told[later][0, :7].all())
+    assert not bool(torch.stack(told)[:, :, -1].any())  # the rule goes on to the end
+
+
 def test_what_was_pruned_is_not_planted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.garden.episodes.GARDEN_BATCHES", 1)
     advise = Audition.act
@@ -373,9 +420,9 @@ def test_what_was_pruned_is_not_planted_again(monkeypatch: pytest.MonkeyPatch) -
     done = list[torch.Tensor]()
     step = measured.bed.step
 
-    def note(values: torch.Tensor) -> object:
+    def note(values: torch.Tensor, deaf: torch.Tensor) -> object:
         done.append(values[:, 0].clone())
-        return step(values)
+        return step(values, deaf)
 
     monkeypatch.setattr(measured.bed, "step", note)
     measured.run()

@@ -24,11 +24,22 @@ from studies.judging import read_judged
 from studies.report.transfer import write_docs, write_report
 from studies.report.transfer_results import Results, figures_of, pack
 from studies.transfer_plan import RESERVE, SIZES, Study
-from studies.tuned_rules import RULES, Heats, TunedRule, finalists, keep_tuned, kind_of, tuned
+from studies.tuned_rules import (
+    RULES,
+    Heats,
+    TunedRule,
+    finalists,
+    keep_tuned,
+    kind_of,
+    rivals,
+    tuned,
+)
 from tests.studies.made_up import result
 
 WORLDS, CASES, RENT = 3, 4, 3.0
 SPECS = {kind: f"{kind}@*/*" if kind != "audition" else "audition:seeds=1" for kind in RULES}
+TUNED_RULES = {kind: TunedRule(spec, 1.0, 64, ((spec, 1.0, 64),)) for kind, spec in SPECS.items()}
+RIVALS = rivals(TUNED_RULES)
 TASKS, SEEDS = ("one", "two"), (20, 21, 22)
 Points = dict[str, dict[str, list[list[float]]]]  # by group and controller, [worlds][cases]
 
@@ -36,6 +47,11 @@ Points = dict[str, dict[str, list[list[float]]]]  # by group and controller, [wo
 def run(*words: object) -> None:
     options = transfer.parsed([str(word) for word in words])
     options.work(options)
+
+
+def test_rivals_are_heard_as_much_as_learners_are_too() -> None:
+    told = "audition:rounds=20,spend=2.0"
+    assert [*SPECS.values(), "audition", f"{told},seeds=1", told] == RIVALS
 
 
 # --- made-up results ----------------------------------------------------------------------------
@@ -63,7 +79,7 @@ def made(tmp_path: Path) -> tuple[Path, Points]:
     learners = [f"both-{seed}" for seed in range(4)] + ["fit-4"]
     trained = [f"{kind}-{seed}" for seed in range(5) for kind in ("fit", "both", "one_shot")]
     lacking = ["hasty-0", "no_shadows-0", "no_shadows-1", "plots_24-0", "ppo-0"]
-    who = [*SPECS.values(), "audition", *trained, *lacking]
+    who = [*RIVALS, *trained, *lacking]
     points: Points = {}
     for place, group in enumerate((*GROUPS, "garden")):
         ours = [*who, "specialist"] if group == "garden" else who
@@ -76,7 +92,7 @@ def made(tmp_path: Path) -> tuple[Path, Points]:
             one = {name: own[world] for name, own in points[group].items()}
             played(runs / "judged" / f"{group}-{world:03d}.jsonl", one)
     (runs / "own").mkdir()
-    named = {str(100 + n): name for n, name in enumerate([*SPECS.values(), "audition", *learners])}
+    named = {str(100 + n): name for n, name in enumerate([*RIVALS, *learners])}
     (runs / "own" / "controllers.json").write_text(json.dumps(named))
     points["own"] = {name: [[] for _ in TASKS] for name in named.values()}
     for place, task in enumerate(TASKS):
@@ -100,8 +116,7 @@ def made(tmp_path: Path) -> tuple[Path, Points]:
     (runs / "chosen.json").write_text(json.dumps(chosen))
     (runs / "plan.json").write_text(json.dumps(plan))
     (runs / "costs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in costs))
-    rules = {kind: TunedRule(spec, 1.0, 64, ((spec, 1.0, 64),)) for kind, spec in SPECS.items()}
-    keep_tuned(runs / "rules.json", rules)
+    keep_tuned(runs / "rules.json", TUNED_RULES)
     return runs, points
 
 
@@ -115,7 +130,7 @@ def test_figures_are_what_a_slow_count_says(made: tuple[Path, Points]) -> None:
     learners = [f"both-{seed}" for seed in range(4)] + ["fit-4"]
     harmed = list[bool]()
     for group in (*GROUPS, "own"):
-        best = max(mean_of(points[group][spec]) for spec in [*SPECS.values(), "audition"])
+        best = max(mean_of(points[group][spec]) for spec in RIVALS)
         ours = fmean(mean_of(points[group][name]) for name in learners)
         assert found[f"c2_heldout_{group}_rule_points"] == pytest.approx(best)
         assert found[f"c2_heldout_{group}_points"] == pytest.approx(ours)
@@ -329,8 +344,7 @@ def test_time_that_is_up_ends_a_study_before_its_next_step(
 def test_held_out_groups_need_a_word_of_their_own(tmp_path: Path) -> None:
     learned = {"fit-0": {"fit-0": [1.0, 0.02]}}
     (tmp_path / "chosen.json").write_text(json.dumps(learned))
-    rules = {kind: TunedRule(spec, 1.0, 64, ((spec, 1.0, 64),)) for kind, spec in SPECS.items()}
-    keep_tuned(tmp_path / "rules.json", rules)
+    keep_tuned(tmp_path / "rules.json", TUNED_RULES)
     for step in ("judge", "own"):
         with pytest.raises(SystemExit, match="held out"):
             run("run", "--size", "gpu", "--out", tmp_path, "--steps", step)

@@ -177,6 +177,10 @@ def test_what_waiting_is_worth_stands_where_a_fit_looks_for_it(tmp_path: Path) -
         run(*words, "--harm", 4)
     with pytest.raises(SystemExit, match="asked for"):
         run(*words, "--harm", 3, "--ablation", "shadows")
+    measured = data.first & (torch.arange(len(data.first)) % 3 == 0)
+    seen = data._replace(waits=measured)
+    found = waits_known(seen, parsed([*words, "--harm", "3"]))
+    assert torch.equal(found.gains[measured, 0], data.gains[measured, 0])
     found = waits_known(data, parsed([*words, "--harm", "3"]))
     told = 10.0 * estimate.of(data.observations).clamp(min=0.0)
     assert torch.allclose(found.gains[data.first, 0], told[data.first])

@@ -13,11 +13,31 @@ from esper.leyline import HEADS, Actions, Blend, BlueprintCatalogue, LifecycleOp
 from esper.leyline.errors import AgreementError, EsperError
 from esper.leyline.shadows import MEASURED, ShadowReadings
 from esper.leyline.signals import Signals
-from esper.tamiyo.token_layout import WIDTHS, TokenLayout, standing, symlog, token_names
+from esper.tamiyo.token_layout import (
+    CANDIDATE_TOKEN,
+    SLOT_TOKEN,
+    WHOLE_TOKEN,
+    WIDTHS,
+    TokenLayout,
+    standing,
+    symlog,
+)
 from tests.tamiyo.spaces import esper_space, random_legality
 from tests.tamiyo.test_features import CATALOGUE, WILD, wild_signals
 
 LAYOUT = TokenLayout()
+
+
+def token_names(catalogue: BlueprintCatalogue) -> tuple[str, ...]:
+    """Of every number in a row of the layout without padding."""
+    slots = catalogue.slots.names
+    places = [f"{slot}/{kind}" for slot in slots for kind in catalogue.names]
+    own = [f"{slot}:{name}" for slot in slots for name in SLOT_TOKEN.names]
+    return (
+        *WHOLE_TOKEN.names,
+        *own,
+        *(f"{place}:{name}" for place in places for name in CANDIDATE_TOKEN.names),
+    )
 
 
 def wild(seed: int, rows: int = 5) -> tuple[Signals, Actions]:

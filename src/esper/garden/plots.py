@@ -25,7 +25,7 @@ from esper.leyline import Actions, Legality, LifecycleOp
 from esper.leyline.errors import AgreementError
 from esper.leyline.results import Outcome
 from esper.leyline.shadows import AuditionPlan
-from esper.tamiyo.controllers.auditioning import Audition
+from esper.tamiyo.controllers.auditioning import ATTENTIVE, Audition
 from esper.tamiyo.token_layout import TokenLayout
 
 LAYOUT = TokenLayout(slots=8, blueprints=7)  # room for all that is drawn
@@ -62,16 +62,17 @@ class Bed:
         )
         self.episodes.begin(torch.arange(len(of)), self.cases)
         self._scale = torch.tensor([case.context.scale for case in self.cases]).double()
-        self.rule, self.state = Audition(), self._owed()
+        self.rule, self.state = Audition(ATTENTIVE), self._owed()
         self._look(torch.ones_like(self.players, dtype=torch.bool))
 
     @property
     def over(self) -> bool:
         return bool((self.episodes.population.lifecycle.epoch >= self.plot.horizon).all())
 
-    def step(self, actions: Tensor) -> Outcome:
+    def step(self, actions: Tensor, deaf: Tensor | None = None) -> Outcome:
         """One decision [M, H] and one epoch of every player, and of the shadows that the rule
-        wants to hear; nothing happens any more once the plot is over."""
+        wants to hear, but of those who are `deaf` [M] bool; nothing happens any more once the plot
+        is over."""
         episodes, count = self.episodes, len(self.players)
         nobody = torch.zeros(count, dtype=torch.bool)
         if self.over:
@@ -81,6 +82,7 @@ class Bed:
         chosen = idle_where(~episodes.running, Actions(space, own))
         self.rule.overruled(self.advice, Actions(space, chosen.values[:count]))
         where, share = self.rule.audition(*self.seen)  # knows what was done, as in use
+        where = where if deaf is None else where & ~deaf[:, None, None]
         plan = AuditionPlan(pad(where, (0, 0, 0, 0, 0, extra)), pad(share, (0, extra)))
         epoch = episodes.advance(chosen, plan)
         before, self.state = self.state, self._owed()

@@ -171,18 +171,6 @@ WIDTHS = tuple(len(block.names) for block in (WHOLE_TOKEN, SLOT_TOKEN, CANDIDATE
 ADVISED = (len(LifecycleOp), 1, len(Blend))
 
 
-def token_names(catalogue: BlueprintCatalogue) -> tuple[str, ...]:
-    """Of every number in a row of the layout without padding."""
-    slots = catalogue.slots.names
-    places = [f"{slot}/{kind}" for slot in slots for kind in catalogue.names]
-    own = [f"{slot}:{name}" for slot in slots for name in SLOT_TOKEN.names]
-    return (
-        *WHOLE_TOKEN.names,
-        *own,
-        *(f"{place}:{name}" for place in places for name in CANDIDATE_TOKEN.names),
-    )
-
-
 def candidate_columns(signals: Signals) -> dict[str, Tensor]:
     """[N, S, P] each, or [N, S, P, options]; all but the advice."""
     life, fixed = signals.lifecycle, _constants(signals.catalogue)

@@ -19,7 +19,7 @@ from esper.simic.training.run_processes import Stopping
 from esper.simic.training.selection import PlotJudge
 from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers import TokenController
-from esper.tamiyo.controllers.auditioning import Audition
+from esper.tamiyo.controllers.auditioning import ATTENTIVE, Audition
 from esper.tamiyo.controllers.rules import NeverGrow
 from tests.simic.training.tiny import TINY, kept
 
@@ -93,7 +93,7 @@ def test_untrained_and_greedy_it_is_judged_as_the_rule() -> None:
     torch.manual_seed(0)
     judge = PlotJudge(1, SMALL.horizon, ALONE)
     ours = judge.judge(TokenController(TokenActorCritic(LAYOUT)))
-    theirs = judge.judge(Audition())
+    theirs = judge.judge(Audition(ATTENTIVE))
     assert torch.equal(ours.scores, theirs.scores)
     assert ours.contexts == ("validation-0-0",)
 

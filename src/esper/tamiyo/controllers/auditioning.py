@@ -89,6 +89,10 @@ class AuditionConfig(RuleSettings):
     rent: float = 0.0  # and as many more per 100 % of the host's parameters
 
 
+# Advises a network over tokens: one epoch of a shadow says little of what will come of its seed.
+ATTENTIVE = AuditionConfig(rounds=20, spend=2.0)
+
+
 @dataclass
 class _Memory:
     """What the rule remembers of its rows."""

@@ -30,7 +30,7 @@ from esper.leyline.errors import ActionError, EsperError, require_known
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
 from esper.tamiyo.choosing import Logits, MaskedCategorical, head_logits, logits_given
-from esper.tamiyo.controllers.auditioning import Audition, AuditionConfig, fitting
+from esper.tamiyo.controllers.auditioning import ATTENTIVE, Audition, AuditionConfig, fitting
 from esper.tamiyo.controllers.proposals import draw
 from esper.tamiyo.controllers.protocol import Thoughts
 from esper.tamiyo.controllers.specs import parse_settings
@@ -147,7 +147,7 @@ class TokenController(LearnedController):
         name: str = "tamiyo",
     ) -> None:
         super().__init__(network, greedy=greedy, name=name)
-        self.rule = rule or Audition()
+        self.rule = rule or Audition(ATTENTIVE)
 
     @property
     def fingerprint(self) -> str:
@@ -236,7 +236,7 @@ class Kept(NamedTuple):
     slots: tuple[str, ...]  # none where any will do, and no blueprints
     blueprints: tuple[str, ...]
     card: Card
-    rule: str = "audition"  # that advises
+    rule: str = ATTENTIVE.name  # that advises
 
     def controller(self, name: str = "tamiyo") -> LearnedController:
         """As it is; it decides greedily."""
@@ -256,7 +256,7 @@ def keep_controller(
     catalogue: BlueprintCatalogue | None,
     card: Card,
     *,
-    rule: str = "audition",
+    rule: str = ATTENTIVE.name,
 ) -> Path:
     """Write a trained network as a controller for hosts with this catalogue's blueprints; one over
     tokens is for any, and kept with the rule that advises it."""
