@@ -6,13 +6,14 @@
     python -m studies.transfer pack --runs DIR --out FILE
     python -m studies.transfer box --runs DIR
 
-Five trainings: a fit to the gains that are kept in docs/evidence/greenhouse, then PPO; which of the
-two a training is reported with is chosen on validation worlds, by points among those that do little
-harm. Rules are tuned on worlds of the training stream. All are judged on the groups that
-docs/greenhouse.md registers, on the garden's own contexts and on models of users' own; then
-ablations are trained and judged. Held-out groups are played only with --final. A step's commands
-run side by side; `costs.jsonl` notes how long each step took. The report is made of DIR, or of what
-`pack` made of it; `box` puts the training that did best on validation worlds into the package.
+Five trainings: a fit to the gains that are kept in docs/evidence/greenhouse; two of them go on by
+PPO. Whether a training is reported with its fit, with that fit when it is wary of planting or with
+what PPO made of it is chosen on validation worlds, by points among those that do little harm. Rules
+are tuned on worlds of the training stream. All are judged on the groups that docs/greenhouse.md
+registers, on the garden's own contexts and on models of users' own; then ablations are trained and
+judged. Held-out groups are played only with --final. A step's commands run side by side;
+`costs.jsonl` notes how long each step took. The report is made of DIR, or of what `pack` made of
+it; `box` puts the training that did best on validation worlds into the package.
 """
 
 import argparse

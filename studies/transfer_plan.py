@@ -60,9 +60,10 @@ class Size:
     rounds: int = 6  # of PPO
     round: tuple[str, ...] = ()  # further options of PPO
     heats: Heats
-    # Worlds by which a training's candidate is chosen: few of them make most of a mean.
-    validation: int = 48
-    validated: int = 8  # cases of each
+    # Worlds by which a training's candidate is chosen: few of them make most of a mean, and who is
+    # harmed in one case of a world is harmed in most.
+    validation: int = 192
+    validated: int = 2  # cases of each
     groups: tuple[str, ...] = GROUPS
     worlds: int | None = None  # of each group; None: all that are registered
     cases: int = 16
