@@ -304,7 +304,7 @@ def test_a_training_is_reported_with_the_candidate_that_gains_most_without_much_
     harmed = dict(zip(gains, (3, 2, 1, 0, 1, 0, 4, 6, 5), strict=True))  # of 20
     ours = {name: [gain] * (20 - harmed[name]) + [-1.0] * harmed[name]
             for name, gain in gains.items()}  # fmt: skip
-    study = Study(tmp_path, replace(SIZES["tiny"], trainings=3))
+    study = Study(tmp_path, replace(SIZES["tiny"], trainings=3, both=3))
     for number, name in enumerate(study.candidates):
         torch.manual_seed(number)
         keep_controller(TokenActorCritic(), study.folder(name), None, {})
