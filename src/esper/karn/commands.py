@@ -377,8 +377,8 @@ class Evaluate(OfSuite):
 
     does = "garden_commands.run_evaluation"
     controllers: Names = ("never", "random", "heuristic")
-    """never, random, heuristic, periodic, plateau, gap, race, best_constant, oracle,
-    fixed:slot=early,blueprint=conv,..., or the directory of a run"""
+    """never, random, heuristic, periodic, plateau, gap, race, audition, tamiyo, specialist,
+    best_constant, oracle, fixed:slot=early,blueprint=conv,..., or the directory of a run"""
     suite: Name = "garden_mlp"
     group: Name = "training"
     """training, or a group of held-out contexts: task, host, lesion"""
