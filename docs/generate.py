@@ -223,7 +223,7 @@ def observations_page() -> str:
         "A network over [tokens](controllers.md#networks-over-tokens) sees the global features "
         "and those below in one token, in one for each slot those of a slot but for its blueprint, "
         "and one token for each candidate, a slot and a blueprint together. All have a flag "
-        "`advised` where the rule would do it. `token_names` gives their names."
+        "`advised` where the rule would do it."
     )
     for title, features in (
         ("Global", GLOBAL_FEATURES),

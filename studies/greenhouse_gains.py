@@ -56,7 +56,7 @@ HEARD, LATEST = 6, 10  # epochs before the first seed, where shadows are heard b
 LEAST_LEFT = 7  # epochs after one
 LIKELY = 0.3  # harm to a case, where a later seed does some and nobody knows what there was before
 ANCHORS = 2  # looks at a case's rows, of which those are kept that say something
-VERSION = 5  # of how it is played
+VERSION = 6  # of how it is played
 Place = tuple[str, str]  # a slot and a blueprint
 HEADS = ("op", "slot", "blueprint", "blend")  # whose masks are kept
 
@@ -169,7 +169,7 @@ def _part(file: Path) -> Mapping[str, Any]:
 
 def in_one(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Arrays behind each other; what points `after` a moment points at the same one."""
-    names = [name for name in parts[0] if all(name in part for part in parts)]
+    names = [name for name in parts[0] if name != "scale"]  # which early parts have
     found = {name: np.concatenate([part[name] for part in parts]) for name in names}
     if "after" in found:
         lengths = np.cumsum([0, *(len(part["after"]) for part in parts)])
@@ -431,6 +431,7 @@ class Measurement:
         done[:, :FIRST], done[:, FIRST:WAITER] = made > 0, made > 1
         planted = [bool(plans[WAITER]) for plans in self.plans]
         done[:, WAITER] = torch.tensor(planted) if self.network is not None else made[:, 0] > 0
+        done[:, FIRST + 1] = False  # what is seen there is kept
         return done.flatten()
 
     def _planted(self, epoch: int) -> Tensor:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.garden import LAYOUT, Bed, Greenhouse
-from esper.garden.episodes import EPOCHS_ALONE
+from esper.garden.episodes import EPOCHS_ALONE, Episodes
 from esper.garden.greenhouse import GROUPS
 from esper.leyline import Actions, Legality, LifecycleOp
 from esper.leyline.signals import Signals
@@ -282,8 +282,17 @@ def test_who_is_hasty_takes_waiting_for_never_planting(folder: Path, tmp_path: P
     dearer = data.waiting(torch.full_like(data.rule, 7.0), first)
     assert bool((dearer.gains[first, 0] == 7.0).all())
     assert torch.equal(dearer.gains[~first, 0], data.gains[~first, 0])
-    words = ("fit", "--gains", folder, "--out", tmp_path / "fit", "--epochs", 1)
+    for file in folder.glob("gains-*.npz"):  # as if waiting had brought something
+        part = dict(np.load(file))
+        part["gains"][:, 0], part["waits"][:] = 5.0, True
+        np.savez(tmp_path / file.name, **part)
+    (tmp_path / "made.json").write_bytes((folder / "made.json").read_bytes())
+    words = ("fit", "--gains", tmp_path, "--out", tmp_path / "fit", "--epochs", 1)
     run(*words, "--hasty")
+    run(*words[:3], "--out", tmp_path / "slow", "--epochs", 1)
+    waited = [json.loads((tmp_path / name / "done.json").read_text())[0]["first_waited"]
+              for name in ("fit", "slow")]  # fmt: skip
+    assert waited == pytest.approx([0.0, 5.0])
     with pytest.raises(SystemExit, match="'hasty': True"):
         run(*words[:-1], 2)
 
@@ -396,8 +405,8 @@ def test_shadows_are_heard_by_those_of_whom_a_decision_is_still_asked() -> None:
     first, later = measured.earliest, measured.later[0]
     assert not bool(told[first - 1].any())
     assert told[first][0].tolist() == [True] * 4 + [False] * 5
-    assert bool(told[later][0, :7].all())
-    assert not bool(torch.stack(told)[:, :, -1].any())  # the rule goes on to the end
+    assert told[later][0, :7].tolist() == [True] * 5 + [False, True]
+    assert not bool(torch.stack(told)[:, :, [5, -1]].any())  # these are looked at to the end
 
 
 def test_what_was_pruned_is_not_planted_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,10 +506,16 @@ def test_controllers_are_judged_on_the_same_cases(
     assert "periodic" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("rows", [8, 64])
+@pytest.mark.parametrize("rows", [8, 128])
 def test_who_never_grows_ends_as_the_control_however_many_play_beside_it(
     rows: int, tmp_path: Path
 ) -> None:
+    whole = judging.world_of("validation", 0, 0, 12)
+    alone = Episodes(whole.contexts, 4, **whole.how).population.backend
+    beside = judging.computed_alike(whole, rows, "cpu")["config"].backend
+    assert alone == "fused"  # as a few rows are computed
+    many = Episodes(whole.contexts, 80, **whole.how).population.backend
+    assert beside == ("auto" if rows == 8 else many)
     words = ("judge", "--out", tmp_path, "--worlds", 1, "--longest", 12, "--rows", rows)
     run(*words, "never", "--cases", 40 if rows > 40 else 4)
     run(*words, "gap:least_loss=1000", "--cases", 4)  # a few rows alone, that wait as well

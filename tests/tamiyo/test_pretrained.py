@@ -17,6 +17,7 @@ from esper.simic.training.training_runs import load_controller
 from esper.tamiyo import FactoredRecurrentActorCritic, FeatureTable, LearnedController
 from esper.tamiyo.controllers import learned as module
 from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.auditioning import ATTENTIVE
 from esper.tamiyo.controllers.learned import (
     KIND,
     VERSION,
@@ -275,9 +276,20 @@ def test_the_specialist_says_what_it_is() -> None:
     assert kept.slots == CATALOGUE.slots.names
     assert kept.blueprints == CATALOGUE.names
     assert kept.network.state_dim == STATE
-    assert kept.card["name"] == "tamiyo"
+    assert kept.card["name"] == "specialist"
     assert kept.card["contexts"]
     assert kept.card["episodes"] > 0
+
+
+def test_tamiyo_hears_as_much_as_it_was_taught_with_and_says_what_it_is() -> None:
+    kept = shipped()
+    assert kept.rule == ATTENTIVE.name
+    assert kept.slots == kept.blueprints == ()
+    assert (kept.card["name"], kept.card["suite"]) == ("tamiyo", "greenhouse")
+    assert kept.card["episodes"] > 0
+    assert kept.card["limits"]
+    assert set(kept.card["validation"]) == {"net_points", "harmful_rate"}
+    assert shipped_controller().network is not shipped_controller().network
 
 
 def test_the_specialist_is_made_by_its_name() -> None:

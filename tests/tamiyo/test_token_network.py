@@ -95,9 +95,12 @@ def test_room_for_more_changes_nothing(seed: int) -> None:
 
 
 @settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 2**20), steps=st.integers(0, 3))
-def test_rows_are_computed_in_the_least_room_as_in_all_of_it(seed: int, steps: int) -> None:
-    layout, rows = TokenLayout(8, 7), 9
+@given(seed=st.integers(0, 2**20), steps=st.integers(0, 3),
+       size=st.sampled_from([(8, 7), (1, 20), (4, 30), (12, 1)]))  # fmt: skip
+def test_rows_are_computed_in_the_least_room_as_in_all_of_it(
+    seed: int, steps: int, size: tuple[int, int]
+) -> None:
+    layout, rows = TokenLayout(*size), 9
     network = any_network().laid_out(layout)
     chance = torch.Generator().manual_seed(seed)
     states = any_states(layout, seed, rows, *[steps] * bool(steps))
@@ -106,7 +109,8 @@ def test_rows_are_computed_in_the_least_room_as_in_all_of_it(seed: int, steps: i
     here = torch.zeros(rows, layout.slots, layout.blueprints, dtype=torch.bool)
     _, own, seeds = layout.split(states)
     for row in range(rows):
-        slots, kinds = (int(torch.randint(1, n + 1, (), generator=chance)) for n in (8, 7))
+        room = (layout.slots, layout.blueprints)
+        slots, kinds = (int(torch.randint(1, n + 1, (), generator=chance)) for n in room)
         here[row, :slots, :kinds] = True
         own[row, ..., slots:, :], seeds[row, ..., slots:, :, :] = 0.0, 0.0
         seeds[row, ..., kinds:, :] = 0.0

@@ -74,10 +74,9 @@ class TokenActorCritic(RecurrentActorCritic):
         slots = (own[..., 0] > 0).any(1).sum(1)
         kinds = (seeds[..., 0] > 0).any(1).any(1).sum(1)
         left = torch.ones_like(slots, dtype=torch.bool)
-        smaller = [
-            room for room in ROOMS * (not states.is_cuda) if room.tokens < self.layout.tokens
-        ]
-        for room in (*smaller, self.layout):
+        most = (self.layout.slots, self.layout.blueprints)
+        fitting = [each for each in ROOMS if each.slots <= most[0] and each.blueprints <= most[1]]
+        for room in (*fitting * (not states.is_cuda), self.layout):
             fits = left & (slots <= room.slots) & (kinds <= room.blueprints)
             left, rows = left & ~fits, fits.nonzero()[:, 0]
             if len(rows) or (room is self.layout and not len(states)):  # of no rows: nothing
@@ -89,8 +88,9 @@ class TokenActorCritic(RecurrentActorCritic):
     def widened(self, logits: Logits, layout: TokenLayout) -> Logits:
         """This network's logits with the room of a larger layout, zeros where there was none."""
         op, slot, kind, blend = logits
-        own, seeds = self.layout.resized(layout, slot.transpose(-1, -2), blend)
-        _, kind = self.layout.resized(layout, own, kind[..., None])
+        slots = slot.transpose(-1, -2)
+        own, seeds = self.layout.resized(layout, slots, blend)
+        _, kind = self.layout.resized(layout, slots, kind[..., None])
         return op, own.transpose(-1, -2), kind[..., 0], seeds
 
     def forward(

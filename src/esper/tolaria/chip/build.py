@@ -7,6 +7,7 @@ of it for that very processor, in which a block of threads is a loop over vector
 import ctypes
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def _kept(ending: str, make: Callable[[Path], object], *parts: str) -> Path:
     name = hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
     target = home / f"{name}.{ending}"
     if not target.exists():
-        home.mkdir(parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home) as folder:
             make(draft := Path(folder) / target.name)
             draft.replace(target)
@@ -146,7 +147,7 @@ def own_processor(compiler: str) -> tuple[list[str], str]:
     flags = ["-march=native"]
     command = [compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull]
     run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    return ([], "") if run.returncode else (flags, run.stdout)
+    return ([], platform.machine()) if run.returncode else (flags, run.stdout)
 
 
 @lru_cache(maxsize=32)
