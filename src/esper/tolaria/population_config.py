@@ -33,7 +33,7 @@ class PopulationConfig:
     rules: GateRules = field(default_factory=GateRules)
     budget: Whole | None = None  # parameters
     blueprints: tuple[str, ...] | None = None
-    # "fused": large operations over all hosts; "chip": a block of threads a host, or one core for all;
+    # "fused": large operations over all hosts; "chip": a block of threads a host, a core for all;
     # "auto": the chip where it can be. Only rounding differs, so results do not depend on it.
     backend: str = field(default="auto", repr=False)
     dtype: torch.dtype = torch.float32
