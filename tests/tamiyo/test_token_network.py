@@ -96,7 +96,7 @@ def test_room_for_more_changes_nothing(seed: int) -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**20), steps=st.integers(0, 3),
-       size=st.sampled_from([(8, 7), (1, 20), (4, 30), (12, 1)]))  # fmt: skip
+       size=st.sampled_from([(1, 20), (8, 7), (4, 30), (12, 1)]))  # fmt: skip
 def test_rows_are_computed_in_the_least_room_as_in_all_of_it(
     seed: int, steps: int, size: tuple[int, int]
 ) -> None:
@@ -111,6 +111,8 @@ def test_rows_are_computed_in_the_least_room_as_in_all_of_it(
     for row in range(rows):
         room = (layout.slots, layout.blueprints)
         slots, kinds = (int(torch.randint(1, n + 1, (), generator=chance)) for n in room)
+        if row == 0:  # a room that is wide enough may have more slots than the layout
+            slots, kinds = 1, min(5, layout.blueprints)
         here[row, :slots, :kinds] = True
         own[row, ..., slots:, :], seeds[row, ..., slots:, :, :] = 0.0, 0.0
         seeds[row, ..., kinds:, :] = 0.0
