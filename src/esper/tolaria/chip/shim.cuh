@@ -83,8 +83,13 @@ const int LANES = 1;
 typedef real *Cells;
 #define NOWHERE nullptr
 
-const int TOGETHER = 32 / sizeof(real);
-typedef real many __attribute__((vector_size(32)));
+#ifdef __AVX512F__
+#define VECTOR_BYTES 64
+#else
+#define VECTOR_BYTES 32
+#endif
+const int TOGETHER = VECTOR_BYTES / sizeof(real);
+typedef real many __attribute__((vector_size(VECTOR_BYTES)));
 typedef many *Values;
 DEVICE many spread(real value) { return many{} + value; }
 DEVICE real total(many value) {
@@ -112,7 +117,7 @@ DEVICE many log(many x) { return each_of(x, [](real one) { return std::log(one);
 #if SINGLE(REAL)
 // exp(x) = 2^n exp(rest) with |rest| <= ln 2 / 2; what is too small or too large is 2^-126 and infinite.
 DEVICE many exp(many x) {
-  typedef int32_t many_whole __attribute__((vector_size(32)));
+  typedef int32_t many_whole __attribute__((vector_size(VECTOR_BYTES)));
   const many least = spread(-87.3f), most = spread(89.0f);
   x = x < least ? least : x > most ? most : x;
   const many shift = spread(12582912.0f), n = (x * 1.44269504f + shift) - shift; // rounds
