@@ -244,9 +244,9 @@ def test_tokens_hear_what_a_loop_over_them_says() -> None:
     whole, own, seeds = (
         torch.randn(*shape, WIDTH, generator=chance).double() for shape in ((), (3,), (3, 4))
     )
-    slots = torch.tensor([True, True, False])[:, None]
-    kinds = torch.ones(3, 4, 1, dtype=torch.bool)
-    kinds[2] = kinds[1, 3] = False
+    slots = torch.tensor([1.0, 1.0, 0.0]).double()[:, None]
+    kinds = torch.ones(3, 4, 1, dtype=torch.float64)
+    kinds[2] = kinds[1, 3] = 0.0
     found = exchange((whole, own, seeds), slots, kinds)
 
     def heard(part: torch.nn.Module, token: Tensor, *others: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ class Exchange(nn.Module):
         self.seeds, self.own, self.whole = Heard(width, 4), Heard(width, 4), Heard(width, 3)
 
     def forward(self, tokens: Tokens, slots: Tensor, kinds: Tensor) -> Tokens:
-        """`slots` [..., S, 1] and `kinds` [..., S, P, 1] bool: those that are not padding."""
+        """`slots` [..., S, 1] and `kinds` [..., S, P, 1]: 1, or 0 for padding."""
         whole, own, seeds = tokens
         alike = _mean(seeds, kinds, -3)[..., None, :, :]  # [..., 1, P, W]
         everyone = whole[..., None, :]
@@ -204,16 +204,16 @@ class TokenLSTM(nn.Module):
 
 
 def _present(seen: Tokens) -> tuple[Tensor, Tensor]:
-    """Slots [..., S, 1] and candidates [..., S, P, 1] that are not padding."""
-    return seen[1][..., :1] > 0, seen[2][..., :1] > 0
+    """Slots [..., S, 1] and candidates [..., S, P, 1]: 1, or 0 for padding. Products with these are
+    several times faster on a CPU than filling in."""
+    own, seeds = ((each[..., :1] > 0).to(each.dtype) for each in seen[1:])
+    return own, seeds
 
 
 def _mean(tokens: Tensor, present: Tensor, axis: int) -> Tensor:
-    total = tokens.masked_fill(~present, 0.0).sum(axis)
-    return total / present.sum(axis).clamp(min=1)
+    return (tokens * present).sum(axis) / present.sum(axis).clamp(min=1)
 
 
 def _most(tokens: Tensor, present: Tensor, axis: int) -> Tensor:
-    least = torch.finfo(tokens.dtype).min
-    most = tokens.masked_fill(~present, least).amax(axis)
-    return most.masked_fill(~present.any(axis), 0.0)
+    far = torch.finfo(tokens.dtype).max / 2
+    return (tokens + (present - 1) * far).amax(axis) * present.amax(axis)
