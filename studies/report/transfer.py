@@ -9,7 +9,7 @@ from esper.garden.evaluation import HARM
 from esper.garden.greenhouse import GROUPS
 from esper.leyline.errors import DataError
 from studies.report.transfer_results import Figures, Results, figures_of, gpu_minutes, opened
-from studies.transfer_plan import KEPT, MOST_HARM, OWN, RESERVE, ROOT, TUNED
+from studies.transfer_plan import EXPECTED_HARM, KEPT, MOST_HARM, OWN, RESERVE, ROOT, TUNED
 from studies.tuned_rules import kind_of
 
 PAGE, PICTURE = "transfer.md", "transfer.png"
@@ -42,7 +42,7 @@ def page_of(results: Results) -> str:
         "## Trainings",
         "A training is reported with its fit, with what PPO made of it, or with the fit that is "
         f"wary of planting (by {RESERVE:g} logits): of those that harm at most "
-        f"{100 * MOST_HARM:g} % of episodes on validation worlds the one that gains most "
+        f"{100 * EXPECTED_HARM:g} % of episodes on validation worlds the one that gains most "
         "there, or the least harmful one where all harm more. "
         "Points and share harmed: " + _chosen(results) + ".",
         "## Costs",

@@ -301,8 +301,8 @@ def test_a_training_is_reported_with_the_candidate_that_gains_most_without_much_
 ) -> None:
     gains = {"fit-0": 4.0, "both-0": 3.0, "wary-0": 3.5, "fit-1": 4.0, "both-1": 5.0,
              "wary-1": 3.5, "fit-2": 4.0, "both-2": 5.0, "wary-2": 3.5}  # fmt: skip
-    harmed = dict(zip(gains, (3, 2, 1, 0, 1, 0, 4, 6, 5), strict=True))  # of 20
-    ours = {name: [gain] * (20 - harmed[name]) + [-1.0] * harmed[name]
+    harmed = dict(zip(gains, (3, 2, 1, 0, 1, 0, 4, 6, 5), strict=True))  # of 25
+    ours = {name: [gain] * (25 - harmed[name]) + [-1.0] * harmed[name]
             for name, gain in gains.items()}  # fmt: skip
     study = Study(tmp_path, replace(SIZES["tiny"], trainings=3, both=3))
     for number, name in enumerate(study.candidates):
@@ -311,7 +311,7 @@ def test_a_training_is_reported_with_the_candidate_that_gains_most_without_much_
     made = {name: read_kept(study.folder(name)).controller(name).fingerprint
             for name in study.candidates}  # fmt: skip
     played(tmp_path / "validated" / "validation-000.jsonl", ours, made)
-    of_before = {name: [99.0] * 20 for name in gains}  # by controllers that are not there any more
+    of_before = {name: [99.0] * 25 for name in gains}  # by controllers that are not there any more
     played(tmp_path / "validated" / "validation-001.jsonl", of_before)
     study._choose()
     assert study.learners == ["wary-0", "both-1", "fit-2"]
