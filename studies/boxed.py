@@ -14,8 +14,8 @@ LIMITS = (
     "convolutional hosts of up to 8 slots that learn to classify; of other models it knows what "
     "shadows and the rule that advises it say."
 )
-PUBLISHED = ("_vs_strongest_rule", "_vs_strongest_rule_lo", "_points", "_rule_points",
-             "_harmful_rate", "c2_garden_vs_specialist", "c2_garden_vs_specialist_lo")  # fmt: skip
+PUBLISHED = ("_rule", "_rule_lo", "_points", "_harmful_rate", "c2_garden_vs_specialist",
+             "c2_garden_vs_specialist_lo")  # fmt: skip
 
 
 def best_of(results: Results) -> str:

@@ -1,6 +1,6 @@
 """Does one controller for any host transfer? The whole study, in steps that go on where they were.
 
-    python -m studies.transfer run --size gpu --out DIR --device cuda --processes 16 --final
+    python -m studies.transfer run --size gpu --out DIR --device cuda --processes 14 --final
     python -m studies.transfer run --size gpu --out DIR --steps fit train --seconds 560 ...
     python -m studies.transfer report --runs DIR --json FILE [--write]
     python -m studies.transfer pack --runs DIR --out FILE

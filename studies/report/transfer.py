@@ -33,6 +33,13 @@ def page_of(results: Results) -> str:
         "The strongest rule is chosen afterwards, on the very cases.",
         _groups_table(results),
         _missing(results),
+        "## All groups together",
+        "This was not registered: it was asked after the groups had been looked at. A group's "
+        "strongest rule is known afterwards only, and another group has another; here every rule "
+        "stands for itself, over all drawn worlds, each as heavy as the others."
+        if results.drawn
+        else "",
+        _together(results),
         "## Every rule, and every training",
         _everyone(results),
         "## What matters: ablations",
@@ -82,10 +89,12 @@ def _groups_table(results: Results) -> str:
         rule, ours = results.tables[group][spec], results.stacked(group, results.learners)
         harm = float((ours < -HARM).mean())
         size = "{} × {}".format(*rule.shape)
-        rows.append([f"`{group}`", size, f"{ours.mean():+.2f}", f"`{spec}`", f"{rule.mean():+.2f}",
-                     f"{results.lead(group):+.2f}", f"{100 * harm:.1f} %"])  # fmt: skip
+        played = rule.size * (len(results.specs) + len(results.learners))
+        lead, harmed = f"{results.lead(group):+.2f}", f"{100 * harm:.1f} %"
+        points = f"{ours.mean():+.2f}", f"`{spec}`", f"{rule.mean():+.2f}"
+        rows.append([f"`{group}`", size, *points, lead, harmed, f"{played:,}"])
     words = ("group", "worlds × cases", "learner", "strongest rule", "its points",
-             "learner minus rule", "harmed")  # fmt: skip
+             "learner minus rule", "harmed", "episodes played")  # fmt: skip
     return _table(words, rows)
 
 
@@ -93,6 +102,20 @@ def _missing(results: Results) -> str:
     if not results.missing:
         return ""
     return f"Not judged to the end: {', '.join(f'`{group}`' for group in results.missing)}."
+
+
+def _together(results: Results) -> str:
+    if not results.drawn:
+        return ""
+    rows = []
+    for spec in sorted(results.specs, key=lambda each: -float(results.over_all([each]).mean())):
+        points = results.over_all([spec])
+        rows.append([f"`{spec}`", f"{points.mean():+.2f}", f"{results.lead_over_all(spec):+.2f}",
+                     f"{100 * float((points < -HARM).mean()):.1f} %"])  # fmt: skip
+    ours = results.over_all(results.learners)
+    harmed = f"{100 * float((ours < -HARM).mean()):.1f} %"
+    rows.insert(0, ["learner", f"{ours.mean():+.2f}", "", harmed])
+    return _table(("", "points", "learner minus this rule", "harmed"), rows)
 
 
 def _everyone(results: Results) -> str:
@@ -104,7 +127,7 @@ def _everyone(results: Results) -> str:
 
 
 def _ablations_table(results: Results) -> str:
-    rows, groups = [], [group for group in results.groups if group != OWN]
+    rows, groups = [], results.drawn
     for ablation in results.ablations.values():
         found = [results.ablated(ablation, group) for group in groups]
         if any(each is not None for each in found):
@@ -131,8 +154,8 @@ def _costs(results: Results) -> str:
     words = "no fewer" if least >= ours else "fewer: their budgets are smaller than registered"
     told = (
         f"A training learns from {plan['gains']:,} episodes of gains, which all trainings share, "
-        f"and from {plan['ppo']:,} of PPO. Every rule was tuned in at least {least:,} episodes, "
-        f"{words}. On GPUs all of it took {gpu_minutes(results):.0f} minutes."
+        f"and if it goes on by PPO from {plan['ppo']:,} more. Every rule was tuned in at least "
+        f"{least:,} episodes, {words}. On GPUs all of it took {gpu_minutes(results):.0f} minutes."
     )
     rows = [["collecting gains", "GPU", f"{plan['gains_seconds'] / 60.0:.1f}"]]
     rows += [[step, where, f"{minutes:.1f}"] for (step, where), minutes in by_step.items()]

@@ -157,6 +157,26 @@ class Results:
         return float((np.concatenate(ours) < -HARM).mean()) if ours else float("nan")
 
     @property
+    def drawn(self) -> list[str]:
+        """Groups of drawn worlds: their points are of one kind, and their shapes are the same."""
+        return [group for group in self.groups if group != OWN]
+
+    def over_all(self, names: Sequence[str]) -> Array:
+        """[R, C, E] of all drawn worlds of all groups"""
+        return np.concatenate([self.stacked(group, names) for group in self.drawn], axis=1)
+
+    @property
+    def best_single(self) -> str:
+        """The one rule that is best over all drawn worlds."""
+        return max(self.specs, key=lambda spec: float(self.over_all([spec]).mean()))
+
+    def lead_over_all(self, spec: str) -> Estimate:
+        """Of the learners over this one rule in all groups together."""
+        return paired_difference(
+            self.over_all(self.learners), self.over_all([spec])[0], statistic=mean
+        )
+
+    @property
     def garden(self) -> Estimate | None:
         table = self.tables[GARDEN]
         if not {SPECIALIST, *self.learners} <= set(table):
@@ -256,6 +276,13 @@ def figures_of(results: Results) -> Figures:
             _add(found, f"c2_ablation_{name}_{group}", results.ablated(ablation, group))
     if results.groups:
         found["c2_heldout_harmful_rate"] = results.harmful
+    if results.drawn:
+        single = results.best_single
+        _add(found, "c2_heldout_all_vs_best_single_rule", results.lead_over_all(single))
+        for who, names in (("", results.learners), ("rule_", [single])):
+            points = results.over_all(names)
+            found[f"c2_heldout_all_{who}points"] = float(points.mean())
+            found[f"c2_heldout_all_{who}harmful_rate"] = float((points < -HARM).mean())
     _add(found, "c2_garden_vs_specialist", results.garden)
     found |= {f"c2_transfer_episodes_{kind}": rule.episodes for kind, rule in results.rules.items()}
     found["c2_transfer_episodes_gains"] = results.plan["gains"]

@@ -155,6 +155,15 @@ def test_figures_are_what_a_slow_count_says(made: tuple[Path, Points]) -> None:
         }  # fmt: skip
         for name, value in apart.items():
             assert found[f"c2_ablation_{name}_{group}"] == pytest.approx(value), name
+    whole = {name: fmean(mean_of(points[group][name]) for group in GROUPS)
+             for name in (*RIVALS, *learners)}  # fmt: skip
+    single = max(RIVALS, key=lambda name: whole[name])
+    ours = fmean(whole[name] for name in learners)
+    assert found["c2_heldout_all_vs_best_single_rule"] == pytest.approx(ours - whole[single])
+    assert found["c2_heldout_all_points"] == pytest.approx(ours)
+    assert found["c2_heldout_all_rule_points"] == pytest.approx(whole[single])
+    hurt = [net < -0.5 for group in GROUPS for own in points[group][single] for net in own]
+    assert found["c2_heldout_all_rule_harmful_rate"] == pytest.approx(fmean(hurt))
     assert "c2_ablation_no_properties_drift" not in found
     assert found["c2_transfer_gpu_minutes"] == pytest.approx(1.5)  # side by side, none of the CPU
     assert found["c2_transfer_episodes_gap"] == 64

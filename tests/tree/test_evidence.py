@@ -7,9 +7,14 @@ import pytest
 
 from esper.garden.statistics import Estimate
 from esper.tamiyo.controllers.learned import shipped, shipped_controller
+from studies.garden_plots import GARDEN
+from studies.judging import read_judged
 from studies.report.learning import CONSTANT, TAMIYO, TRAINING, LearningStudy
+from studies.report.transfer import page_of
+from studies.report.transfer_results import Results, figures_of, opened
 
 DOCS = Path(__file__).parents[2] / "docs"
+TRANSFER = DOCS / "evidence" / "transfer"
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +44,20 @@ def test_the_published_figures_follow_from_the_raw_results(study: LearningStudy)
     is_published("c2_harmful_rate", study.harmful(TAMIYO, TRAINING))
     for group in ("task", "host"):
         is_published(f"c2_heldout_{group}_vs_best_constant", study.lead(group, CONSTANT))
+
+
+def test_the_study_of_transfer_is_what_its_raw_results_say_and_its_best_training_is_shipped() -> (
+    None
+):
+    card = shipped().card
+    with opened(TRANSFER / "results.tar.xz") as folder:
+        results = Results.read(folder)
+        assert page_of(results) == (DOCS / "transfer.md").read_text(encoding="utf-8")
+        nets = read_judged(folder / "judged", GARDEN)
+    figures = figures_of(results)
+    published = json.loads((DOCS / "evidence.json").read_text(encoding="utf-8"))
+    assert figures == pytest.approx({name: published[name] for name in figures}, rel=1e-9)
+    assert card["evidence"] == pytest.approx({k: figures[k] for k in card["evidence"]}, rel=1e-9)
+    assert card["training"] in results.learners
+    (made,) = {net.made for net in nets if net.controller == card["training"]}
+    assert shipped_controller().fingerprint == made
