@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from _report import ROOT  # noqa: F401  # lets it import studies
 from growing_jobs import AUDITED, KINDS, Job, Outcome, Study, unpacked_numbers
 from growing_replay import Trainings, optuna_here, searched
 from growing_tasks import OWN_RATES, Candidate, Group, Task, tasks_for
@@ -22,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from esper.garden.statistics import Estimate
 from esper.show.audit_facts import Verdict
+from studies.report.own_models import flops_of
 
 Array = NDArray[np.float64]
 
@@ -204,7 +206,7 @@ class TaskResults:
                 costs,
                 self.tests[:, seed],
             )
-            found.append(searched(optuna, known, [share * flops(default) for share in SHARES]))
+            found.append(searched(optuna, known, [share * flops_of(default) for share in SHARES]))
         return dict(zip(("optuna", "optuna_5x"), np.asarray(found).T, strict=True))
 
     def difference(self, way: str, other: str = "never") -> Estimate:
@@ -221,7 +223,7 @@ class TaskResults:
     def cost_factor(self) -> float:
         """FLOPs of the default over those of never, mean over seeds."""
         pairs = zip(self.runs["default"], self.runs["never"], strict=True)
-        return float(np.mean([flops(grown) / flops(never) for grown, never in pairs]))
+        return float(np.mean([flops_of(grown) / flops_of(never) for grown, never in pairs]))
 
     @property
     def share(self) -> float | None:
@@ -273,12 +275,6 @@ def ends_below(task: Task, grown: Outcome, never: Outcome) -> bool:
     gap = each - others if exact else others - each  # [M], higher is better
     error = float(gap.std(ddof=1)) / math.sqrt(gap.size)
     return float(gap.mean()) < -HARM * error
-
-
-def flops(run: Outcome) -> float:
-    """Of a training with its shadows, and with all that was tried out."""
-    tried = sum(tryout["flops"] for tryout in run.get("tryouts", []))
-    return float(np.sum(run["flops"]) + np.sum(run["shadow_flops"]) + tried)
 
 
 def _column(runs: Sequence[Outcome], name: str) -> Array:

@@ -13,7 +13,6 @@ what the whole loop plays is told.
 """
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -181,6 +180,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     device, drawn = options.device, options.suite == GREENHOUSE
+    if drawn and options.backend != "auto":
+        parser.error("every host of the greenhouse has the backend that suits it: no --backend")
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
@@ -199,7 +200,12 @@ def main() -> None:
         print(" | ".join(rows[-1]), flush=True)
         write_json(options.json, figures)
     if options.write:
-        command = " ".join(("python benchmarks/training.py", *sys.argv[1:])).replace(" --write", "")
+        sizes = options.sizes or SIZES[device]
+        asked = {"device": device, "suite": options.suite, "backend": options.backend}
+        words = [f"--{name} {value}" for name, value in asked.items()
+                 if value != parser.get_default(name)]  # fmt: skip
+        words += [f"--sizes {' '.join(map(str, sizes))}"] if options.sizes else []
+        command = " ".join(("python benchmarks/training.py", *words))
         header = GREENHOUSE_HEADER if drawn else HEADER
         write_section(" ".join(("training", *other)), device, command, header, rows)
 

@@ -14,8 +14,10 @@ LIMITS = (
     "convolutional hosts of up to 8 slots that learn to classify; of other models it knows what "
     "shadows and the rule that advises it say."
 )
-PUBLISHED = ("_rule", "_rule_lo", "_points", "_harmful_rate", "c2_garden_vs_specialist",
-             "c2_garden_vs_specialist_lo")  # fmt: skip
+LEADS = ("_vs_strongest_rule", "_vs_best_single_rule", "_vs_best_single_rule_elsewhere",
+         "c2_garden_vs_specialist")  # fmt: skip
+PUBLISHED = (*(f"{lead}{end}" for lead in LEADS for end in ("", "_lo", "_hi")), "_points",
+             "_harmful_rate", "_flops_factor", "_flops_factor_audition")  # fmt: skip
 
 
 def best_of(results: Results) -> str:
@@ -32,6 +34,7 @@ def card_of(results: Results, name: str) -> Card:
         "suite": "greenhouse",
         "episodes": results.plan["gains"],
         VALIDATION: {"net_points": points, "harmful_rate": harmed},
+        "evidence_of": list(results.learners),
         "evidence": {key: each for key, each in figures.items() if key.endswith(PUBLISHED)},
         "limits": LIMITS,
     }

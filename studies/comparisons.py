@@ -51,6 +51,19 @@ def paired_difference(
     return draws.estimate(value[0], statistic(draws.cells(ours)) - statistic(draws.cells(theirs)))
 
 
+def difference_elsewhere(
+    scores: ArrayLike, baseline: ArrayLike, **how: Unpack[Resampling]
+) -> Estimate:
+    """A mean difference where contexts are drawn anew as well: on others like these."""
+    ours, theirs = _pair(scores, baseline)
+    apart = ours - theirs.mean(0)
+    draws = Draws(ours.shape[1:], **how)
+    by_context = np.einsum("rce,bce->brc", apart, draws.episodes)
+    trainings, contexts = draws.weights(len(apart)), draws.weights(apart.shape[1])
+    drawn = np.einsum("brc,br,bc->b", by_context, trainings, contexts)
+    return draws.estimate(apart.mean(), drawn)
+
+
 def share_of_gap(
     scores: ArrayLike, baseline: ArrayLike, ceiling: ArrayLike, **how: Unpack[Resampling]
 ) -> Estimate:
@@ -88,7 +101,7 @@ def probability_of_improvement(
     draws = Draws(ours.shape[1:], **how)
     contexts = ours.shape[1]
     between = np.einsum("ijce,bce->bij", wins, draws.episodes) / contexts  # [B, R, R']
-    first, second = draws.trainings(len(ours)), draws.trainings(len(theirs))
+    first, second = draws.weights(len(ours)), draws.weights(len(theirs))
     drawn = np.einsum("bij,bi,bj->b", between, first, second)
     return draws.estimate(wins.mean(), drawn)
 
@@ -103,7 +116,7 @@ def performance_profile(
     runs = as_runs(scores, "scores")
     limits = np.atleast_1d(np.asarray(thresholds, dtype=np.float64))
     draws = Draws(runs.shape[1:], **how)
-    trainings = draws.trainings(len(runs))
+    trainings = draws.weights(len(runs))
     share, low, high = (np.empty(len(limits)) for _ in range(3))
     for index, limit in enumerate(limits):
         above = (runs > limit).astype(np.float64)

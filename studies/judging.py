@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from esper.archive.files import append_lines
 from esper.garden.contexts import Context
 from esper.garden.episodes import Episodes
 from esper.garden.evaluation import HARM, Result, evaluate, parse
@@ -33,6 +34,7 @@ from studies.any_host import AnyHost
 from studies.garden_plots import GARDEN
 from studies.greenhouse_gains import deadline
 
+TOOK = "took.jsonl"  # seconds of each world, of one process
 JUDGED = (TRAINING, VALIDATION, GARDEN, *GROUPS)
 _NAMED = re.compile(r"([\w-]+)=(.+)")
 
@@ -140,6 +142,8 @@ def judge(options: argparse.Namespace) -> None:
             break
         results += [(world.rent, result) for result in found]
         host, took = world.contexts[0].host, time.monotonic() - began
+        told = {"group": group, "world": number, "seconds": round(took, 1)}
+        append_lines(options.out / TOOK, [json.dumps(told)])
         print(f"{group}, world {number}: {host}, {took:.0f} s", flush=True)
     for name in dict.fromkeys(result.controller for _, result in results):
         own = [result.net_gain(rent) for rent, result in results if result.controller == name]

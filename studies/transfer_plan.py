@@ -37,7 +37,7 @@ SPECIALIST = "specialist"
 # Logits. Who knows what waiting is worth and is nearly sure waits for more to be heard.
 RESERVE = 0.4
 MOST_HARM = 0.05  # share of episodes that may end more than `HARM` points below their controls
-# Of them on validation worlds, which are drawn as for training: others may do more harm.
+# The same share on validation worlds, which are drawn as for training: in others it may be larger.
 EXPECTED_HARM = 0.04
 CHOSEN, TUNED, PLAN, COSTS = "chosen.json", "rules.json", "plan.json", "costs.jsonl"
 MOMENTS, WAITING = "moments", "waiting"

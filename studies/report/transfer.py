@@ -8,10 +8,12 @@ from esper.archive.files import write_whole
 from esper.garden.evaluation import HARM
 from esper.garden.greenhouse import GROUPS
 from esper.leyline.errors import DataError
+from studies.garden_plots import GARDEN
 from studies.report.transfer_results import Figures, Results, figures_of, gpu_minutes, opened
 from studies.transfer_plan import EXPECTED_HARM, KEPT, MOST_HARM, OWN, RESERVE, ROOT, TUNED
 from studies.tuned_rules import kind_of
 
+JUDGING = ("judge", GARDEN, "judge-ablations")
 PAGE, PICTURE = "transfer.md", "transfer.png"
 ENOUGH, LEAST_GARDEN = 6, -0.5  # what was registered
 
@@ -25,7 +27,8 @@ def page_of(results: Results) -> str:
         "registered before any training ([greenhouse](greenhouse.md)). Points are net: test "
         "accuracy over the same host never grown, less rent; for models of users' own they are of "
         "test score, and no rent is charged. Brackets are 95 % bootstrap intervals over trainings "
-        "and episodes of every world.",
+        "and episodes of these very worlds. Trainings share the gains and what told them what "
+        "waiting is worth: they differ by the seeds of their fits and of PPO.",
         "## What was registered, and what came out",
         _verdicts(results),
         "## Held-out groups",
@@ -36,15 +39,17 @@ def page_of(results: Results) -> str:
         "## All groups together",
         "This was not registered: it was asked after the groups had been looked at. A group's "
         "strongest rule is known afterwards only, and another group has another; here every rule "
-        "stands for itself, over all drawn worlds, each as heavy as the others."
+        "stands for itself, over all drawn worlds, every one weighing the same. In the last "
+        "interval worlds are drawn anew as well: so it might be on others like these."
         if results.drawn
         else "",
         _together(results),
         "## Every rule, and every training",
         _everyone(results),
+        _own_costs(results),
         "## What matters: ablations",
         "Net points of trainings that lack something, less those of trainings of the same seeds "
-        "that do not.",
+        "that do not. Where one training was made, the intervals are over episodes alone.",
         _ablations_table(results),
         "## Trainings",
         "A training is reported with its fit, with what PPO made of it, or with the fit that is "
@@ -110,12 +115,15 @@ def _together(results: Results) -> str:
     rows = []
     for spec in sorted(results.specs, key=lambda each: -float(results.over_all([each]).mean())):
         points = results.over_all([spec])
-        rows.append([f"`{spec}`", f"{points.mean():+.2f}", f"{results.lead_over_all(spec):+.2f}",
-                     f"{100 * float((points < -HARM).mean()):.1f} %"])  # fmt: skip
+        leads = results.lead_over_all(spec), results.lead_elsewhere(spec)
+        rows.append([f"`{spec}`", f"{points.mean():+.2f}",
+                     f"{100 * float((points < -HARM).mean()):.1f} %",
+                     *(f"{lead:+.2f}" for lead in leads)])  # fmt: skip
     ours = results.over_all(results.learners)
     harmed = f"{100 * float((ours < -HARM).mean()):.1f} %"
-    rows.insert(0, ["learner", f"{ours.mean():+.2f}", "", harmed])
-    return _table(("", "points", "learner minus this rule", "harmed"), rows)
+    rows.insert(0, ["learner", f"{ours.mean():+.2f}", harmed, "", ""])
+    words = ("", "points", "harmed", "learner minus this rule", "the same, worlds drawn anew")
+    return _table(words, rows)
 
 
 def _everyone(results: Results) -> str:
@@ -126,13 +134,25 @@ def _everyone(results: Results) -> str:
     return _table(("", *results.groups), rows)
 
 
+def _own_costs(results: Results) -> str:
+    if OWN not in results.groups:
+        return ""
+    ours = [results.own_costs[name] for name in results.learners]
+    told = [f"learners {sum(ours) / len(ours):.2f}"]
+    told += [f"`{spec}` {results.own_costs[spec]:.2f}" for spec in results.specs]
+    return f"FLOPs on `{OWN}` over those of plain training: " + ", ".join(told) + "."
+
+
 def _ablations_table(results: Results) -> str:
     rows, groups = [], results.drawn
     for ablation in results.ablations.values():
-        found = [results.ablated(ablation, group) for group in groups]
+        found = [results.ablated(ablation, [group]) for group in groups]
         if any(each is not None for each in found):
-            rows.append([ablation.words, *("–" if e is None else f"{e:+.2f}" for e in found)])
-    return _table(("", *groups), rows)
+            whole = results.ablated(ablation, groups)
+            cells = ("–" if each is None else f"{each:+.2f}" for each in (*found, whole))
+            count = max(len(results.paired_names(ablation, [group])) for group in groups)
+            rows.append([ablation.words, str(count), *cells])
+    return _table(("", "trainings", *groups, "all"), rows)
 
 
 def _chosen(results: Results) -> str:
@@ -159,6 +179,10 @@ def _costs(results: Results) -> str:
     )
     rows = [["collecting gains", "GPU", f"{plan['gains_seconds'] / 60.0:.1f}"]]
     rows += [[step, where, f"{minutes:.1f}"] for (step, where), minutes in by_step.items()]
+    judging = [(step, where) for step, where in by_step if step in JUDGING]
+    minutes = sum(by_step[each] for each in judging)
+    rows += [[f"of all judging, `{group}`", judging[0][1], f"{minutes * share:.1f}"]
+             for group, share in results.took.items() if judging]  # fmt: skip
     return told + "\n\n" + _table(("step", "on a", "minutes"), rows)
 
 

@@ -20,11 +20,12 @@ import numpy as np
 from esper.garden.evaluation import HARM
 from esper.garden.statistics import Array, Estimate, mean
 from esper.leyline.errors import DataError
-from studies.comparisons import paired_difference
+from studies.comparisons import difference_elsewhere, paired_difference
 from studies.garden_plots import GARDEN
-from studies.judging import Net, read_judged
+from studies.judging import TOOK, Net, read_judged
+from studies.report.own_models import KEPT, NEVER, OwnRun, costs_of, read_own
 from studies.transfer_plan import CHOSEN, COSTS, OWN, PLAN, SPECIALIST, TUNED
-from studies.tuned_rules import TunedRule, read_tuned, rivals
+from studies.tuned_rules import AUDITION, TunedRule, read_tuned, rivals
 
 PACKED = (
     "judged/*.jsonl",
@@ -54,6 +55,7 @@ ABLATIONS = {
     "fit_alone": Ablation("the fit without PPO, against both", "fit", "both"),
     "ppo_alone": Ablation("PPO without a fit, against both", "ppo", "both"),
     "no_waiting": Ablation("waiting taken for never, fits", "hasty", "fit"),
+    "no_reserve": Ablation("no reserve against planting, fits", "fit", "wary"),
     "one_shot": Ablation("one seed an episode, against any number", "one_shot", "learner"),
     "no_shadows": Ablation("a fit without shadows, against a fit", "no_shadows", "fit"),
     "no_properties": Ablation("identity for properties, fits", "no_properties", "fit"),
@@ -79,8 +81,7 @@ def pack(runs: Path, out: Path) -> None:
             copy.parent.mkdir(parents=True, exist_ok=True)
             text = file.read_text(encoding="utf-8")
             if file.parent.parent == runs / OWN:
-                kept = {k: v for k, v in json.loads(text).items() if k in ("test", "job", "grown")}
-                text = json.dumps(kept)
+                text = json.dumps({k: v for k, v in json.loads(text).items() if k in KEPT})
             copy.write_text(text, encoding="utf-8")
         with tarfile.open(out, "w:xz", preset=9) as packed:
             packed.add(folder, arcname=".")
@@ -99,6 +100,8 @@ class Results:
     costs: Sequence[Mapping[str, Any]]
     tables: Mapping[str, Table]
     chosen: Mapping[str, Mapping[str, Sequence[float]]]  # candidates: validation points, harm
+    own_costs: Mapping[str, float]  # FLOPs over those of plain training, by controller
+    took: Mapping[str, float]  # share of the time of judging, by group
 
     @classmethod
     def read(cls, runs: Path) -> "Results":
@@ -116,11 +119,13 @@ class Results:
         played = {group: read_judged(runs / "judged", group) for group in groups}
         _require_one_of_each([net for nets in played.values() for net in nets])
         tables = {group: table_of(nets) for group, nets in played.items()}
-        tables[OWN] = _own_table(runs / OWN)
+        own = read_own(runs / OWN)
+        tables[OWN] = _own_table(own)
         for group, table in tables.items():  # of worlds that nobody played there is no trace
             shape = tuple(plan["shapes"][group])
             tables[group] = {name: own for name, own in table.items() if own.shape == shape}
-        return cls(tuple(chosen), rules, plan, costs, tables, chosen)
+        took = _shares_of_time(runs / "judged" / TOOK)
+        return cls(tuple(chosen), rules, plan, costs, tables, chosen, costs_of(own), took)
 
     @property
     def specs(self) -> list[str]:
@@ -161,9 +166,12 @@ class Results:
         """Groups of drawn worlds: their points are of one kind, and their shapes are the same."""
         return [group for group in self.groups if group != OWN]
 
+    def over(self, groups: Sequence[str], names: Sequence[str]) -> Array:
+        """[R, C, E] of all worlds of these groups"""
+        return np.concatenate([self.stacked(group, names) for group in groups], axis=1)
+
     def over_all(self, names: Sequence[str]) -> Array:
-        """[R, C, E] of all drawn worlds of all groups"""
-        return np.concatenate([self.stacked(group, names) for group in self.drawn], axis=1)
+        return self.over(self.drawn, names)
 
     @property
     def best_single(self) -> str:
@@ -171,10 +179,14 @@ class Results:
         return max(self.specs, key=lambda spec: float(self.over_all([spec]).mean()))
 
     def lead_over_all(self, spec: str) -> Estimate:
-        """Of the learners over this one rule in all groups together."""
+        """Of the learners over this one rule in all drawn worlds."""
         return paired_difference(
             self.over_all(self.learners), self.over_all([spec])[0], statistic=mean
         )
+
+    def lead_elsewhere(self, spec: str) -> Estimate:
+        """The same, as it might be in other worlds that are drawn like these."""
+        return difference_elsewhere(self.over_all(self.learners), self.over_all([spec]))
 
     @property
     def garden(self) -> Estimate | None:
@@ -194,23 +206,40 @@ class Results:
         fewer = {f"plots_{n}": Ablation(words.format(n), f"plots_{n}", "hasty") for n in plots}
         return ABLATIONS | fewer
 
-    def ablated(self, ablation: Ablation, group: str) -> Estimate | None:
-        """How much better it is than what lacks nothing, in trainings of the same seeds."""
-        table = self.tables[group]
-        lacking, whole = [], []
-        for each in table:
-            if found := re.fullmatch(rf"{ablation.lacks}-(\d+)", each):
-                seed = int(found[1])
-                named = f"{ablation.whole}-{seed}"
+    def paired_names(self, ablation: Ablation, groups: Sequence[str]) -> list[tuple[str, str]]:
+        """Who lacks something and has played all these groups, as has the training of the same seed
+        that does not, which is named behind."""
+        played = set.intersection(*(set(self.tables[group]) for group in groups))
+        found = []
+        for each in sorted(played):
+            if named := re.fullmatch(rf"{ablation.lacks}-(\d+)", each):
+                seed = int(named[1])
+                whole = f"{ablation.whole}-{seed}"
                 if ablation.whole == "learner":
-                    named = self.learners[seed] if seed < len(self.learners) else ""
-                if named in table:
-                    lacking.append(each)
-                    whole.append(named)
-        if not lacking:
+                    whole = self.learners[seed] if seed < len(self.learners) else ""
+                found += [(each, whole)] if whole in played else []
+        return found
+
+    def ablated(self, ablation: Ablation, groups: Sequence[str]) -> Estimate | None:
+        """How much better it is than what lacks nothing, in all worlds of these groups."""
+        pairs = self.paired_names(ablation, groups) if groups else []
+        if not pairs:
             return None
-        apart = self.stacked(group, lacking) - self.stacked(group, whole)
+        lacking, whole = (self.over(groups, [pair[place] for pair in pairs]) for place in (0, 1))
+        apart = lacking - whole
         return paired_difference(apart, np.zeros_like(apart[0]), statistic=mean)
+
+
+def _shares_of_time(file: Path) -> dict[str, float]:
+    """By group; nothing where it was not noted."""
+    if not file.exists():
+        return {}
+    seconds: dict[str, float] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        told = json.loads(line)
+        seconds[told["group"]] = seconds.get(told["group"], 0.0) + told["seconds"]
+    whole = sum(seconds.values())
+    return {group: own / whole for group, own in seconds.items()}
 
 
 def table_of(played: Sequence[Net]) -> Table:
@@ -240,25 +269,16 @@ def _require_one_of_each(played: Sequence[Net]) -> None:
             )
 
 
-def _own_table(folder: Path) -> Table:
+def _own_table(runs: Sequence[OwnRun]) -> Table:
     """[tasks, seeds]: points of test score over the host that never grew; no rent is charged, since
     a budget limits what is added."""
-    if not (folder / "controllers.json").exists():
-        return {}
-    names = json.loads((folder / "controllers.json").read_text())
-    tests: dict[str, dict[tuple[str, int], float]] = {}
-    for file in sorted(folder.glob("*/*.json")):
-        kind, seed, number = file.stem.split("-")
-        if kind == "never" or number in names:
-            found = json.loads(file.read_text())["test"]
-            tests.setdefault(names.get(number, kind), {})[file.parent.name, int(seed)] = found
-    never = tests.pop("never", {})
-    nets = [Net(name, name, OWN, sorted({task for task, _ in never}).index(task), seed,
-                test - never[task, seed])
-            for name, own in tests.items()
-            for (task, seed), test in own.items() if (task, seed) in never]  # fmt: skip
-    table = table_of(nets)
-    return {name: own for name, own in table.items() if own.size == len(never)}
+    never = {(run.task, run.seed): run.found["test"] for run in runs if run.controller == NEVER}
+    tasks = sorted({task for task, _ in never})
+    nets = [Net(run.controller, run.controller, OWN, tasks.index(run.task), run.seed,
+                run.found["test"] - never[run.task, run.seed])
+            for run in runs
+            if run.controller != NEVER and (run.task, run.seed) in never]  # fmt: skip
+    return {name: own for name, own in table_of(nets).items() if own.size == len(never)}
 
 
 # --- figures ----------------------------------------------------------------------------------
@@ -272,17 +292,25 @@ def figures_of(results: Results) -> Figures:
         found[f"c2_heldout_{group}_rule_points"] = float(rule.mean())
         ours = results.stacked(group, results.learners)
         found[f"c2_heldout_{group}_points"] = float(ours.mean())
-        for name, ablation in results.ablations.items():
-            _add(found, f"c2_ablation_{name}_{group}", results.ablated(ablation, group))
+        for name, ablation in results.ablations.items() if group != OWN else ():
+            _add(found, f"c2_ablation_{name}_{group}", results.ablated(ablation, [group]))
     if results.groups:
         found["c2_heldout_harmful_rate"] = results.harmful
     if results.drawn:
         single = results.best_single
-        _add(found, "c2_heldout_all_vs_best_single_rule", results.lead_over_all(single))
+        _add(found, "c2_heldout_drawn_vs_best_single_rule", results.lead_over_all(single))
+        elsewhere = results.lead_elsewhere(single)
+        _add(found, "c2_heldout_drawn_vs_best_single_rule_elsewhere", elsewhere)
         for who, names in (("", results.learners), ("rule_", [single])):
             points = results.over_all(names)
-            found[f"c2_heldout_all_{who}points"] = float(points.mean())
-            found[f"c2_heldout_all_{who}harmful_rate"] = float((points < -HARM).mean())
+            found[f"c2_heldout_drawn_{who}points"] = float(points.mean())
+            found[f"c2_heldout_drawn_{who}harmful_rate"] = float((points < -HARM).mean())
+        for name, ablation in results.ablations.items():
+            _add(found, f"c2_ablation_{name}_drawn", results.ablated(ablation, results.drawn))
+    if OWN in results.groups:
+        factors = [results.own_costs[name] for name in results.learners]
+        found["c2_heldout_own_flops_factor"] = sum(factors) / len(factors)
+        found["c2_heldout_own_flops_factor_audition"] = results.own_costs[AUDITION]
     _add(found, "c2_garden_vs_specialist", results.garden)
     found |= {f"c2_transfer_episodes_{kind}": rule.episodes for kind, rule in results.rules.items()}
     found["c2_transfer_episodes_gains"] = results.plan["gains"]

@@ -20,7 +20,7 @@ from esper.tamiyo import TokenActorCritic
 from esper.tamiyo.controllers.auditioning import Audition
 from esper.tamiyo.controllers.learned import keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains, judging
-from studies.averaged import at_once
+from studies.averaged import at_once, dropped
 from studies.garden_plots import GardenHouse, open_contexts
 from studies.greenhouse import (
     Fitting,
@@ -547,3 +547,19 @@ def test_worlds_of_several_groups_are_shared(
     for place in range(3):
         run(*words, "--place", place)
     assert played == ["validation-000.jsonl", "garden-000.jsonl", "training-000.jsonl"]
+
+
+def test_dropping_makes_a_share_of_numbers_zero_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    tokens = torch.ones(301, 1007, dtype=torch.float64)
+    tokens[0] = 0.0  # padding
+    found = dropped(tokens, 0.05)
+    rows = found[1:]
+    few = round(0.05 * 256) / 256
+    assert (rows == 0).double().mean().item() == pytest.approx(few, abs=0.002)
+    torch.testing.assert_close(rows[rows != 0], torch.full_like(rows[rows != 0], 1 / (1 - few)))
+    assert rows.mean().item() == pytest.approx(1.0, abs=0.002)
+    assert not found[0].any()
+    again = dropped(tokens, 0.05)
+    assert (again[1:] != rows).any()
+    torch.testing.assert_close(dropped(tokens, 0.0), tokens)

@@ -120,8 +120,8 @@ class Draws:
         chances = np.full(count, 1.0 / count)
         return self.random.multinomial(draws, chances, size=(self.resamples, rows)) / draws
 
-    def trainings(self, count: int) -> Array:
-        """[B, R]: fresh weights of a controller's trainings."""
+    def weights(self, count: int) -> Array:
+        """[B, count]: fresh weights, of a controller's trainings for example."""
         return self._weights(1, count)[:, 0]
 
     def cells(self, runs: Array) -> Array:
