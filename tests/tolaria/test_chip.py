@@ -455,3 +455,23 @@ def test_nothing_asked_for_means_fused_where_the_chip_cannot_be_or_does_not_pay(
     assert "compute_dtype torch.bfloat16" in told
     assert "cannot be computed on chip" in beside
     assert "There is no C++ compiler" in last
+
+
+def test_what_others_could_have_written_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    home, text = tmp_path / "esper" / "chip", 'extern "C" int one() { return 1; }'
+    library = build._kept("so", lambda draft: draft.write_bytes(b"mine"), text)
+    assert library.parent == home
+    assert home.stat().st_mode & 0o777 == 0o700
+    home.chmod(0o770)
+    with pytest.raises(EsperError, match="nobody else can write") as refused:
+        build._kept("so", lambda draft: draft.write_bytes(b"mine"), text)
+    assert str(home) in str(refused.value)
+    home.chmod(0o755)  # others may read
+    assert build._kept("so", lambda draft: draft.write_bytes(b"other"), text) == library
+    assert library.read_bytes() == b"mine"
+    monkeypatch.setattr(os, "getuid", lambda: home.stat().st_uid + 1)
+    with pytest.raises(EsperError, match="nobody else can write"):
+        build._kept("so", lambda draft: draft.write_bytes(b"mine"), text)

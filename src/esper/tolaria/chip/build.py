@@ -25,15 +25,8 @@ from esper.tolaria.chip.source import BLOCKS, SHARED_BYTES, THREADS, whole_text
 REALS = {torch.float32: "float", torch.float64: "double"}
 COMPILERS = ("c++", "g++", "clang++")
 FEW_THREADS = 64  # of a block whose threads have nothing to do with each other
-FLAGS = (
-    "-O3",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=fast",
-    "-shared",
-    "-fPIC",
-    "-w",
-)
+FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+         "-shared", "-fPIC", "-w")  # fmt: skip
 CACHE_BYTES = 1024 * 1024  # of a processor's second cache, about
 Launch = Callable[[str, Tensor, int, int], None]  # entry, arguments, rows, bytes of a block
 
@@ -49,8 +42,14 @@ def _kept(ending: str, make: Callable[[Path], object], *parts: str) -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "esper" / "chip"
     name = hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
     target = home / f"{name}.{ending}"
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if home.stat().st_uid != os.getuid() or home.stat().st_mode & 0o022:
+        raise EsperError(
+            "What is compiled is kept, and run, only where nobody else can write",
+            given=home,
+            fix="make this folder yours with 'chmod go-w', or set XDG_CACHE_HOME to another",
+        )
     if not target.exists():
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home) as folder:
             make(draft := Path(folder) / target.name)
             draft.replace(target)
