@@ -24,7 +24,7 @@ from growing_tasks import Task, tasks_for
 
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import derive_seed
-from studies.report.own_models import flops_of
+from studies.report.own_models import cost_of
 
 KINDS = ("tune", "never", "variant", "candidate")  # in this order
 CLEAR = 2.0  # standard errors over seeds by which a ceiling lies above never, for it to count
@@ -104,8 +104,7 @@ def tried(study: Tuning, name: str, variant: str, best: float) -> Tried | None:
     task: Task = study.task(name)
     pairs = list(zip(grown, never, strict=True))
     gain = float((_tests(grown) - _tests(never)).mean())
-    # One that diverged was not counted, and cost no less than the host alone.
-    costs = [max(flops_of(one) / max(flops_of(other), 1.0), 1.0) for one, other in pairs]
+    costs = [cost_of(one, other) for one, other in pairs]
     harm = float(np.mean([ends_below(task, one, other) for one, other in pairs]))
     return Tried(gain, gain / best, harm, float(np.mean(costs)))
 

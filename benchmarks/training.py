@@ -200,11 +200,10 @@ def main() -> None:
         print(" | ".join(rows[-1]), flush=True)
         write_json(options.json, figures)
     if options.write:
-        sizes = options.sizes or SIZES[device]
-        asked = {"device": device, "suite": options.suite, "backend": options.backend}
-        words = [f"--{name} {value}" for name, value in asked.items()
-                 if value != parser.get_default(name)]  # fmt: skip
-        words += [f"--sizes {' '.join(map(str, sizes))}"] if options.sizes else []
+        words = [f"--{name} {value}" for name, value in vars(options).items()
+                 if name in ("device", "suite", "backend", "rounds")
+                 and value != parser.get_default(name)]  # fmt: skip
+        words += [f"--sizes {' '.join(map(str, options.sizes))}"] if options.sizes else []
         command = " ".join(("python benchmarks/training.py", *words))
         header = GREENHOUSE_HEADER if drawn else HEADER
         write_section(" ".join(("training", *other)), device, command, header, rows)

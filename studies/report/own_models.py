@@ -29,6 +29,12 @@ def flops_of(run: Mapping[str, Any]) -> float:
     return float(sum(run["flops"]) + sum(run["shadow_flops"]) + tried)
 
 
+def cost_of(run: Mapping[str, Any], never: Mapping[str, Any]) -> float:
+    """FLOPs of a training over those of the same host never grown. One that diverged was not
+    counted, and cost no less than the host alone."""
+    return max(flops_of(run) / max(flops_of(never), 1.0), 1.0)
+
+
 def read_own(folder: Path) -> list[OwnRun]:
     """All there are, of tuning the hosts' rates none; none if nothing was trained."""
     return list(_runs(folder)) if (folder / "controllers.json").exists() else []
@@ -44,13 +50,11 @@ def _runs(folder: Path) -> Iterator[OwnRun]:
 
 
 def costs_of(runs: list[OwnRun]) -> dict[str, float]:
-    """FLOPs of each controller's trainings over those of the same host never grown, on average."""
+    """Of each controller's trainings, on average."""
     never = {(run.task, run.seed): run.found for run in runs if run.controller == NEVER}
     shares: dict[str, list[float]] = {}
     for run in runs:
         alone = never.get((run.task, run.seed))
         if run.controller != NEVER and alone is not None:
-            # One that diverged was not counted, and cost no less than the host alone.
-            share = max(flops_of(run.found) / max(flops_of(alone), 1.0), 1.0)
-            shares.setdefault(run.controller, []).append(share)
+            shares.setdefault(run.controller, []).append(cost_of(run.found, alone))
     return {name: fmean(own) for name, own in shares.items()}

@@ -231,15 +231,14 @@ class Results:
 
 
 def _shares_of_time(file: Path) -> dict[str, float]:
-    """By group; nothing where it was not noted."""
-    if not file.exists():
-        return {}
+    """By group; nothing where it was not noted. A line that was cut off is none."""
     seconds: dict[str, float] = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    for line in text.rpartition("\n")[0].splitlines():
         told = json.loads(line)
         seconds[told["group"]] = seconds.get(told["group"], 0.0) + told["seconds"]
-    whole = sum(seconds.values())
-    return {group: own / whole for group, own in seconds.items()}
+    whole = sum(seconds.values())  # none, if all had been played before it was noted
+    return {group: own / whole for group, own in seconds.items()} if whole else {}
 
 
 def table_of(played: Sequence[Net]) -> Table:

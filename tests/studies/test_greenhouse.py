@@ -503,6 +503,9 @@ def test_controllers_are_judged_on_the_same_cases(
     found = [json.loads(line) for line in lines]
     assert {each["controller"] for each in found} == {"periodic", "one"}
     assert len({(each["seed"], each["control"]) for each in found}) == 2
+    (told,) = map(json.loads, (tmp_path / "judged" / judging.TOOK).read_text().splitlines())
+    assert (told["group"], told["world"]) == ("validation", 0)
+    assert told["seconds"] > 0
     assert "periodic" in capsys.readouterr().out
 
 

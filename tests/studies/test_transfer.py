@@ -99,7 +99,7 @@ def made(tmp_path: Path) -> tuple[Path, Points]:
         (runs / "own" / task).mkdir()
         for seed in SEEDS:
             never = chance.gauss(50, 5)
-            files = {f"never-{seed}-0": never, f"tune-{seed}-0": 0.0}  # tests
+            files = {f"never-{seed}-0": never, f"tune-{seed}-0": 0.0}
             for number, name in named.items():
                 gain = chance.gauss(0.5, 1.0)
                 points["own"][name][place].append(gain)
@@ -236,6 +236,15 @@ def test_the_page_tells_what_was_judged_in_each_group_at_what_cost(
     assert "| of all judging, `drift` | GPU | 4.0 |" in page
     assert "| PPO without a fit, against both | 1 |" in page
     assert "| one seed an episode, against any number | 5 |" in page
+    took = made[0] / "judged" / "took.jsonl"
+    text = took.read_text()
+    took.write_text(text + '{"group": "dri')  # cut off
+    assert Results.read(made[0]).took == {
+        "kinds": pytest.approx(1 / 3),
+        "drift": pytest.approx(2 / 3),
+    }
+    took.write_text(text.replace("1.0", "0.0").replace("2.0", "0.0"))  # all were there before
+    assert Results.read(made[0]).took == {}
 
 
 def test_a_packed_study_gives_the_same_figures(made: tuple[Path, Points], tmp_path: Path) -> None:
