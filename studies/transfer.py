@@ -6,14 +6,17 @@
     python -m studies.transfer pack --runs DIR --out FILE
     python -m studies.transfer box --runs DIR
 
-Five trainings: a fit to the gains that are kept in docs/evidence/greenhouse; two of them go on by
-PPO. Whether a training is reported with its fit, with that fit when it is wary of planting or with
-what PPO made of it is chosen on validation worlds, by points among those that do little harm. Rules
-are tuned on worlds of the training stream. All are judged on the groups that docs/greenhouse.md
-registers, on the garden's own contexts and on models of users' own; then ablations are trained and
-judged. Held-out groups are played only with --final. A step's commands run side by side;
-`costs.jsonl` notes how long each step took. The report is made of DIR, or of what `pack` made of
-it; `box` puts the training that did best on validation worlds into the package.
+The study has five trainings. Each is a supervised fit to measured gains, and two of them continue
+with PPO. The gains are in the folder that --gains names; docs/greenhouse.md describes where to get
+them. For every training, validation worlds select between the fit, the fit with a reserve against
+planting, and the result of PPO: the variant with the highest points among those that rarely cause
+harm. Rules are tuned on worlds of the training stream. All controllers are evaluated on the groups
+that docs/greenhouse.md registers, on the contexts of the garden and on models of users. Ablations
+follow.
+
+Held-out groups are evaluated only with --final. The commands of a step run side by side, and
+`costs.jsonl` stores the seconds of each step. `report` reads DIR or the archive that `pack` writes.
+`box` copies the training with the best validation result into the package.
 """
 
 import argparse
@@ -28,6 +31,7 @@ from pathlib import Path
 import torch
 
 from esper.archive.files import append_lines
+from esper.leyline.errors import EsperError
 from studies import greenhouse
 from studies.greenhouse_gains import deadline
 from studies.transfer_plan import COSTS, ROOT, SIZES, STEPS, Study, Task
@@ -41,6 +45,7 @@ def carry_out(study: Study, step: str, until: float) -> bool:
         open_ = _open(tasks)
         if not open_:
             continue
+        study.require_gains(open_)
         told = {"step": step, "device": study.device}
         if study.processes == 1:
             _alone(open_, until)
@@ -111,7 +116,7 @@ def run(options: argparse.Namespace) -> None:
     size = SIZES[options.size]
     size = size if options.rounds is None else replace(size, rounds=options.rounds)
     study = Study(options.out.resolve(), size, options.device, options.processes,
-                  options.fits, options.ranks, options.final)  # fmt: skip
+                  options.fits, options.ranks, options.final, options.gains)  # fmt: skip
     study.note_plan()
     until = deadline(options)
     for step in options.steps:
@@ -157,6 +162,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     one.add_argument("--ranks", type=int, default=8, help="of one training by PPO")
     one.add_argument("--rounds", type=int, help="of PPO, if not those of the size; 0: fits alone")
     one.add_argument("--seconds", type=float, help="begin nothing after so many")
+    one.add_argument("--gains", type=Path, help="folder of gains and moments collected before")
     one.add_argument("--final", action="store_true", help="all is chosen: play held-out groups")
     two = parts.add_parser("report")
     two.add_argument("--runs", type=Path, required=True, help="a folder, or what was packed of it")
@@ -174,5 +180,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    asked = parsed()
-    asked.work(asked)
+    options = parsed()
+    try:
+        options.work(options)
+    except EsperError as error:
+        raise SystemExit(f"studies.transfer: {error}") from None

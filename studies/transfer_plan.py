@@ -21,6 +21,7 @@ from esper.archive.files import write_whole
 from esper.garden.evaluation import HARM, fingerprint_of
 from esper.garden.greenhouse import GROUPS, TRAINING, VALIDATION
 from esper.leyline import LifecycleOp
+from esper.leyline.errors import DataError
 from esper.tamiyo.controllers.learned import is_kept, keep_controller, read_kept
 from studies import greenhouse, greenhouse_gains
 from studies.ablations import ABLATION, ONE_SHOT, PROPERTIES, SHADOWS
@@ -29,7 +30,7 @@ from studies.judging import controller_of, name_of, numbers_of, read_judged, req
 from studies.tuned_rules import RULES, Heats, finalists, keep_tuned, read_tuned, rivals, tuned
 
 ROOT = Path(__file__).parents[1]
-KEPT = ROOT / "docs" / "evidence" / "greenhouse"
+KEPT = ROOT / "docs" / "evidence" / "transfer"
 # What it consists of, in this order: what is surest to be of use comes first.
 STEPS = ("collect", "fit", "train", "rules", "validate", "judge", GARDEN, "own", "ablate",
          "judge-ablations", "report")  # fmt: skip
@@ -106,12 +107,17 @@ SIZES = {
 
 
 class Task(NamedTuple):
-    """A command that goes on where it was, in so many processes."""
+    """A resumable command of the study.
+
+    `over` reports whether the command has nothing left to do. `needs_gains` marks a command
+    that reads the measured gains, which are not in the repository.
+    """
 
     words: list[str]
     over: Callable[[], bool]
     processes: int = 1
     program: str = "studies.greenhouse"
+    needs_gains: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,7 @@ class Study:
     fits: int = 4  # at once: more share a GPU's time
     ranks: int = 8  # of a training by PPO
     final: bool = False
+    gains: Path | None = None  # folder of gains that were collected before
 
     # --- who takes part ----------------------------------------------------------------------
 
@@ -182,7 +189,7 @@ class Study:
         if size.collected:
             gains = [{"plots": size.collected, "cases": size.cases_of_plot, "seconds": 0,
                       "episodes": greenhouse_gains.PLAYED + 2}]  # and who listens  # fmt: skip
-        else:  # those too that are not kept: others were collected around what they taught
+        else:  # every collection, also those that later ones replaced
             gains = list(json.loads((KEPT / "collected.json").read_text()).values())
         ppo = greenhouse.parsed(["train", "--out", "-", *size.round])
         told = {
@@ -264,7 +271,7 @@ class Study:
 
         done = self.out / name / greenhouse.DONE  # what it goes on from need not be there any more
         over = lambda: done.exists() and len(json.loads(done.read_text())) >= epochs  # noqa: E731
-        return Task(words, over)
+        return Task(words, over, needs_gains=True)
 
     def _waits(self, name: str) -> str | None:
         """By which fit an ablation is told what waiting is worth."""
@@ -273,18 +280,43 @@ class Study:
 
     def _waiting(self, fitted: str, more: Sequence[str] = ()) -> Task:
         """What waiting is worth to who chooses as this fit does, and sees as much."""
-        there = [self.out / MOMENTS] if self.size.collected else sorted(KEPT.glob("moments-*.xz"))
+        moments = [self.out / MOMENTS]
+        if not self.size.collected:
+            moments = self._collected_before("moments-*")
         name = f"{fitted}-{WAITING}"
         words = ["waiting", *self._common(name), "--fitted", str(self.folder(fitted)), *more]
-        words += ["--gains", *map(str, self._gains(False)), "--moments", *map(str, there)]
-        return Task(words, partial(is_kept, self.out / name))
+        words += ["--gains", *map(str, self._gains(False)), "--moments", *map(str, moments)]
+        return Task(words, partial(is_kept, self.out / name), needs_gains=True)
 
     def _gains(self, one_collection: bool) -> list[Path]:
-        """All that is kept; plots are numbered anew in every collection, so those that are counted
-        are of one, of drawn seeds: others were chosen by a fit to more plots."""
+        """List the files of measured gains.
+
+        Args:
+            one_collection: Return only the collection of random seeds. Every collection numbers its
+                plots from 0, so a fit to a given number of plots must read a single collection.
+        """
         if self.size.collected:
             return [self.out / "gains"]
-        return sorted(KEPT.glob("gains-seed2-*.xz" if one_collection else "gains-*.xz"))
+        return self._collected_before("gains-seed2-*" if one_collection else "gains-*")
+
+    def _collected_before(self, pattern: str) -> list[Path]:
+        """List the matching files of `self.gains`; none if no folder was named."""
+        if self.gains is None:
+            return []
+        return sorted(self.gains.glob(f"{pattern}.xz"))
+
+    def require_gains(self, tasks: Sequence[Task]) -> None:
+        """Raise an error if one of the tasks reads measured gains and no folder has them."""
+        if self.size.collected or not any(task.needs_gains for task in tasks):
+            return
+        missing = [name for name in ("gains-*", "moments-*") if not self._collected_before(name)]
+        if missing:
+            raise DataError(
+                "This step needs measured gains, which are not in the repository",
+                given=f"no {' and no '.join(missing)} in {self.gains or 'any folder'}",
+                valid="--gains FOLDER",
+                fix="see docs/greenhouse.md, section 'Measured gains', for how to get them",
+            )
 
     def _train(self, name: str, seed: int, fitted: str | None = None) -> Task:
         state, rounds = self.out / name / "state.json", self.size.rounds

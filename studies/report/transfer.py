@@ -59,7 +59,7 @@ def page_of(results: Results) -> str:
         "Points and share harmed: " + _chosen(results) + ".",
         "## Costs",
         _costs(results),
-        "Tuned rules, of which every candidate is in `evidence/greenhouse/rules.json`:",
+        "Tuned rules (`evidence/transfer/rules.json` lists every candidate):",
         _rules_table(results),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

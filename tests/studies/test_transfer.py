@@ -303,6 +303,33 @@ def test_what_is_published_leaves_other_figures_alone(
         write_docs(made[0], docs, kept)
 
 
+# --- measured gains -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("files", [(), ("gains-seed2-0.npz.xz",), ("moments-seed30.npz.xz",)])
+def test_fit_without_measured_gains_is_refused(tmp_path: Path, files: Sequence[str]) -> None:
+    gains = tmp_path / "gains"
+    gains.mkdir()
+    for name in files:
+        (gains / name).touch()
+    with pytest.raises(DataError, match=r"--gains FOLDER.*docs/greenhouse\.md"):
+        run("run", "--out", tmp_path / "study", "--steps", "fit", "--gains", gains)
+
+
+def test_fit_reads_the_gains_of_the_named_folder(tmp_path: Path) -> None:
+    for name in ("gains-seed2-0.npz.xz", "gains-seed7-0.npz.xz", "moments-seed30.npz.xz"):
+        (tmp_path / name).touch()
+    study = Study(tmp_path / "study", SIZES["gpu"], gains=tmp_path)
+    hasty, waiting, *_ = (tasks[0] for tasks in study.tasks("fit"))
+    study.require_gains([hasty, waiting])
+    assert str(tmp_path / "gains-seed2-0.npz.xz") in hasty.words
+    assert str(tmp_path / "gains-seed7-0.npz.xz") in hasty.words
+    assert str(tmp_path / "moments-seed30.npz.xz") in waiting.words
+    fewer = study.lacking["plots_24-0"]
+    few_plots = study._fit("plots_24-0", fewer)
+    assert str(tmp_path / "gains-seed7-0.npz.xz") not in few_plots.words
+
+
 # --- rules ----------------------------------------------------------------------------------------
 
 
