@@ -166,8 +166,7 @@ def blueprints_page() -> str:
     lines = [
         "# Blueprints",
         "",
-        "*Generated from the registry by `docs/generate.py`; `esper blueprints --host NAME` prints",
-        "the same for one host.*",
+        "*Generated from the registry by `docs/generate.py`.*",
         "",
         "Parameters that a seed adds, by slot. Every seed starts as exactly nothing.",
     ]

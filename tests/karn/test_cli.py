@@ -2,30 +2,22 @@
 
 import importlib
 import inspect
+import subprocess
+import sys
 import typing
 
 import pytest
 
+from esper import __version__
 from esper.karn.commands import Command, OfRun, OfSuite
-from tests.programs import COMMAND_LINE, esper, run
-
-
-def test_life_tells_a_whole_life_and_ends_with_its_figures() -> None:
-    short = "from esper.garden import episodes; episodes.GARDEN_BATCHES = 4\n"
-    told = run(short + COMMAND_LINE, "life", "--epochs", "16", "--samples", "1000")
-    assert told.returncode == 0, told.stderr
-    for stage in ("TRAINING", "BLENDING", "HOLDING", "FOSSILIZED", "PRUNED", "EMBARGOED"):
-        assert f"→ {stage}" in told.stdout
-    assert "RESETTING → DORMANT" in told.stdout.replace("\n", " ")
-    assert "ended FOSSILIZED" in told.stdout.replace("\n", " ")
+from tests.programs import COMMAND_LINE, esper
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("blueprints", "--host", "cnov1d"), "did you mean 'conv1d'?"),
-        (("life", "--epochs", "3"), "at least 16 epochs"),
-        (("life", "--samples", "0"), "at least 16 epochs and 50 samples"),
+        (("tasks", "--suite", "gardn"), "did you mean 'garden'?"),
+        (("atlas", "--seeds", "1"), "at least 2 seeds"),
     ],
 )
 def test_wrong_values_get_one_sentence_and_no_traceback(words: tuple[str, ...], said: str) -> None:
@@ -37,23 +29,41 @@ def test_wrong_values_get_one_sentence_and_no_traceback(words: tuple[str, ...], 
 
 
 def test_an_unknown_option_is_refused_with_the_one_that_was_meant() -> None:
-    result = esper("life", "--epoch", "3")
+    result = esper("evaluate", "--seed", "3")
     assert result.returncode == 2
-    assert "--epochs" in result.stderr + result.stdout
+    assert "--seeds" in result.stderr + result.stdout
 
 
-def test_blueprints_lists_every_blueprint_with_its_cost() -> None:
-    from esper.kasmina import blueprint_names
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_version_option_prints_version_without_importing_torch(option: str) -> None:
+    # A new interpreter, since the process that other tests fork from has imported torch.
+    program = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
+        f"{COMMAND_LINE}"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, option], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0
+    assert result.stdout == f"esper {__version__}\n"
+    assert result.stderr == "False\n"
 
-    listed = esper("blueprints", "--host", "mlp")
-    assert listed.returncode == 0
-    assert all(name in listed.stdout for name in blueprint_names("dense"))
+
+def test_help_mentions_version_options() -> None:
+    result = esper("--help")
+    assert result.returncode == 0
+    assert "-V, --version  print the version and exit" in result.stdout
 
 
-def test_version_is_the_packages() -> None:
-    import esper as package
-
-    assert esper("version").stdout.strip() == f"esper {package.__version__}"
+@pytest.mark.parametrize("name", ["version", "life", "blueprints"])
+def test_removed_command_is_refused_with_available_commands(name: str) -> None:
+    result = esper(name)
+    message = result.stdout + result.stderr
+    assert result.returncode == 2
+    assert f"Unrecognized options: {name}" in message
+    assert "Available subcommands: demo, train" in message
+    assert "esper --help" in message
 
 
 @pytest.mark.parametrize(

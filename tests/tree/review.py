@@ -39,9 +39,9 @@ def public_names() -> list[str]:
 def cli_options(command: tuple[str, ...] = ()) -> list[str]:
     """Return `esper … --option` for every option of `command` and of its subcommands."""
     text = help_text(command)
-    # Options begin at the left border of a box, subcommands are bulleted. A description, which
-    # may also mention options, is set apart by two spaces.
-    left_columns = re.findall(r"^│ (-.*?)(?:  |│)", text, flags=re.MULTILINE)
+    # Options begin a line, or stand at the left border of a box; subcommands are bulleted. A
+    # description, which may also mention options, is set apart by two spaces.
+    left_columns = re.findall(r"^(?:│ )?(-.*?)(?:  |│)", text, flags=re.MULTILINE)
     options = [option for column in left_columns for option in re.findall(r"--[\w.-]+", column)]
     found = [" ".join(("esper", *command, option)) for option in options]
     for subcommand in re.findall(r"^│ +• (\S+)", text, flags=re.MULTILINE):

@@ -67,7 +67,7 @@ def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def said(home: Path, program: str, *words: str) -> str:
+def run_installed(home: Path, program: str, *words: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [home / "env" / "bin" / program, *words],
@@ -79,7 +79,9 @@ def said(home: Path, program: str, *words: str) -> str:
 
 
 def test_the_new_environment_does_not_see_the_repository(home: Path) -> None:
-    paths = said(home, "python", "-c", "import esper, sys; print(esper.__file__, *sys.path)")
+    paths = run_installed(
+        home, "python", "-c", "import esper, sys; print(esper.__file__, *sys.path)"
+    )
     esper_file, *path = paths.split()
     assert Path(esper_file).is_relative_to(home / "env")
     assert str(ROOT / "src") not in path
@@ -88,7 +90,7 @@ def test_the_new_environment_does_not_see_the_repository(home: Path) -> None:
 
 def test_the_installed_program_lets_a_network_grow(home: Path) -> None:
     words = "grow net.py:Net --data digits --flat --samples 200 --budget.epochs 6"
-    assert "the budget" in said(home, "esper", *words.split())
+    assert "the budget" in run_installed(home, "esper", *words.split())
 
 
 # What else has data of its own in the wheel, in one interpreter.
@@ -104,9 +106,10 @@ for words in sys.argv[1:]:
 """
 
 
-def test_the_installed_program_tells_a_life_and_plays_the_kept_controller(home: Path) -> None:
-    life = "life --epochs 16 --samples 200"
+def test_installed_program_reads_shipped_atlas_and_controller(home: Path) -> None:
+    tasks = "tasks --suite garden"
     evaluation = "evaluate --suite small.toml --controllers tamiyo --seeds 1 --quiet"
-    found = said(home, "python", "-c", COMMANDS, life, evaluation)
-    assert "FOSSILIZED" in found
-    assert "tamiyo" in found.rpartition("FOSSILIZED")[2]
+    output = run_installed(home, "python", "-c", COMMANDS, tasks, evaluation)
+    contexts, _, standings = output.partition("small, training contexts")
+    assert "best known" in contexts
+    assert "tamiyo" in standings

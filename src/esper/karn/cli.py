@@ -7,14 +7,27 @@ from typing import Any
 
 import tyro
 
+from esper import __version__
 from esper.karn.commands import every_command
 from esper.leyline.errors import EsperError, printable
 
+VERSION_OPTIONS = ("-V", "--version")
+
 
 def main() -> None:
-    """The `esper` command."""
-    about = "Esper trains neural networks that grow while they train."
-    run_command("esper", about, sys.argv[1:], every_command)
+    """Run the `esper` command.
+
+    `-V` and `--version` are read here: the parser would repeat them below every subcommand.
+    """
+    words = sys.argv[1:]
+    if words[:1] and words[0] in VERSION_OPTIONS:
+        print(f"esper {__version__}")
+        return
+    description = (
+        "Esper trains neural networks that grow while they train.\n"
+        f"{', '.join(VERSION_OPTIONS)}  print the version and exit"
+    )
+    run_command("esper", description, words, every_command)
 
 
 def run_command(

@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
 import tyro
 
-from esper import __version__
 from esper.api.grow_settings import AUTO, OPTIMIZER, GrowSettings
 from esper.leyline.constants import DEFAULT_RENT
 from esper.simic.training.config import PRESETS, read_config
@@ -396,36 +395,6 @@ class Evaluate(OfSuite):
     """no progress"""
 
 
-# --- what there is --------------------------------------------------------------------------------
-
-
-class Life(Command):
-    """Watch a seed's whole life: planted, trained in isolation, blended, made permanent; a second
-    one is pruned again. Trains a small network on MNIST-1D, which is generated on the spot."""
-
-    does = "life.tell_life"
-    epochs: int = 20
-    """epochs to train; the story needs at least 16"""
-    seed: Seed = 0
-    samples: int = 4000
-    """training samples to generate"""
-
-
-class Blueprints(Command):
-    """List what can be planted in a host, and what each seed costs in each slot."""
-
-    does = "garden_commands.show_blueprints"
-    host: Name = "conv1d"
-    """conv1d, conv2d, mlp or gpt"""
-
-
-class Version(Command):
-    """Print the version."""
-
-    def run(self) -> None:
-        print(f"esper {__version__}")
-
-
 def every_command(words: Sequence[str]) -> Any:
     """All commands, as one type for the parser."""
     audit = Annotated[AuditModel, tyro.conf.subcommand("audit")]
@@ -433,5 +402,5 @@ def every_command(words: Sequence[str]) -> Any:
     report = Annotated[WriteReport, tyro.conf.subcommand("report")]
     training = Demo | train_command(words) | Resume | Evaluate | report
     growing = Grow | audit | Inspect | Export
-    looking = Runs | Show | Watch | Events | Tasks | atlas | Blueprints
-    return training | growing | looking | Life | Version
+    looking = Runs | Show | Watch | Events | Tasks | atlas
+    return training | growing | looking

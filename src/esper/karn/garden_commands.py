@@ -1,4 +1,4 @@
-"""The garden in the terminal: contexts, atlas, controllers side by side, and blueprints."""
+"""The garden in the terminal: contexts, atlas and controllers side by side."""
 
 from functools import partial
 from pathlib import Path
@@ -7,8 +7,6 @@ from esper import garden
 from esper.garden import Atlas, Standing, Suite, find_suite, shipped_atlas
 from esper.garden.controller_choice import controller_of
 from esper.karn import commands
-from esper.kasmina.blueprints import build_catalogue, find_blueprint
-from esper.kasmina.hosts import build_host
 from esper.leyline.constants import DEFAULT_RENT, RENT_LEVELS
 from esper.leyline.errors import DataError, EsperError, require_known
 from esper.leyline.settings import NOT_NEGATIVE, require
@@ -181,20 +179,3 @@ def print_standings(title: str, lines: list[Standing], rent: float) -> None:
     )
     name, title = ("controller",), f"{title}; rent {rent:g}; 95 % intervals"
     show_table((*name, *figures), rows, title=title, right=figures, fold=name, wide=True)
-
-
-def show_blueprints(command: commands.Blueprints) -> None:
-    """What can be planted in a host, and what each seed costs in each slot."""
-    host = build_host(command.host)
-    specs = host.slot_specs()
-    catalogue = build_catalogue(specs, sum(p.numel() for p in host.parameters()))
-    slots = [f"{spec.name}\n{spec.channels} channels" for spec in specs]
-    rows = []
-    for name, costs in zip(catalogue.names, zip(*catalogue.costs, strict=True), strict=True):
-        cells = [
-            "-" if cost < 0 else f"{cost:,} ({cost / catalogue.host_params:.0%})" for cost in costs
-        ]
-        rows.append((name, *cells, find_blueprint(name, specs[0].family).summary))
-    title = f"{command.host}: {catalogue.host_params:,} parameters; a seed adds, by slot"
-    what = ("what it is",)
-    show_table(("blueprint", *slots, *what), rows, title=title, right=slots, fold=what, wide=True)
