@@ -94,6 +94,7 @@ WRONG = [
     (("tasks", "--suite", "gardn"), "did you mean 'garden'?"),
     (("tasks", "--suite", "none.toml"), "There is no such suite file"),
     (("tasks", "--suite", "torn.toml"), "is not TOML"),
+    (("tasks", "--suite", "removed.toml"), "training context 'a': Reading IDX files was removed"),
     (("tasks", "--suite", "wrong.toml"), "training context 'a': Unknown family of data"),
     (("evaluate", "--suite", "nope"), "Unknown suite"),
     (("evaluate", "--group", "lesions"), "did you mean 'lesion'?"),
@@ -129,9 +130,9 @@ def test_wrong_words_get_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("torn.toml").write_text('name = "x"\n[[training]\n')
-    Path("wrong.toml").write_text(
-        'name = "x"\n[[training]]\nname = "a"\nfamily = "f"\nsource = { family = "nnist1d" }\n'
-    )
+    for name, family in (("wrong", "nnist1d"), ("removed", "mnist")):
+        context = f'name = "a"\nfamily = "f"\nsource = {{ family = "{family}" }}\n'
+        Path(f"{name}.toml").write_text(f'name = "x"\n[[training]]\n{context}')
     assert said in refused(words)
 
 

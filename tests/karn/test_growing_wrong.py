@@ -75,6 +75,9 @@ CASES = {
     "syntax error": ({"model": "typo.py:Net"}, (), "cannot be imported; given: SyntaxError"),
     "import error": ({"model": "missing.py:Net"}, (), "No module named 'tourch' (line 1)"),
     "typo in the data": ({"data": "digts"}, (), "did you mean 'digits'?"),
+    "removed data set": ({"data": "mnist"}, (), "Reading IDX files was removed in 0.2.0"),
+    "removed data set with a dash": ({"data": "fashion-mnist"}, (), "data set 'fashion_mnist'"),
+    "removed CIFAR data set": ({"data": "cifar10"}, (), "check out commit 28b7a14"),
     "no such data file": ({"data": "tabel.npz"}, (), "tabel.npz; check the path of --data"),
     "other arrays": ({"data": "named.npz"}, (), "given: x, y; valid: inputs and targets"),
     "too few targets": ({"data": "short.npz"}, (), "[120, 6], targets int64 [50]; valid"),
@@ -225,6 +228,30 @@ def test_what_is_not_a_run_is_not_exported(home: Path, tmp_path: Path) -> None:
 def test_an_unfinished_run_is_not_exported(stopped: Path) -> None:
     said = refused(["export", stopped])
     assert f"epoch 1 of 3; go on with: esper resume {stopped}" in said
+
+
+def test_saved_run_on_removed_data_set_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = home / "removed_data_set"
+    words = grow(home, "--budget.epochs", "3", "--out", str(run), data="mnist")
+    pair = (torch.randn(40, 6), torch.randint(4, (40,)))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    # Save a run as earlier versions did, when the data set was built in.
+    with monkeypatch.context() as patch:
+        patch.setattr("esper.show.progress.GrowthProgress.__call__", interrupt)
+        patch.setattr(
+            "esper.karn.grow_commands.load_data", lambda *_, **__: {"train": pair, "val": pair}
+        )
+        assert esper_here(*words).returncode == 130
+
+    message = refused(["resume", run])
+    assert "Reading IDX files was removed in 0.2.0, and with it the data set 'mnist'" in message
+    assert "built-in data sets digits, mnist1d, stdlib" in message
+    assert "name FILE.py:FUNCTION" in message
 
 
 def test_a_format_that_does_not_exist_is_refused(stopped: Path) -> None:

@@ -1,9 +1,7 @@
 """Tasks: every preset loads, fits its host and can be learned from."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from esper.leyline import Actions, Blend
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import DataError, DuplicateNameError, EsperError, UnknownNameError
 from esper.tolaria import tasks
-from esper.tolaria.data import image_sets
+from esper.tolaria.data.removed_sets import BUILT_IN_SETS, REMOVED_SETS
 from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.random_streams import orders
 from esper.tolaria.tasks import (
@@ -24,21 +22,8 @@ from esper.tolaria.tasks import (
     register_task,
     task_names,
 )
-from tests.tolaria.data.fake_files import write_cifar, write_idx
 
-PRESETS = ("mnist1d", "mnist1d_mlp", "digits", "stdlib", "fashion_mnist", "mnist", "cifar10")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _data_of_every_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("esper_data")
-    write_idx(folder / "fashion-mnist", zipped=True)
-    write_idx(folder / "mnist", zipped=False, seed=1)
-    write_cifar(folder / image_sets.CIFAR10.folder, records=10)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESPER_DATA", str(folder))
-        patch.setattr(image_sets, "CIFAR_RECORDS", 10)
-        yield
+PRESETS = ("mnist1d", "mnist1d_mlp", "digits", "stdlib")
 
 
 def toy(seed: int) -> Splits:
@@ -182,13 +167,25 @@ def test_a_token_without_an_embedding_is_refused() -> None:
         task.load_data()
 
 
-def test_missing_data_reaches_the_caller_as_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ESPER_DATA", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="MNIST is not on this machine"):
-        find_task("mnist").load_data()
+@pytest.mark.parametrize("name", REMOVED_SETS)
+def test_removed_data_set_is_refused_with_alternatives(name: str) -> None:
+    with pytest.raises(DataError) as caught:
+        find_task(name)
+    message = str(caught.value)
+    assert f"removed in 0.2.0, and with it the data set {name!r}" in message
+    assert "built-in data sets digits, mnist1d, stdlib" in message
+    assert "FILE.py:FUNCTION" in message
+    assert "28b7a14" in message
+
+
+def test_name_of_removed_data_set_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_REGISTRY", dict(tasks._REGISTRY))
+    task = register_task(replace(TOY, name="mnist"))
+    assert find_task("mnist") is task
+
+
+def test_built_in_data_sets_are_those_of_the_tasks() -> None:
+    assert set(BUILT_IN_SETS) == set(tasks._DATA)
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 4)])

@@ -34,6 +34,7 @@ from esper.leyline.settings import (
 )
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.mnist1d import CLASSES, LENGTH
+from esper.tolaria.data.removed_sets import refuse_removed_set
 from esper.tolaria.data.splits import Split, Splits
 
 VALIDATION_SAMPLES = 1000  # the same in every context, so that one population can hold them all
@@ -65,6 +66,8 @@ class Source:
     classes: Count | None = None
 
     def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            refuse_removed_set(self.family)
         require_known("family of data", self.family, FAMILIES)
         family = FAMILIES[self.family]
         for name in PARAMETERS:

@@ -199,8 +199,8 @@ class OfOwn(Command):
 
     model: Model
     data: Data
-    """digits, mnist1d, stdlib, mnist, fashion_mnist, cifar10; a file of arrays, .npz or
-    .safetensors (inputs, targets); or FILE.py:FUNCTION that returns (train, val)"""
+    """digits, mnist1d, stdlib; a file of arrays, .npz or .safetensors (inputs, targets); or
+    FILE.py:FUNCTION that returns (train, val)"""
     loss: Literal["auto", "cross_entropy", "mse", "l1"] = "auto"
     """auto: cross-entropy for whole-numbered targets, mean squares for others"""
     optimizer: Name = OPTIMIZER

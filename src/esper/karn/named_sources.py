@@ -22,6 +22,7 @@ from esper.garden import FAMILIES, DataFamily, Source
 from esper.garden.own_code import run_file, spoken
 from esper.leyline.errors import DataError, EsperError, UnknownNameError, in_words
 from esper.tolaria import Task, find_task, task_names
+from esper.tolaria.data.removed_sets import refuse_removed_set
 from esper.tolaria.data.splits import Splits, partition
 
 HELD_OUT = 0.2  # of a file without splits of its own
@@ -136,9 +137,11 @@ def load_data(
         data = _from_code(text, seed)
     else:
         name = text.replace("-", "_")
-        known = [each for each in task_names() if not each.endswith("_mlp")]  # the same data again
         if name not in task_names():
-            raise UnknownNameError.of("data", text, known, fix=OTHERWISE)
+            refuse_removed_set(name)
+            # A task for the dense host has the data of the task without the suffix.
+            data_sets = [task for task in task_names() if not task.endswith("_mlp")]
+            raise UnknownNameError.of("data", text, data_sets, fix=OTHERWISE)
         data = _split(find_task(name).load(seed))
     if samples is not None and samples < 1:
         raise DataError("There must be something to train on", given=f"{samples} samples")

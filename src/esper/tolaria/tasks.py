@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from esper.leyline.errors import DataError, EsperError, in_words, register, requ
 from esper.leyline.settings import Count, NotNegative, Positive, require_settings
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.corpus import corpus_splits, read_corpus
-from esper.tolaria.data.image_sets import FASHION_MNIST, MNIST, cifar10, digits, idx_splits
+from esper.tolaria.data.image_sets import digits
 from esper.tolaria.data.mnist1d import CLASSES, generate
+from esper.tolaria.data.removed_sets import refuse_removed_set
 from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.feed import Augmentation, Feed
 from esper.tolaria.population import Population
@@ -123,6 +123,13 @@ def register_task(task: Task) -> Task:
 
 
 def find_task(name: str) -> Task:
+    """Return the task with this name.
+
+    Raises:
+        EsperError: If no task has this name. A removed data set is refused with what to do instead.
+    """
+    if name not in _REGISTRY:
+        refuse_removed_set(name)
     require_known("task", name, _REGISTRY, "register your own with register_task(Task(...))")
     return _REGISTRY[name]
 
@@ -186,11 +193,7 @@ _DATA: dict[str, Callable[[int], Splits]] = {
     "mnist1d": mnist1d,
     "digits": digits,
     "stdlib": stdlib,
-    "fashion_mnist": partial(idx_splits, FASHION_MNIST),
-    "mnist": partial(idx_splits, MNIST),
-    "cifar10": cifar10,
 }
-for _name, _given in read_toml(Path(__file__).with_name("tasks.toml")).items():
-    _moves = Augmentation(**_given.pop("augmentation")) if "augmentation" in _given else None
-    _load = _DATA[_given.pop("data")]
-    register_task(Task(name=_name, load=_load, augmentation=_moves, **_given))
+for _name, _settings in read_toml(Path(__file__).with_name("tasks.toml")).items():
+    _load = _DATA[_settings.pop("data")]
+    register_task(Task(name=_name, load=_load, **_settings))

@@ -9,9 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline.errors import DataError
-from esper.tolaria.data import image_sets
-from esper.tolaria.data.image_sets import CIFAR10, CIFAR_FILES, CIFAR_RECORD, cifar10, read_cifar
-from tests.tolaria.data.fake_files import cifar_bytes, write_cifar
+from studies import image_files
+from studies.image_files import (
+    CIFAR10,
+    CIFAR_FILES,
+    CIFAR_RECORD,
+    load_cifar10,
+    read_cifar,
+)
+from tests.studies.image_file_writers import cifar_bytes, write_cifar
 
 RECORDS = 4  # in a file, in place of 10,000
 WHOLE = cifar_bytes(RECORDS)
@@ -20,7 +26,7 @@ WHOLE = cifar_bytes(RECORDS)
 @pytest.fixture(autouse=True, scope="module")
 def _small_files() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(image_sets, "CIFAR_RECORDS", RECORDS)
+        patch.setattr(image_files, "CIFAR_RECORDS", RECORDS)
         yield
 
 
@@ -37,10 +43,10 @@ def test_the_published_files_have_ten_thousand_records_of_3073_bytes() -> None:
 
 
 def test_all_six_files_are_read(folder: Path) -> None:
-    splits = cifar10(0)
+    splits = load_cifar10(0)
     assert [part.samples for part in splits.named().values()] == [18, 2, 4]
     assert splits.train.inputs.shape[1:] == (3, 32, 32)
-    assert splits.fingerprint() == cifar10(0).fingerprint()
+    assert splits.fingerprint() == load_cifar10(0).fingerprint()
     assert str(folder) in splits.origin
 
 
@@ -100,13 +106,13 @@ def test_missing_data_says_which_file_is_expected_where(
     monkeypatch.setenv("ESPER_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=r"no data_batch_1\.bin in .*cifar-10-batches-bin"):
-        cifar10(0)
+        load_cifar10(0)
 
 
 def test_a_missing_file_is_named(folder: Path) -> None:
     (folder / CIFAR_FILES[-1]).unlink()
     with pytest.raises(DataError, match=r"no test_batch\.bin"):
-        cifar10(0)
+        load_cifar10(0)
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:

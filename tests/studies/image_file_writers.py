@@ -1,11 +1,12 @@
-"""Tiny data files in the formats of the real ones."""
+"""Write tiny IDX and CIFAR files for tests."""
 
 import gzip
 from pathlib import Path
 
 import numpy as np
 
-from esper.tolaria.data.image_sets import CIFAR_FILES, CIFAR_RECORD, CLASSES, IDX_FILES, IDX_SIZE
+from esper.tolaria.data.image_sets import CLASSES
+from studies.image_files import CIFAR_FILES, CIFAR_RECORD, IDX_FILES, IDX_SIZE
 
 IDX_TRAIN, IDX_TEST = 60, 20
 

