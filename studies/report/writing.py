@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esper.leyline.errors import DataError, DuplicateNameError, EsperError
+from esper.leyline.errors import DataError, DuplicateNameError, EsperError, install_hint
 from studies.folders import read_description
 from studies.report.figures import Figures, growth_figures, learning_figures
 from studies.report.growth import GrowthStudy
@@ -70,7 +70,7 @@ def draw(growth: GrowthStudy | None, learning: LearningStudy | None) -> dict[str
         from studies.report import pictures
     except ImportError as error:
         raise EsperError(
-            "Reports need matplotlib, which is not installed", fix="pip install 'esper-ml[report]'"
+            "Reports need matplotlib, which is not installed", fix=install_hint("report")
         ) from error
 
     wanted: dict[str, Callable[[Theme], Figure]] = {}

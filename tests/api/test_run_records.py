@@ -143,7 +143,7 @@ def test_without_matplotlib_a_run_says_how_to_get_it_and_shows_words(
 ) -> None:
     importlib.import_module("esper.show.growth_page")  # as whoever has drawn something before
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(EsperError, match=r"pip install 'esper-ml\[report\]'"):
+    with pytest.raises(EsperError, match=r"pip install '\.\[report\]'"):
         kept.plot()
     assert kept._repr_html_().startswith(f"<pre>{EPOCHS} of {EPOCHS} epochs")
 

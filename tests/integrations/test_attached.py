@@ -169,5 +169,5 @@ def test_a_library_that_is_missing_is_named_with_its_install_line(
     module = import_module(f"esper.integrations.{library}")
     for name in [name for name in sys.modules if name.split(".")[0] == library]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(EsperError, match=rf"pip install 'esper-ml\[{library}\]'"):
+    with pytest.raises(EsperError, match=rf"pip install '\.\[{library}\]'"):
         reload(module)

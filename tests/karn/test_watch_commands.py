@@ -79,7 +79,7 @@ def test_without_a_server_it_says_what_to_install(
     monkeypatch.setattr("esper.karn.watch_commands.find_spec", lambda name: None)
     told = esper_here("watch", tmp_path)
     assert told.returncode == 2
-    assert "pip install 'esper-ml[watch]'" in told.stderr
+    assert "pip install '.[watch]'" in told.stderr
 
 
 def test_the_server_does_without_torch() -> None:

@@ -240,7 +240,7 @@ def test_a_missing_package_is_named_with_the_command(
 ) -> None:
     host, sample = HOSTS["containers"].build()
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ExportError, match=rf"no {package};.*pip install 'esper-ml\[export\]'\."):
+    with pytest.raises(ExportError, match=rf"no {package};.*pip install '\.\[export\]'\."):
         export_onnx(host, sample, tmp_path / "net.onnx")
     assert not list(tmp_path.iterdir())
 

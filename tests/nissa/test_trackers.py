@@ -80,7 +80,7 @@ def test_curves_and_texts_are_written_over_rounds(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(INSTALLED, reason="TensorBoard is installed")
 def test_without_the_package_the_command_that_installs_it_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EsperError, match=r"pip install 'esper-ml\[tensorboard\]'"):
+    with pytest.raises(EsperError, match=r"pip install '\.\[tensorboard\]'"):
         TensorBoardSink(tmp_path)
 
 
@@ -224,7 +224,7 @@ def test_a_tracker_that_is_not_installed_names_the_command(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda package: None)
-    with pytest.raises(EsperError, match=rf"pip install 'esper-ml\[{name}\]'"):
+    with pytest.raises(EsperError, match=rf"pip install '\.\[{name}\]'"):
         require_sinks([name])
 
 

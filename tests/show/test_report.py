@@ -259,7 +259,7 @@ def test_without_matplotlib_one_sentence_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(EsperError, match=r"pip install 'esper-ml\[report\]'"):
+    with pytest.raises(EsperError, match=r"pip install '\.\[report\]'"):
         write_report(tmp_path)
 
 

@@ -13,15 +13,14 @@ from torch.utils.data import DataLoader
 from esper.integrations.attached import GrowingCallback, IntegrationError, attach, first_batch
 from esper.kasmina.probe import Sample
 from esper.kasmina.watching import watch
+from esper.leyline.errors import install_hint
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ImportError as error:
-    raise IntegrationError(
-        "Lightning is not installed", fix="pip install 'esper-ml[lightning]'"
-    ) from error
+    raise IntegrationError("Lightning is not installed", fix=install_hint("lightning")) from error
 
 
 class EsperCallback(GrowingCallback, Callback):  # type: ignore[misc]

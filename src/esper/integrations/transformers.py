@@ -12,12 +12,13 @@ from esper.api.ranks import summed
 from esper.integrations import attached
 from esper.integrations.attached import GrowingCallback, IntegrationError, attach, first_batch
 from esper.kasmina.watching import call
+from esper.leyline.errors import install_hint
 
 try:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
 except ImportError as error:
     raise IntegrationError(
-        "transformers is not installed", fix="pip install 'esper-ml[transformers]'"
+        "transformers is not installed", fix=install_hint("transformers")
     ) from error
 
 LOSS = "eval_loss"

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from esper.karn.commands import Watch
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, install_hint
 
 
 def watch_runs(command: Watch) -> None:
@@ -25,6 +25,10 @@ def start_watching(*folders: Path) -> None:
 
 
 def _require_server() -> None:
-    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
-        what, fix = "The live page needs a server", "pip install 'esper-ml[watch]'"
-        raise EsperError(what, given=f"no {', no '.join(missing)}", fix=fix)
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise EsperError(
+            "The live page needs a server",
+            given=f"no {', no '.join(missing)}",
+            fix=install_hint("watch"),
+        )

@@ -22,7 +22,7 @@ from esper.kasmina.layout_inference import batch_size
 from esper.kasmina.plain_module import export_module
 from esper.kasmina.slotted import SlottedModel
 from esper.kasmina.watching import Sample, arguments_of
-from esper.leyline.errors import ExportError
+from esper.leyline.errors import ExportError, install_hint
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -72,7 +72,7 @@ def export_onnx(
                 "Export to ONNX needs packages that are not installed",
                 given=f"no {name}",
                 valid=", ".join(ONNX_PACKAGES),
-                fix="pip install 'esper-ml[export]'",
+                fix=install_hint("export"),
             ) from error
     export_files.require_file_target(path, ".onnx", rb"\x08.\x12\x07pytorch")
     model, sample, program = captured(host, sample, dynamic_batch)

@@ -3,9 +3,14 @@
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 V = TypeVar("V")
+
+# The optional dependencies of pyproject.toml that a feature needs.
+Extra = Literal[
+    "export", "lightning", "mlflow", "report", "tensorboard", "transformers", "wandb", "watch"
+]
 
 
 class EsperError(Exception):
@@ -24,6 +29,14 @@ class EsperError(Exception):
             parts.append(fix)
         sentence = "; ".join(parts)
         super().__init__(sentence if sentence.endswith(("?", ".")) else sentence + ".")
+
+
+def install_hint(extra: Extra) -> str:
+    """Return how to install an optional dependency that is missing.
+
+    Esper is not on a package index, so its extras are installed from a checkout.
+    """
+    return f"install it from Esper's checkout: pip install '.[{extra}]'"
 
 
 def first_line(error: BaseException) -> str:

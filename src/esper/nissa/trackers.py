@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from esper.leyline.errors import EsperError, in_words, require_known
+from esper.leyline.errors import EsperError, Extra, in_words, install_hint, require_known
 from esper.leyline.ops import cause_name
 from esper.leyline.stages import SeedStage
 from esper.nissa import events as told
@@ -79,7 +79,7 @@ class Tracker:
     """What trackers have in common; each says what it does with settings, numbers and texts."""
 
     name: ClassVar[str]
-    package: ClassVar[str]  # what must be installed, and the extra that does it
+    package: ClassVar[Extra]  # the package that must be installed, and the extra that installs it
     _layout: RunLayout | None = None
     _whole: bool = True  # False: of a network that grows, and is not at its end
 
@@ -89,8 +89,7 @@ class Tracker:
     @classmethod
     def require_installed(cls) -> None:
         if find_spec(cls.package) is None:
-            fix = f"pip install 'esper-ml[{cls.package}]'"
-            raise EsperError(f"{cls.name} is not installed", fix=fix)
+            raise EsperError(f"{cls.name} is not installed", fix=install_hint(cls.package))
 
     def write(self, batch: Sequence[told.Event]) -> None:
         for event in batch:
@@ -194,8 +193,8 @@ class MlflowSink(Tracker):
         self._said: Counter[str] = Counter()  # texts, by the name of their tag
         self._measured: list[Any] = []  # not yet sent: a request for each would take too long
         fix = (
-            "set MLFLOW_TRACKING_URI to a server; or for a file of your own pip install mlflow, "
-            "whose store mlflow-skinny lacks"
+            "set MLFLOW_TRACKING_URI to a server, or install the package mlflow: its file store is "
+            "not part of mlflow-skinny"
         )
         with in_words(f"{self.name} does not begin", fix=fix):
             self._client = import_module("mlflow").MlflowClient(uri)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from esper.archive import write_whole
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, install_hint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,8 +68,6 @@ class Pictured:
 
 def require_matplotlib() -> None:
     if find_spec("matplotlib") is None:
-        what, fix = (
-            "Reports need matplotlib, which is not installed",
-            "pip install 'esper-ml[report]'",
+        raise EsperError(
+            "Reports need matplotlib, which is not installed", fix=install_hint("report")
         )
-        raise EsperError(what, fix=fix)

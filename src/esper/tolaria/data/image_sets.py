@@ -79,7 +79,7 @@ def digits(seed: int, file: Path = DIGITS_FILE) -> Splits:
             f"The shipped data {file} is missing or damaged",
             given=found,
             valid=valid,
-            fix="install Esper again with pip install --force-reinstall --no-deps esper-ml",
+            fix="install Esper again from its checkout",
         )
     with np.load(io.BytesIO(content), allow_pickle=False) as stored:
         images, labels = (torch.from_numpy(stored[name]) for name in ("images", "labels"))
