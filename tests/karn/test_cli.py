@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 import typing
@@ -11,6 +12,7 @@ import pytest
 from esper import __version__
 from esper.karn.commands import Command, OfRun, OfSuite
 from tests.programs import COMMAND_LINE, esper
+from tests.tree import review
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,21 @@ def test_help_mentions_version_options() -> None:
     result = esper("--help")
     assert result.returncode == 0
     assert "-V, --version  print the version and exit" in result.stdout
+
+
+SECOND_WORDS = {line.split()[1] for line in review.read(review.CLI_OPTIONS)}
+COMMANDS = sorted(word for word in SECOND_WORDS if not word.startswith("-"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_no_comment_for_code_checkers(name: str) -> None:
+    text = review.help_text((name,))
+    assert "usage: esper" in text
+    assert not re.search(r"type: ignore|noqa|fmt: ", text)
+
+
+def test_help_of_train_explains_presets() -> None:
+    assert "choose the preset that sets the defaults" in review.help_text(("train",))
 
 
 @pytest.mark.parametrize("name", ["version", "life", "blueprints"])

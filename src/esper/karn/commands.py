@@ -120,7 +120,9 @@ class Train(Command):
     same on one large GPU. Every setting of the preset can be changed here or in a file."""
 
     does = "train_commands.start_run"
+    # Without a docstring, the parser would show the comment behind the field.
     config: Annotated[_presets(), option(name="")]  # type: ignore[valid-type]
+    """choose the preset that sets the defaults"""
     out: NewRun = None
     file: Path | None = None
     """settings in TOML, in place of the preset's; options given here count more"""
@@ -137,6 +139,7 @@ def train_command(words: Sequence[str]) -> Any:
     class FromFile(Train):
         __doc__ = Train.__doc__
         config: Annotated[_presets(words), option(name="")]  # type: ignore[valid-type]
+        """choose the preset that sets the defaults"""
 
     return Annotated[FromFile, tyro.conf.subcommand("train")]
 
