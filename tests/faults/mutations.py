@@ -29,7 +29,9 @@ MUTATIONS = (
         "unchanged = True", "tests/archive/test_tensors.py -k edited",
     ),
     Mutation(
-        "lock", "archive/run_folders.py", "        if not there or (", "        if False and (",
+        "lock", "archive/run_folders.py",
+        "if self._lock is not None and not _is_same_file(self.path / LOCK, self._lock):",
+        "if False:",
         "tests/faults/test_folders.py -k no_longer_there",
     ),
     Mutation(

@@ -8,7 +8,7 @@ they have in common, and each kind extends it:
 
     folder = GrowthFolder(out)
     folder.require_fresh(fix="name another directory")  # or .require_run(fix=...) to go on
-    with folder.locked():                               # makes the folder, holds RUN/lock
+    with folder.locked():                               # creates the folder, locks RUN/lock
         folder.write("facts.json", {...})               # whole or not at all
 
 Imports no torch.
@@ -18,7 +18,6 @@ import fcntl
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,9 +29,8 @@ from esper.archive.files import clear_scratch, unfinished, write_whole
 from esper.leyline.errors import EsperError, in_words
 
 LOCK = "lock"
-LOCK_SECONDS = 3.0  # that children of a killed run have to end
-BEAT_SECONDS = 5.0  # between two beats of the heart of whoever holds a lock
-SILENT_BEATS = 4  # missed, after which it has stopped
+LOCK_SECONDS = 3.0  # time in which the child processes of a killed run have to end
+LOCK_RETRY_SECONDS = 0.05  # between two attempts to lock
 
 
 class RunKind(StrEnum):
@@ -53,7 +51,7 @@ class KeptFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._lock: os.stat_result | None = None  # while this process holds it
+        self._lock: os.stat_result | None = None  # the lock file, while this process holds it
 
     @classmethod
     def next_in(cls, home: Path, stem: str) -> Path:
@@ -93,81 +91,65 @@ class KeptFolder:
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Hold the folder, made if need be; refused while another process does.
+        """Create the folder if necessary and hold its lock.
 
-        A lock does not outlive the processes that hold it; those of a run that was killed need a
-        moment to notice, which is waited for. On a folder that machines share, a lock of another
-        one counts for as long as its heart beats. Yields the lock's descriptor.
+        The lock is a file lock (flock), which the system releases when its process ends. Child
+        processes of a killed run may hold the lock a moment longer, so locking is retried for
+        `LOCK_SECONDS`. The lock protects a folder from other processes of the same machine. Two
+        machines that share a disk are not protected from each other.
+
+        Yields:
+            The descriptor of the lock file.
+
+        Raises:
+            EsperError: The folder cannot be created, or another process holds the lock.
         """
         clear_scratch()
+        with os.fdopen(self._open_lock_file(), "r+", encoding="utf-8") as lock_file:
+            descriptor = lock_file.fileno()
+            self._acquire_lock(descriptor)
+            self._lock = os.fstat(descriptor)
+            try:
+                # The text is information for people. Nothing compares it.
+                _overwrite(descriptor, f"{os.getpid()} on {socket.gethostname()}\n")
+                self.require_held()
+                yield descriptor
+            finally:
+                self._lock = None
+                with suppress(OSError):
+                    _overwrite(descriptor, "")
+
+    def _open_lock_file(self) -> int:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # A link is not followed: it may lead to a file of another's.
-            lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            # A symbolic link is not followed: it may lead to a file outside of the folder.
+            return os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             fix = "name a directory that can be made and written to"
             raise self.error(f"{error.filename} cannot be made", given=error, fix=fix) from error
-        with os.fdopen(lock, "r+", encoding="utf-8") as stream:
-            until = time.monotonic() + LOCK_SECONDS
-            while not _taken(stream.fileno()):
-                if time.monotonic() > until:
-                    raise self._held()
-                time.sleep(0.05)
-            self._require_silence()
-            self._lock, ended = os.fstat(lock), threading.Event()
-            beating = threading.Thread(target=self._beat, args=(lock, ended), daemon=True)
-            _write(lock, f"{_holder()}, 0\n")
-            self.require_held()
-            beating.start()
-            try:
-                yield lock
-            finally:
-                ended.set()
-                beating.join()
-                if self._is_ours():
-                    with suppress(OSError):
-                        _write(lock, "")
 
-    def _held(self) -> EsperError:
-        given = f"process {self._noted().partition(',')[0] or 'unknown'}"
-        what = f"{self.path} is being trained by another process"
-        return self.error(what, given=given, fix="wait for it or stop it")
-
-    def _noted(self) -> str:
-        """Who holds the lock, and how often its heart has beaten."""
-        try:
-            return (self.path / LOCK).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError):
-            return ""
-
-    def _is_ours(self) -> bool:
-        return self._noted().partition(",")[0] == _holder()
-
-    def _require_silence(self) -> None:
-        """Of another machine, whose lock nothing here can see: its heart must have stopped."""
-        noted, until = self._noted(), time.monotonic() + SILENT_BEATS * BEAT_SECONDS
-        if noted.partition(",")[0].partition(" on ")[2] not in ("", socket.gethostname()):
-            while time.monotonic() < until:
-                time.sleep(BEAT_SECONDS / 10)
-                if self._noted() != noted:
-                    raise self._held()
-
-    def _beat(self, lock: int, ended: threading.Event) -> None:
-        beats = 0
-        while not ended.wait(BEAT_SECONDS) and self._is_ours():
-            beats += 1
-            with suppress(OSError):  # whoever writes the run's files will tell
-                _write(lock, f"{_holder()}, {beats}\n")
+    def _acquire_lock(self, descriptor: int) -> None:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not _try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise self.error(
+                    f"{self.path} is being trained by another process",
+                    given=f"process {_read_lock_holder(descriptor) or 'unknown'}",
+                    fix="wait for it or stop it",
+                )
+            time.sleep(LOCK_RETRY_SECONDS)
 
     def require_held(self) -> None:
-        """Refuse to write any more where a folder is not the one that was locked."""
-        lock = self.path / LOCK
-        there = self._lock is None or (os.path.lexists(lock) and self._is_ours())
-        if not there or (self._lock and not os.path.samestat(self._lock, os.lstat(lock))):
+        """Refuse to write if the folder at this path is not the folder that was locked.
+
+        Raises:
+            EsperError: The lock file at this path is missing or is another file.
+        """
+        if self._lock is not None and not _is_same_file(self.path / LOCK, self._lock):
             raise self.error(
-                f"{self.path} is no longer the folder that this run began in",
-                given="it was moved, deleted or replaced, or its lock was, or taken over",
-                fix="nothing was written since: put it back, and go on with esper resume",
+                f"{self.path} is no longer the folder in which this run started",
+                given="the folder or its lock file was moved, deleted or replaced",
+                fix="nothing was written since then: restore it and continue with esper resume",
             )
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
@@ -185,18 +167,27 @@ class KeptFolder:
         return found
 
 
-def _holder() -> str:
-    return f"{os.getpid()} on {socket.gethostname()}"
+def _read_lock_holder(descriptor: int) -> str:
+    """Return the process and host that the lock file names, or an empty string."""
+    return os.pread(descriptor, 200, 0).decode(errors="replace").strip()
 
 
-def _write(descriptor: int, text: str) -> None:
-    os.ftruncate(descriptor, os.pwrite(descriptor, text.encode(), 0))
+def _overwrite(descriptor: int, text: str) -> None:
+    length = os.pwrite(descriptor, text.encode(), 0)
+    os.ftruncate(descriptor, length)
     os.fsync(descriptor)
 
 
-def _taken(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
+
+
+def _is_same_file(path: Path, expected: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), expected)
+    except OSError:
+        return False
