@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 import esper
-from esper.archive import ArchiveError, read_archive, scratch_folder, write_archive
+from esper.archive import ArchiveError, read_archive, write_archive
 from esper.karn.train_commands import _trained
 from esper.kasmina.export_files import writing
 from esper.leyline.errors import EsperError
@@ -102,42 +101,27 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     assert other.read_text() == "mine"
 
 
-HOLDING = """
-import sys, time
+KILLED_EXPORT = """
+import os, sys
 from pathlib import Path
-from esper.archive import scratch_folder
-with scratch_folder(Path(sys.argv[1]), sys.argv[2]) as folder:
-    (folder / "half").write_text("of it")
-    print("made", flush=True)
-    time.sleep(600)
+from esper.kasmina.export_files import writing
+target = Path(sys.argv[1])
+with writing(target, target) as draft:
+    draft.write_text("half")
+    os.kill(os.getpid(), 9)
 """
 
 
-def test_temporary_folders_of_killed_processes_go_with_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place, run = tmp_path / "tmp", RunFolder(tmp_path / "run")
-    (place / ".net-mine").mkdir(parents=True)
-    (place / "esper-scratch-link").symlink_to(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
-    others = [programs.start(HOLDING, place, name) for name in ("", ".net-")]
-    assert [each.stdout.readline() for each in others] == ["made\n"] * 2
-
-    def scratch() -> list[str]:
-        return sorted(each.name.rpartition("-")[0] for each in place.iterdir())
-
-    known = [".net", ".net-esper-scratch", "esper-scratch", "esper-scratch"]  # mine and the link
-    with run.locked():
-        assert scratch() == known, "they are held"
-    for each in others:
-        each.kill()
-        each.wait()
-    with scratch_folder() as mine, run.locked():
-        assert mine.is_dir()
-        assert scratch() == known
-    with writing(place / "net", place / "net" / "file") as draft:
-        draft.write_text("whole")
-    assert scratch() == ["", ".net", "esper-scratch"]
+def test_folder_of_a_killed_export_does_not_stop_a_later_export(tmp_path: Path) -> None:
+    target = tmp_path / "net"
+    export = programs.start(KILLED_EXPORT, target)
+    assert export.wait() == -9
+    (leftover,) = tmp_path.iterdir()
+    assert leftover.name.startswith(".net-")
+    with writing(target, target) as draft:
+        draft.write_text("complete")
+    assert target.read_text() == "complete"
+    assert set(tmp_path.iterdir()) == {leftover, target}
 
 
 @pytest.mark.parametrize("left", [(), ("sample",), ("sample", "checkpoint")])

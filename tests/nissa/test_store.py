@@ -15,7 +15,7 @@ from esper.leyline import AgreementError
 from esper.nissa import Event, Noted, RunLayout, RunReader, RunStore, Stepped, StoreError
 from esper.nissa.events import KINDS
 from esper.nissa.schema import Integers, Reals, Stages, Texts
-from esper.nissa.store import _chunks, _statement
+from esper.nissa.store import FILE, _chunks, _statement
 from tests.nissa.runs import ENVS, LAYOUT, STEPS, a_round, counted, decisions, stepped, written
 
 
@@ -240,3 +240,33 @@ def test_every_row_carries_its_round(tmp_path: Path) -> None:
             if not name.startswith("sqlite") and name not in ("meta", "names"):
                 assert "round" in reader.query(f"SELECT * FROM {name}").columns  # noqa: S608
     assert count(tmp_path, "decisions") == 2 * STEPS * ENVS
+
+
+def test_reader_copies_the_log_of_a_read_only_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, temporary = tmp_path / "run", tmp_path / "temporary"
+    run.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    with RunStore(run, LAYOUT) as store:
+        store.write([Noted(round=1, text="in the log")])
+        monkeypatch.setattr("os.access", lambda path, mode: False)
+        with RunReader(run) as reader:
+            assert reader.query("SELECT text FROM notes").rows == [("in the log",)]
+            assert list(temporary.iterdir())
+        assert not list(temporary.iterdir())
+
+
+def test_reader_that_cannot_open_a_file_leaves_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    for name in (FILE, f"{FILE}-wal"):
+        (tmp_path / name).write_bytes(b"no database")
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(StoreError):
+        RunReader(tmp_path)
+    assert not list(temporary.iterdir())

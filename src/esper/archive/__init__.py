@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from esper.lazy import attach
 
 if TYPE_CHECKING:
-    from .files import append_lines, as_toml, read_toml, scratch_folder, sync, write_whole
+    from .files import append_lines, as_toml, read_toml, sync, write_whole
     from .run_folders import KeptFolder, RunKind
     from .tensors import Archive, ArchiveError, kind_of, read_archive, seal_of, write_archive
     from .trees import KeepingError, packed, unpacked

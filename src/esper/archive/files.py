@@ -1,15 +1,11 @@
-"""Files that are never seen half written, folders that nobody leaves behind, and settings as TOML.
+"""Atomic writes of files, and settings as TOML.
 
 Imports no torch.
 """
 
-import fcntl
 import os
-import shutil
-import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,42 +47,6 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-# --- temporary folders ------------------------------------------------------------------------
-
-SCRATCH = "esper-scratch-"
-
-
-@contextmanager
-def scratch_folder(home: Path | None = None, name: str = "") -> Iterator[Path]:
-    """A temporary folder in `home`, held as long as this process or a child of it lives."""
-    clear_scratch(home, name)
-    made = Path(tempfile.mkdtemp(prefix=".esper-", dir=home))
-    with _held(made):  # before it has the name by which others look for it
-        folder = made.rename(made.with_name(f"{name}{SCRATCH}{made.name.rpartition('-')[2]}"))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def clear_scratch(home: Path | None = None, name: str = "") -> None:
-    """Remove temporary folders that nobody holds: their processes were killed."""
-    for folder in Path(home or tempfile.gettempdir()).iterdir():
-        if folder.name.startswith(f"{name}{SCRATCH}"):
-            with suppress(OSError), _held(folder):
-                shutil.rmtree(folder)
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 # --- settings -----------------------------------------------------------------------------------

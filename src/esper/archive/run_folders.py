@@ -25,7 +25,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from esper.archive.files import clear_scratch, unfinished, write_whole
+from esper.archive.files import unfinished, write_whole
 from esper.leyline.errors import EsperError, in_words
 
 LOCK = "lock"
@@ -104,7 +104,6 @@ class KeptFolder:
         Raises:
             EsperError: The folder cannot be created, or another process holds the lock.
         """
-        clear_scratch()
         with os.fdopen(self._open_lock_file(), "r+", encoding="utf-8") as lock_file:
             descriptor = lock_file.fileno()
             self._acquire_lock(descriptor)

@@ -4,6 +4,7 @@ all, in the place of nothing but an earlier export.
 
 import copy
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from esper.archive.files import replace_whole, scratch_folder
+from esper.archive.files import replace_whole
 from esper.kasmina.isolation import randomness_kept, state_kept
 from esper.kasmina.watching import Arguments, Sample, arguments_of
 from esper.leyline.errors import ExportError, first_line
@@ -153,18 +154,30 @@ def _difference(left: Tensor, right: Tensor, tolerance: float) -> tuple[float, f
 
 @contextmanager
 def writing(target: Path, file: Path) -> Iterator[Path]:
-    """Inside, `file` is written in a folder beside `target` and tried; then it gets its place.
+    """Write files in a temporary folder and move them to their place if nothing was raised.
 
-    Other files that were written beside it do so first.
+    The temporary folder is beside `target`, because a file is moved atomically only within one
+    file system. A process that is killed leaves it behind; later exports ignore it.
+
+    Args:
+        target: The exported file or folder.
+        file: Path of the main file of the export.
+
+    Yields:
+        The path at which the main file is written. Other files that are written beside it are
+        moved before it.
     """
-    with scratch_folder(target.parent, f".{target.name}-") as scratch:
-        draft = scratch / file.name
+    with tempfile.TemporaryDirectory(
+        dir=target.parent, prefix=f".{target.name}-", ignore_cleanup_errors=True
+    ) as temporary_folder:
+        draft = Path(temporary_folder) / file.name
         with failing(f"{target.name!r} could not be written, read back and run"):
             yield draft
         file.parent.mkdir(exist_ok=True)
-        drafts = [each for each in scratch.iterdir() if each.is_file() and each != draft]
-        for each in [*drafts, draft]:
-            replace_whole(each, file.parent / each.name)
+        for path in draft.parent.iterdir():
+            if path.is_file() and path != draft:
+                replace_whole(path, file.parent / path.name)
+        replace_whole(draft, file)
 
 
 def require_file_target(path: Path, suffix: str, beginning: bytes) -> None:

@@ -9,9 +9,10 @@ import math
 import os
 import shutil
 import sqlite3
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.archive.files import replace_whole, scratch_folder, unfinished
+from esper.archive.files import replace_whole, unfinished
 from esper.leyline import SeedStage
 from esper.leyline.errors import in_words
 from esper.nissa.events import KINDS, Event
@@ -99,22 +100,34 @@ class RunReader(AbstractContextManager["RunReader"]):
                 given=f"no file {self.path}",
                 fix=f"name the directory of a run, the one with {FILE} in it",
             )
-        self._copy = ExitStack()
-        log, opened = self.path.with_name(f"{self.path.name}-wal"), self.path
-        if log.is_file() and not os.access(self.path.parent, os.W_OK):
-            # What its writer left in the log is read with a file that SQLite makes beside it.
-            opened = self._copy.enter_context(scratch_folder()) / FILE
-            shutil.copy(self.path, opened)
-            shutil.copy(log, opened.with_name(f"{FILE}-wal"))
-        with in_words(f"{self.path} cannot be opened", error=StoreError):
-            self._connection = connect(opened, read_only=True)
-            self._connection.execute("PRAGMA query_only = 1")
-        self._connection.set_progress_handler(lambda: 0, _INTERRUPTIBLE_EVERY)
-        self.layout = read_layout(self._connection, self.path)
+        with ExitStack() as resources:  # released here if the file cannot be opened
+            database = self._copy_if_read_only(resources)
+            with in_words(f"{self.path} cannot be opened", error=StoreError):
+                self._connection = resources.enter_context(
+                    closing(connect(database, read_only=True))
+                )
+                self._connection.execute("PRAGMA query_only = 1")
+            self._connection.set_progress_handler(lambda: 0, _INTERRUPTIBLE_EVERY)
+            self.layout = read_layout(self._connection, self.path)
+            self._resources = resources.pop_all()
+
+    def _copy_if_read_only(self, resources: ExitStack) -> Path:
+        """Return the database to open: the run's file, or a temporary copy of it.
+
+        To read a write-ahead log, SQLite creates a file beside it. A log in a folder that cannot
+        be written is therefore copied together with its database.
+        """
+        log = self.path.with_name(f"{self.path.name}-wal")
+        if not log.is_file() or os.access(self.path.parent, os.W_OK):
+            return self.path
+        folder = tempfile.TemporaryDirectory(prefix="esper-", ignore_cleanup_errors=True)
+        copied = Path(resources.enter_context(folder)) / FILE
+        shutil.copy(self.path, copied)
+        shutil.copy(log, copied.with_name(f"{FILE}-wal"))
+        return copied
 
     def close(self) -> None:
-        self._connection.close()
-        self._copy.close()
+        self._resources.close()
 
     def __exit__(self, *failure: object) -> None:
         self.close()

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from esper.archive.files import scratch_folder
 from esper.leyline.errors import EsperError, first_line, in_words, require_known
 from esper.simic.training.config import DEVICES
 
@@ -326,7 +326,8 @@ def _launched(
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
     for size in sizes:
-        with scratch_folder() as folder:
+        logs = tempfile.TemporaryDirectory(prefix="esper-", ignore_cleanup_errors=True)
+        with logs as log_folder:
             config = LaunchConfig(
                 min_nodes=1,
                 max_nodes=1,
@@ -338,7 +339,7 @@ def _launched(
                 max_restarts=RESTARTS,
                 start_method=STARTED,
                 signals_to_handle="SIGHUP,SIGQUIT",  # the others ask to stop after the round
-                logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
+                logs_specs=DefaultLogsSpecs(log_dir=log_folder),
             )
             try:
                 return launch_agent(config, _rank, [os.getpid(), part, *given])
