@@ -183,21 +183,6 @@ def test_mlflow_has_settings_curves_and_changes(offline: Path) -> None:
     assert [found.data.tags[f"notes.{n}"] for n in ("0002", "0002.2")] == ["slow", "slower"]
 
 
-def test_mlflow_is_asked_once_for_many_epochs(
-    offline: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[int] = []
-    sink = MlflowSink(offline / "net-1")
-    monkeypatch.setattr(trackers, "_MOST", 30)
-    monkeypatch.setattr(
-        sink._client, "log_batch", lambda run, metrics=(), params=(): sent.append(len(metrics))
-    )
-    epochs = [EpochEnded(round=n, train_loss=1.0, val_loss=1.0, score=9.0) for n in range(10)]
-    sink.write(epochs)
-    assert sent == [30, 20]
-    sink.close()
-
-
 def test_what_keeps_mlflow_from_beginning_is_said(
     offline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,7 +191,6 @@ class MlflowSink(Tracker):
         self.require_installed()
         self._entities = import_module("mlflow.entities")
         self._said: Counter[str] = Counter()  # texts, by the name of their tag
-        self._measured: list[Any] = []  # not yet sent: a request for each would take too long
         fix = (
             "set MLFLOW_TRACKING_URI to a server, or install the package mlflow: its file store is "
             "not part of mlflow-skinny"
@@ -210,10 +209,12 @@ class MlflowSink(Tracker):
         self._client.log_batch(self._id, params=params)
 
     def log(self, numbers: Numbers, round: int) -> None:
-        now, kind = int(1000 * time.time()), self._entities.Metric
-        names = (re.sub(r"[^\w\-. :/]", "_", name) for name in numbers)  # as MLflow takes them
-        rows = zip(names, numbers.values(), strict=True)
-        self._measured += [kind(*row, now, round) for row in rows]
+        timestamp = int(1000 * time.time())
+        metrics = []
+        for name, value in numbers.items():
+            key = re.sub(r"[^\w\-. :/]", "_", name)  # the characters that MLflow accepts
+            metrics.append(self._entities.Metric(key, value, timestamp, round))
+        self._client.log_batch(self._id, metrics=metrics)
 
     def say(self, title: str, text: str, round: int) -> None:
         key = f"{title}.{round:04d}"
@@ -221,18 +222,11 @@ class MlflowSink(Tracker):
         key += f".{self._said[key]}" if self._said[key] > 1 else ""
         self._client.set_tag(self._id, key, text[:_LONGEST])
 
-    def flush(self) -> None:
-        for first in range(0, len(self._measured), _MOST):
-            self._client.log_batch(self._id, metrics=self._measured[first : first + _MOST])
-        self._measured.clear()
-
     def close(self) -> None:
         self._client.set_terminated(self._id, "FINISHED" if self._whole else "FAILED")
 
 
-# What every version and store of MLflow takes:
-_LONGEST = 500  # characters of a text
-_MOST = 1000  # numbers of a request
+_LONGEST = 500  # characters of a text that every version and store of MLflow accepts
 
 
 # --- by name -----------------------------------------------------------------------------------
