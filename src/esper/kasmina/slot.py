@@ -4,10 +4,10 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from copy import copy
+from copy import copy, deepcopy
 from enum import IntEnum
-from functools import cache, wraps
-from typing import Any
+from typing import Any, Self
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from esper.kasmina.blueprints import Blueprint, Neighbour
 from esper.kasmina.isolation import randomness_kept, state_kept
-from esper.leyline import AgreementError, Blend, BlueprintError, SlotError, SlotSpec
+from esper.leyline import Blend, BlueprintError, SlotError, SlotSpec
 from esper.leyline.streams import derive_seed
 
 Part = int | str | None  # which of the tensors that a module returns; None: it returns one
@@ -71,7 +71,6 @@ def build_seed(
     It is drawn on the CPU from its own stream, so that planting leaves the host's random
     numbers alone and gives the same seed on every device.
     """
-    _refuse_outgrown_averages()
     with torch.device("cpu"), randomness_kept(stream=derive_seed(stream, "weights")):
         body = plan.build(spec) if beside is None else plan.build(spec, beside())
         h = torch.randn(spec.canonical_shape(batch=2))
@@ -158,6 +157,8 @@ class Bond:
 class Slot(nn.Module):
     """Holds the seed that lives at one place of a model, and applies it according to its mode."""
 
+    _original: "ReferenceType[Slot] | None" = None  # the slot of which this is a deep copy
+
     def __init__(self, spec: SlotSpec, bond: Bond | None = None) -> None:
         super().__init__()
         self.spec = spec
@@ -165,6 +166,51 @@ class Slot(nn.Module):
         self.mode = Mode.OFF
         self.seed: Seed | None = None
         self.alpha = 0.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(deepcopy(self.__dict__, memo))  # type: ignore[no-untyped-call]
+        twin._original = ref(self)
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_original": None}  # weak references cannot be pickled
+
+    def named_modules(
+        self,
+        memo: set[nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Return the modules in this slot, as `nn.Module.named_modules` does.
+
+        Warns if this slot belongs to the copy in an `AveragedModel` and the seed of the original
+        slot has changed since. `AveragedModel.update_parameters` matches parameters by position
+        and stops at the end of the shorter list, so it would leave out new seeds silently. It
+        traverses its own parameters first, and `memo` then contains the `AveragedModel`.
+        """
+        if memo and self._differs_from_original():
+            for module in memo:
+                if isinstance(module, AveragedModel) and self in module.module.modules():
+                    self.bond.say_lost(
+                        "Seeds have changed since the AveragedModel of this network was made, so "
+                        "the average leaves them out",
+                        "keep the average with esper.ema(host, decay), which includes new seeds",
+                    )
+        modules: Iterator[tuple[str, nn.Module]]
+        modules = super().named_modules(memo, prefix, remove_duplicate)
+        return modules
+
+    def _differs_from_original(self) -> bool:
+        original = self._original() if self._original is not None else None
+        return original is not None and self._seed_layout() != original._seed_layout()
+
+    def _seed_layout(self) -> tuple[float, list[torch.Size]] | None:
+        """Return the alpha and the shapes of the parameters of the seed, or None without a seed."""
+        if self.seed is None:
+            return None
+        return self.alpha, [parameter.shape for parameter in self.seed.parameters()]
 
     def switch(self, alpha: float, *, straight: bool = False) -> None:
         """Let the seed act at this alpha or, if `straight`, learn while h passes untouched."""
@@ -314,38 +360,3 @@ def taps_on(module: nn.Module, slot: Slot | None = None) -> list[int]:
     """The keys of the hooks that lead to this slot, or to any."""
     hooks = module._forward_hooks.items()
     return [key for key, hook in hooks if isinstance(hook, Tap) and slot in (None, hook.slot)]
-
-
-# --- torch's averages of weights list their parameters once, and refuse what has grown since ---
-
-
-@cache
-def _refuse_outgrown_averages() -> None:
-    """From the first seed in this process on.
-
-    `update_parameters` walks along two lists of parameters to the end of the shorter one, and
-    torch has no hook there: without this, averages would lack what has grown, and nobody would
-    notice.
-    """
-    update = AveragedModel.update_parameters
-
-    @wraps(update)
-    def checked(self: AveragedModel, model: nn.Module) -> None:
-        # Has the model, or the host in it, seeds that the average does not know as they are now?
-        ours, theirs = (
-            [(each.seed is not None, each.alpha) for each in of.modules() if isinstance(each, Slot)]
-            for of in (model, self.module)
-        )
-        outgrown = ours != (theirs or [(False, 0.0)] * len(ours))
-        if not ours:  # a model without its host, which owns what grows
-            outgrown = any(taps_on(part) for part in model.modules())
-        if outgrown:
-            raise AgreementError(
-                "The network has grown since this AveragedModel was made, which would average "
-                "without what grew",
-                fix="keep the average with esper.ema(host, decay), which grows along, or make the "
-                "AveragedModel of the host when nothing grows any more",
-            )
-        update(self, model)
-
-    torch.optim.swa_utils.AveragedModel.update_parameters = checked  # type: ignore[method-assign]
