@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import esper
 from esper.api import wrap
+from esper.api.growing_model import GrowingModel
 from esper.kasmina import build_host
 from esper.leyline.errors import EsperError
 from esper.simic.agent.ppo import PPOAgent
@@ -30,6 +32,16 @@ SETTINGS: dict[str, Any] = {
     "slots": ["2", "5"],
     "batch_size": 16,
 }
+
+
+def sequence_host(**options: Any) -> GrowingModel:
+    """A wrapped model of convolutions along a sequence, with three slots."""
+    blocks = [
+        nn.Sequential(nn.Conv1d(channels, 4, 3, padding=1), nn.ReLU()) for channels in (1, 4, 4)
+    ]
+    model = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(40, 3))
+    budget = esper.Budget(epochs=9)
+    return wrap(model, torch.randn(3, 1, 10), slots=["0", "1", "2"], budget=budget, **options)
 
 
 @pytest.fixture
@@ -81,8 +93,19 @@ def test_it_is_refused_for_hosts_that_it_does_not_know(agent: Path) -> None:
     ):
         esper.grow(mlp(), TRAIN, VAL, controller=agent, **{**SETTINGS, "slots": ["2"]})
     images = wrap(build_host("conv2d"), torch.randn(2, 3, 32, 32), budget=esper.Budget(epochs=9))
-    with pytest.raises(EsperError, match="norm, gate, lowrank, mlp, wide, convpool"):
+    with pytest.raises(EsperError, match=r"given: 3 slots with .* valid: 2 slots; name 2 places"):
         images.require_controller(agent)
+
+
+def test_refusal_names_blueprints_if_one_family_has_that_many(tmp_path: Path) -> None:
+    sequences = sequence_host()
+    agent = PPOAgent.build(sequences.space, FeatureTable.of(sequences.catalogue).size, 1)
+    folder = agent.save(tmp_path / "agent")
+    images = wrap(build_host("conv2d"), torch.randn(2, 3, 32, 32), budget=esper.Budget(epochs=9))
+    names = "norm, squeeze, pointwise, depthwise, conv, token_mix, attention, block"
+    with pytest.raises(EsperError, match=f"valid: 3 slots with the blueprints {names};"):
+        images.require_controller(folder)
+    assert sequences.require_controller(folder).name == str(folder)
 
 
 def test_it_has_to_know_how_long_it_goes_on(agent: Path) -> None:
@@ -119,3 +142,12 @@ def test_the_specialist_decides_for_hosts_like_those_it_was_trained_on() -> None
 def test_the_specialist_says_for_which_hosts_it_was_trained() -> None:
     with pytest.raises(EsperError, match=r"trained for other hosts; .* valid: 3 slots with"):
         wrapped(budget=esper.Budget(epochs=9)).require_controller("specialist")
+
+
+def test_refusal_of_the_specialist_names_blueprints_that_fit() -> None:
+    with pytest.raises(EsperError, match=r"give blueprints=\['norm', 'squeeze', ") as refusal:
+        sequence_host().require_controller("specialist")
+    advised_list = str(refusal.value).partition("blueprints=[")[2].partition("]")[0]
+    blueprints = [name.strip("' ") for name in advised_list.split(",")]
+    host = sequence_host(blueprints=blueprints)
+    assert host.require_controller("specialist").name == "specialist"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from esper.kasmina import SlottedModel, build_host
 from esper.kasmina.blueprints import (
     blueprint,
     blueprint_names,
@@ -71,6 +72,20 @@ def test_an_unknown_name_is_answered_with_the_one_that_was_meant() -> None:
 def test_a_catalogue_of_an_unknown_name_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'lowrank'"):
         build_catalogue([DENSE], host_params=100, allowed=["lowrnk"])
+
+
+def test_hosts_of_esper_offer_block_only_if_named() -> None:
+    names = SlottedModel(build_host("gpt")).catalogue.names
+    assert names == ("norm", "lora", "gate", "attention", "mlp")
+    named = SlottedModel(build_host("gpt"), blueprints=[*names, "block"]).catalogue
+    assert named.names == (*names, "block")
+    assert all(costs[-1] > costs[-2] for costs in named.costs)
+
+
+def test_wrapped_models_are_offered_block_last() -> None:
+    model = nn.Sequential(nn.Embedding(11, 8), nn.LayerNorm(8), nn.Linear(8, 11))
+    catalogue = SlottedModel(model, ["1"], torch.zeros(3, 5, dtype=torch.int64)).catalogue
+    assert catalogue.names == ("norm", "lora", "gate", "attention", "mlp", "block")
 
 
 def test_a_family_that_does_not_exist_is_refused() -> None:

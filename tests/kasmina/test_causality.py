@@ -113,8 +113,8 @@ def test_no_seed_makes_a_model_look_ahead_at_any_stage(name: str, blend: Blend) 
     for blueprint_name in wrapped(case).catalogue.names:
         host = wrapped(case)
         plant_everywhere(host, blueprint_name, blend)
-        planted = bool(host.lifecycle.occupied.any())  # a twin only where blocks are residual
-        assert planted or blueprint_name in ("squeeze", "twin")
+        planted = bool(host.lifecycle.occupied.any())
+        assert planted or blueprint_name == "squeeze"
         disturb(host)
         outputs = [first_of(case.model()(case.sample))]
         for stage in (SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED):

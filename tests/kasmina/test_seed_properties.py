@@ -12,12 +12,11 @@ from esper.kasmina import (
     GateRules,
     Isolation,
     SlottedModel,
-    Target,
     blueprint_names,
     build_host,
     export_module,
 )
-from esper.kasmina.hosts import Block, Conv1dHost, Conv2dHost, GptHost, MlpHost
+from esper.kasmina.hosts import Conv1dHost, Conv2dHost, GptHost, MlpHost
 from esper.kasmina.slot import Mode, Slot
 from esper.leyline import Blend, Family, Layout, SeedStage, SlotSpec
 
@@ -32,9 +31,8 @@ HOSTS: dict[Family, Callable[[], nn.Module]] = {
     Family.TRANSFORMER: lambda: GptHost(vocabulary=11, width=8, heads=2, blocks=3, context=6),
 }
 BLUEPRINTS = [(family, name) for family in Family for name in blueprint_names(family)]
-# Of those for wrapped models: one of each kind, a twin behind a ReLU and one of several branches.
+# Blueprints for wrapped models: one for images and one for tokens.
 BLUEPRINTS += [(Family.CONV2D, "block"), (Family.TRANSFORMER, "block")]
-BLUEPRINTS += [(Family.CONV2D, "twin"), (Family.TRANSFORMER, "twin")]
 each_blueprint = pytest.mark.parametrize(
     ("family", "name"), BLUEPRINTS, ids=[f"{family}-{name}" for family, name in BLUEPRINTS]
 )
@@ -79,38 +77,13 @@ FOSSILS = [
 ]
 
 
-class Thinking(nn.Module):
-    """A residual block of a user's, which a copy can follow."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        thought: Tensor = x + self.body(x)
-        return thought
-
-
-OWN_BLOCKS: dict[Family, Callable[[], list[nn.Module]]] = {
-    Family.CONV2D: lambda: [
-        nn.Conv2d(1, 4, 3, stride=2),
-        nn.Sequential(Thinking(nn.Conv2d(4, 4, 3, padding=1)), nn.ReLU()),
-        nn.Sequential(nn.Flatten(), nn.Linear(36, 10)),
-    ],
-    Family.TRANSFORMER: lambda: [nn.Embedding(11, 8), Block(8, heads=2), nn.Linear(8, 11)],
-}
-
-
 def make_host(
     family: Family, isolation: Isolation = Isolation.DUAL_PASS, name: str = "norm"
 ) -> SlottedModel:
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        if name != "twin":  # it is made of a block of the user's
-            own = HOSTS[family]()
-            return SlottedModel(own, rules=RULES, isolation=isolation, blueprints=[name])
-        model, places = nn.Sequential(*OWN_BLOCKS[family]()), [Target("1", name=SLOT)]
-        return SlottedModel(model, places, make_batch(family)[0], rules=RULES, isolation=isolation)
+        model = HOSTS[family]()
+        return SlottedModel(model, rules=RULES, isolation=isolation, blueprints=[name])
 
 
 def make_batch(family: Family) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ Shapes: `B` batch, `C` channels, `L` positions, `H` height, `W` width, `T` token
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, TypeVar
@@ -23,9 +22,7 @@ from esper.leyline.errors import DuplicateNameError, UnknownNameError, in_words,
 from esper.leyline.slots import Family, Reach, SlotConfig, SlotSpec
 
 M = TypeVar("M", bound=nn.Module)
-Builder = Callable[..., nn.Module]  # of a slot's spec and, of neighbours, the copied module
-Neighbour = Callable[[], nn.Module]  # copies the module before a slot
-_Tried = tuple[list[int] | str, int]
+Builder = Callable[[SlotSpec], nn.Module]
 
 NEGATIVE_SLOPE = 0.1  # a plain ReLU can be dead at birth behind a host's ReLU, and stays dead
 KERNELS = {Family.CONV1D: 5, Family.CONV2D: 3}  # in sequences as wide as the garden's hosts look
@@ -47,7 +44,6 @@ class Blueprint:
     build: Builder
     fixed_extent: bool  # its parameters depend on the slot's extent, which therefore may not vary
     summary: str
-    neighbour: bool = False  # made of a copy of the module that the slot follows
     wrapped: bool = False  # for wrapped models alone: a population's actions are fixed
     traits: int = 0  # `Trait`s: what it is like
 
@@ -64,7 +60,6 @@ def blueprint(
     family: Family | str,
     *others: Family | str,
     fixed_extent: bool = False,
-    neighbour: bool = False,
     wrapped: bool = False,
     plain: bool = False,
     traits: Trait | None = None,
@@ -74,8 +69,7 @@ def blueprint(
     A function under `@blueprint("mine", "dense")` gets the `SlotSpec` of a slot and returns a
     module that keeps the shape of what passes there and gives exactly zero when it is new (see
     `zeroed`, `ScalarGate`). `fixed_extent`: its parameters depend on the size of what passes.
-    `wrapped`: populations plant it only if it is named. `neighbour`: they never do; the function
-    also gets a copy of the module that the slot follows, and what fails then does not fit there.
+    `wrapped`: populations plant it only if it is named.
     `plain`: it adds capacity of a kind that hosts have anyway, so others are tried before it.
     `traits`: what it is like, for a policy that was trained with others.
     """
@@ -97,10 +91,12 @@ def blueprint(
                     fix="choose another name, or unregister_blueprint() the old one first",
                 )
         summary = (inspect.getdoc(build) or name).splitlines()[0]
-        said = (0 if traits is None else Trait.KNOWN | traits) | (Trait.PLAIN if plain else 0)
+        trait_bits = 0 if traits is None else Trait.KNOWN | traits
+        if plain:
+            trait_bits |= Trait.PLAIN
         for kind in kinds:
             _REGISTRY[kind, name] = Blueprint(
-                name, kind, build, fixed_extent, summary, neighbour, wrapped or neighbour, int(said)
+                name, kind, build, fixed_extent, summary, wrapped, int(trait_bits)
             )
         return build
 
@@ -124,13 +120,9 @@ def find_blueprint(name: str, family: Family | str) -> Blueprint:
     return _REGISTRY[kind, name]
 
 
-def cost(plan: Blueprint | None, spec: SlotSpec, beside: Neighbour | None = None) -> int:
+def cost(plan: Blueprint | None, spec: SlotSpec) -> int:
     """Parameters a seed would add. Checks the output shape and what it sees on the way."""
     if plan is None or not plan.fits(spec):
-        return NOT_APPLICABLE
-    if plan.neighbour:
-        with suppress(Exception):  # there is none, or whatever it does when it is alone
-            return _tried.__wrapped__(plan, spec, beside)[1]
         return NOT_APPLICABLE
     shape = list(spec.canonical_shape(batch=2))
     with in_words(
@@ -152,13 +144,12 @@ def cost(plan: Blueprint | None, spec: SlotSpec, beside: Neighbour | None = None
 
 
 @lru_cache(maxsize=4096)
-def _tried(plan: Blueprint, spec: SlotSpec, beside: Neighbour | None = None) -> _Tried:
+def _tried(plan: Blueprint, spec: SlotSpec) -> tuple[list[int] | str, int]:
     """The shape or type that such a seed returns, and its parameters, or that it sees positions
     which its slot forbids: tried with weights that act; all else allocates nothing."""
     free = spec.reach is Reach.ALL
-    device = "cpu" if beside or not free else "meta"
-    with torch.device(device), randomness_kept(stream=0), torch.no_grad():
-        seed = (plan.build(spec, beside()) if beside else plan.build(spec)).eval()
+    with torch.device("meta" if free else "cpu"), randomness_kept(stream=0), torch.no_grad():
+        seed = plan.build(spec).eval()
         h, other = torch.randn(2, *spec.canonical_shape(batch=2))
         for weights in () if free else seed.parameters():
             weights.add_(torch.randn_like(weights) / weights.shape[-1:].numel() ** 0.5)
@@ -180,29 +171,38 @@ def build_catalogue(
     specs: Sequence[SlotSpec],
     host_params: int,
     allowed: Iterable[str] | None = None,
-    wrapped: Sequence[Neighbour | None] | None = None,
+    *,
+    wrapped: bool = False,
 ) -> BlueprintCatalogue:
-    """Names and costs of everything that can be planted in these slots.
+    """Build the catalogue of the seeds that can be planted in these slots.
 
-    Blueprints of one name in different families share an index. `allowed` narrows the list and
-    fixes its order; it may name some that fit none of these slots. `wrapped`: the slots are in a
-    wrapped model, and this copies the module before each, where a copy could follow it.
+    Blueprints of one name in different families share an index.
+
+    Args:
+        specs: The slots of the host.
+        host_params: The number of parameters of the host without seeds.
+        allowed: The blueprint names to offer, in this order; a name may fit none of the slots.
+            By default every registered name of the slots' families.
+        wrapped: Whether to offer also the blueprints that are for wrapped models alone.
+
+    Raises:
+        UnknownNameError: A name is not registered, or no name is of the slots' families.
     """
     families = list(dict.fromkeys(spec.family for spec in specs))
-    lists = [(both, kind) for both in (False, wrapped is not None) for kind in families]
-    found = (name for both, kind in lists for name in blueprint_names(kind, wrapped=both))
-    known = list(dict.fromkeys(found))
-    names = known if allowed is None else list(allowed)
-    anywhere = {name for _, name in _REGISTRY}
-    unknown = [name for name in names if name not in anywhere]
-    if not any((kind, name) in _REGISTRY for kind in families for name in names):
+    offered = [name for family in families for name in blueprint_names(family)]
+    if wrapped:
+        offered += [name for family in families for name in blueprint_names(family, wrapped=True)]
+    offered = list(dict.fromkeys(offered))
+    names = offered if allowed is None else list(allowed)
+    registered = {name for _, name in _REGISTRY}
+    unknown = [name for name in names if name not in registered]
+    if not any((family, name) in _REGISTRY for family in families for name in names):
         unknown += names
     if unknown:
-        raise UnknownNameError.of("blueprint", unknown[0], known)
+        raise UnknownNameError.of("blueprint", unknown[0], offered)
     plans = [[_REGISTRY.get((spec.family, name)) for name in names] for spec in specs]
     costs = tuple(
-        tuple(cost(plan, spec, beside) for plan in row)
-        for row, spec, beside in zip(plans, specs, wrapped or [None] * len(specs), strict=True)
+        tuple(cost(plan, spec) for plan in row) for row, spec in zip(plans, specs, strict=True)
     )
     slots = SlotConfig(tuple(spec.name for spec in specs))
     traits = tuple(tuple(plan.traits if plan else 0 for plan in row) for row in plans)
@@ -264,27 +264,6 @@ class Replace(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         replaced: Tensor = self.gate(self.transform(h) - h)
         return replaced
-
-
-def silence(block: nn.Module, h: Tensor) -> bool:
-    """Zero the last layer of each branch that a residual block adds to its input; False if it has
-    none such, or they would not learn. All are, then given back while the block returns its h."""
-    kept = {weights: weights.detach().clone() for weights in block.parameters()}
-    silent: list[Tensor] = []
-    with torch.no_grad():
-        zeroed(block)
-        returns = torch.equal(block(h), h)
-        for layer in block.modules() if returns else ():
-            own = list(layer.parameters(recurse=False))
-            for weights in own:
-                weights.copy_(kept[weights])
-            if own and not torch.equal(block(h), h):
-                silent += [weights.zero_() for weights in own]
-    with torch.enable_grad():
-        loss = (block(h) * torch.randn_like(h)).sum()
-    slopes = torch.autograd.grad(loss, silent) if silent else ()
-    learns = all(bool(each.reshape(each.shape[:1].numel(), -1).any(1).all()) for each in slopes)
-    return returns and learns and h._version == 0
 
 
 class Rescale(nn.Module):
@@ -545,12 +524,3 @@ def conv_block(spec: SlotSpec) -> nn.Module:
     kernel = 1 if spec.reach is Reach.OWN else KERNELS[spec.family]
     first, last = (_convolution(spec, spec.channels, spec.channels, kernel) for _ in range(2))
     return _two(nn.Sequential(_normalised(spec), activation(), first, _normalised(spec)), last)
-
-
-@blueprint("twin", *Family, neighbour=True, plain=True)
-def twin(spec: SlotSpec, copy: nn.Module) -> nn.Module:
-    """One more of the residual block before the slot: a copy with its last layers at zero."""
-    h = copy.eval()(torch.randn(spec.canonical_shape(batch=2)))  # of the kind that passes there
-    if not silence(copy, h.detach().clone()):
-        raise BlueprintError(f"Slot {spec.name!r} follows no residual block that can be repeated")
-    return Replace(copy.train(), gated=False)

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from esper.kasmina.export_files import failing, origin_of, require_equal, run
 from esper.kasmina.isolation import randomness_kept, state_kept
 from esper.kasmina.slot import Mode, Part, Seed, Slot, part_of, taps_on, untap
-from esper.kasmina.slotted import Repeated, SlottedModel, past_results
+from esper.kasmina.slotted import SlottedModel, past_results
 from esper.kasmina.watching import Sample
 from esper.leyline.errors import ExportError
 
@@ -285,8 +285,7 @@ def _make_plain(
     done[id(module)] = plain
     for name, child in plain._modules.items():
         if child is not None:
-            inside = trace_all and not isinstance(module, Repeated)  # the host's own stays as it is
-            plain._modules[name] = _make_plain(child, trace_all=inside, done=done)
+            plain._modules[name] = _make_plain(child, trace_all=trace_all, done=done)
     return plain
 
 

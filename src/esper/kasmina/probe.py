@@ -8,7 +8,6 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import starmap
 from typing import Any, cast
 
 import torch
@@ -29,7 +28,6 @@ __all__ = ["Place", "Sample", "Sighting", "Target", "probe", "survey"]
 # By name, so that torch's distributed packages are not imported for the question.
 _PARALLEL = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 _SHOWN_PATHS = 10
-_LARGEST = 48  # tensors of weights in a block that is repeated, since each layer is tried out
 _ANOTHER = "name a submodule before it or inside it"  # as advice
 
 
@@ -77,7 +75,6 @@ class Place:
     module: nn.Module
     part: Part
     spec: SlotSpec
-    repeats: bool = False  # could a copy of the module follow it?
 
 
 @dataclass(frozen=True)
@@ -179,8 +176,7 @@ class _Survey:
                 given=type(module).__name__,
                 fix="a shared module carries one slot; keep one of the two paths",
             )
-        calls = [(run.events[call.event], call.output) for call in run.calls[index]]
-        return Place(module, part, spec, _is_block(module) and all(starmap(_keeps_shape, calls)))
+        return Place(module, part, spec)
 
     def _run_that_teaches(self, target: Target, index: int) -> Run:
         """The run in which a seed at this place would have received gradient."""
@@ -269,23 +265,6 @@ def _run(model: nn.Module, watched: Mapping[int, Watched], sample: Sample) -> li
             else "give one batch of inputs, without targets unless the model takes them",
         ) from failures[0]
     return runs
-
-
-def _is_block(module: nn.Module) -> bool:
-    """Is it made of some parts that learn, and would a copy of it be on its own?"""
-    parts, weights = list(module.modules()), list(module.parameters())
-    made_of_parts = len(parts) > 1 or not type(module).__module__.startswith("torch.")
-    floats = 0 < len(weights) <= _LARGEST and all(each.is_floating_point() for each in weights)
-    # A hook may keep what passes, and a forward that was exchanged may be that of the original.
-    hooks = [(each._forward_hooks, vars(each).get("forward")) for each in parts]
-    return made_of_parts and floats and not any(map(any, hooks))
-
-
-def _keeps_shape(call: ModuleCall, output: Tensor) -> bool:
-    """Did a module make of one tensor, and nothing else, another of that shape?"""
-    given, *others = call.inputs or (None,)
-    alone = all(each is None or each is False for each in (*others, *call.named_inputs.values()))
-    return alone and isinstance(given, Tensor) and given.shape == output.shape
 
 
 def _refuse_different(where: str, what: str, outputs: Sequence[Tensor]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from esper.kasmina.blueprints import Blueprint, Neighbour
+from esper.kasmina.blueprints import Blueprint
 from esper.kasmina.isolation import randomness_kept, state_kept
 from esper.leyline import Blend, BlueprintError, SlotError, SlotSpec
 from esper.leyline.streams import derive_seed
@@ -63,18 +63,15 @@ class Seed(nn.Module):
         return g
 
 
-def build_seed(
-    plan: Blueprint, spec: SlotSpec, blend: Blend, stream: int, beside: Neighbour | None = None
-) -> Seed:
+def build_seed(plan: Blueprint, spec: SlotSpec, blend: Blend, stream: int) -> Seed:
     """A newborn seed, checked to be exactly nothing.
 
     It is drawn on the CPU from its own stream, so that planting leaves the host's random
     numbers alone and gives the same seed on every device.
     """
     with torch.device("cpu"), randomness_kept(stream=derive_seed(stream, "weights")):
-        body = plan.build(spec) if beside is None else plan.build(spec, beside())
+        body = plan.build(spec)
         h = torch.randn(spec.canonical_shape(batch=2))
-        h = beside()(h).detach() if beside else h  # nothing below 0 behind a ReLU, say
         before = torch.get_rng_state()
         with state_kept(body), torch.no_grad():
             output = body(h)

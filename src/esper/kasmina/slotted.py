@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
 import torch
@@ -18,7 +17,7 @@ from esper.kasmina.gates import UNLIMITED, GateRules, Situation, explain, legali
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.isolation import Isolation, randomness_kept, state_kept
 from esper.kasmina.probe import Place, Sample, Target, probe
-from esper.kasmina.slot import Bond, Mode, Seed, Slot, build_seed, set_tap, untap
+from esper.kasmina.slot import Bond, Mode, Seed, Slot, build_seed, set_tap
 from esper.kasmina.transitions import decide, pass_time, remove_now
 from esper.leyline import HEADS, Actions, Blend, Legality, LifecycleOp, SeedStage
 from esper.leyline.catalogue import BlueprintCatalogue
@@ -351,13 +350,12 @@ class SlottedModel(nn.Module):
     def _built(
         self, index: int, blueprint: int, blend: Blend, kind: str, number: int | str
     ) -> Seed:
-        spec, place = self.specs[index], self.slot_places[index]
-        weights = [*place.module.parameters(), *self.model.parameters()]
+        spec, module = self.specs[index], self.slot_places[index].module
+        weights = [*module.parameters(), *self.model.parameters()]
         like = next((p for p in weights if p.is_floating_point()), torch.zeros(()))
         plan = find_blueprint(self.catalogue.names[blueprint], spec.family)
         drawn = derive_seed(self.seed, kind, spec.name, number)
-        beside = partial(Repeated, place) if plan.neighbour else None
-        return build_seed(plan, spec, blend, drawn, beside).to(like).train(self.training)
+        return build_seed(plan, spec, blend, drawn).to(like).train(self.training)
 
     # --- measuring and keeping -----------------------------------------------------------
 
@@ -479,29 +477,10 @@ def catalogue_of(
     model: nn.Module, places: Sequence[Place], blueprints: Sequence[str] | None
 ) -> BlueprintCatalogue:
     """What can be planted at places of a model. Esper's own hosts offer what populations plant."""
-    copies = [partial(Repeated, place) if place.repeats else None for place in places]
-    beside = None if isinstance(model, SegmentedHost) else copies
-    size = sum(parameter.numel() for parameter in model.parameters())
-    return build_catalogue([place.spec for place in places], size, blueprints, beside)
-
-
-class Repeated(nn.Module):
-    """A copy of the module at a place, for activations in the layout of their family."""
-
-    def __init__(self, place: Place) -> None:
-        super().__init__()
-        copied = deepcopy(place.module, past_results(place.module))
-        for each in copied.modules():
-            untap(each)  # of seeds that grow inside it
-        copied.zero_grad()  # gradients are copied along
-        self.module = copied.to("cpu", torch.float32).requires_grad_().train()
-        self.part = place.part
-        self.inward, self.outward = place.spec.from_canonical, place.spec.to_canonical
-
-    def forward(self, h: Tensor) -> Tensor:
-        output = self.module(h.permute(self.inward))
-        repeated: Tensor = output if self.part is None else output[self.part]
-        return repeated.permute(self.outward)
+    specs = [slot_place.spec for slot_place in places]
+    model_params = sum(parameter.numel() for parameter in model.parameters())
+    is_wrapped = not isinstance(model, SegmentedHost)
+    return build_catalogue(specs, model_params, blueprints, wrapped=is_wrapped)
 
 
 def _let_join(optimizer: Optimizer, index: int, seed: Seed) -> None:
