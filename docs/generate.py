@@ -24,6 +24,7 @@ from esper.leyline import (
     LifecycleOp,
     SeedStage,
 )
+from esper.leyline.catalogue import REMOVED_BLUEPRINTS
 from esper.show.palette import STAGE_COLOURS, tint
 from esper.tamiyo.controllers import Schedule
 from esper.tamiyo.features import GLOBAL_FEATURES, FeatureTable
@@ -192,6 +193,15 @@ def blueprints_page() -> str:
         for name in blueprint_names(family, wrapped=True)[len(blueprint_names(family)) :]:
             summary = find_blueprint(name, family).summary
             lines.append(f"| `{name}` | {family.value} | {summary} |")
+    lines += ["", "## Removed", ""]
+    lines += [
+        "A run or a controller that names one of these blueprints is refused. Load it with the"
+    ]
+    lines += ["last version that reads it."]
+    lines += ["", "| blueprint | removed in | last version that reads it |", "|---|---|---|"]
+    for name, removal in REMOVED_BLUEPRINTS.items():
+        last_version = f"{removal.last_release} (commit {removal.last_commit})"
+        lines.append(f"| `{name}` | {removal.removed_in} | {last_version} |")
     return "\n".join([*lines, ""])
 
 

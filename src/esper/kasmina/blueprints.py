@@ -16,7 +16,12 @@ from esper.kasmina.hosts import Block
 from esper.kasmina.isolation import randomness_kept
 from esper.kasmina.layers import ChannelNorm, GroupNorm, PastLinear, SelfAttention, TokenLinear
 from esper.leyline import Blend, BlueprintError, Trait
-from esper.leyline.catalogue import LOOKS_BEYOND, NOT_APPLICABLE, BlueprintCatalogue
+from esper.leyline.catalogue import (
+    LOOKS_BEYOND,
+    NOT_APPLICABLE,
+    BlueprintCatalogue,
+    refuse_removed_blueprints,
+)
 from esper.leyline.constants import GATE_LEARNING_RATE_SCALE
 from esper.leyline.errors import DuplicateNameError, UnknownNameError, in_words, require_known
 from esper.leyline.slots import Family, Reach, SlotConfig, SlotSpec
@@ -114,10 +119,18 @@ def blueprint_names(family: Family | str, *, wrapped: bool = False) -> tuple[str
 
 
 def find_blueprint(name: str, family: Family | str) -> Blueprint:
-    kind, fix = Family(family), "register your own with @blueprint(name, family)"
-    known = blueprint_names(kind, wrapped=True)
-    require_known(f"blueprint for {kind.value} slots", name, known, fix)
-    return _REGISTRY[kind, name]
+    """Return the blueprint that is registered under a name for slots of a family.
+
+    Raises:
+        UnknownNameError: No blueprint of that family has this name.
+    """
+    family = Family(family)
+    registered = blueprint_names(family, wrapped=True)
+    if name not in registered:
+        refuse_removed_blueprints([name])
+    advice = "register your own with @blueprint(name, family)"
+    require_known(f"blueprint for {family.value} slots", name, registered, advice)
+    return _REGISTRY[family, name]
 
 
 def cost(plan: Blueprint | None, spec: SlotSpec) -> int:
@@ -199,6 +212,7 @@ def build_catalogue(
     if not any((family, name) in _REGISTRY for family in families for name in names):
         unknown += names
     if unknown:
+        refuse_removed_blueprints(unknown)
         raise UnknownNameError.of("blueprint", unknown[0], offered)
     plans = [[_REGISTRY.get((spec.family, name)) for name in names] for spec in specs]
     costs = tuple(

@@ -25,7 +25,7 @@ from torch import Tensor
 from esper.archive import Archive, ArchiveError, kind_of, read_archive, write_archive
 from esper.archive.tensors import not_finite
 from esper.leyline import HEADS, Actions, ActionSpace, Legality, LifecycleOp, require_agreement
-from esper.leyline.catalogue import BlueprintCatalogue
+from esper.leyline.catalogue import BlueprintCatalogue, refuse_removed_blueprints
 from esper.leyline.errors import ActionError, EsperError, require_known
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals
@@ -84,6 +84,7 @@ class LearnedController:
 
     def require_possible(self, catalogue: BlueprintCatalogue, horizon: int) -> None:
         """Refuse hosts with other slots or blueprints than it was trained on."""
+        refuse_removed_blueprints(name for name in self.blueprints if name not in catalogue.names)
         ours, theirs = self.network.space, HEADS.resolve(catalogue)
         for what, left, right in (
             ("the number of slots", ours.size("slot"), theirs.size("slot")),
