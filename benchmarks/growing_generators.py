@@ -16,9 +16,9 @@ import torch
 from growing_pools import Counts, Data
 from torch import Tensor
 
+from esper.datasets.generated import generate_glyphs
 from esper.garden.families import FAMILIES, noisy_labels
 from esper.leyline.streams import derive_seed
-from esper.tolaria.data.mnist1d import generate
 
 GLYPH = 40  # points of an MNIST-1D sample
 TOKENS, LENGTH, TAGS = 32, 24, 4  # of sequence labelling
@@ -168,7 +168,8 @@ def _wrong(labels: Tensor, share: float, classes: int, stream: torch.Generator) 
 def glyphs(seed: int, samples: Counts, packed: Path | None) -> Data:
     """MNIST-1D: [M, 40] and [M]."""
     return {
-        name: generate(count, derive_seed(seed, "data", name)) for name, count in samples.items()
+        name: generate_glyphs(count, derive_seed(seed, "data", name))
+        for name, count in samples.items()
     }
 
 

@@ -15,11 +15,11 @@ import torch
 from _report import ROOT  # noqa: F401  # lets it import studies
 from torch import Tensor
 
+from esper.datasets.handwritten import DIGITS_FILE
 from esper.leyline.streams import derive_seed
 from esper.tolaria.data.corpus import Corpus, corpus_splits, read_corpus
-from esper.tolaria.data.image_sets import DIGITS_FILE, image_splits
 from esper.tolaria.data.splits import Split, Splits
-from studies.image_files import FASHION_MNIST, IDX_FILES, read_idx
+from studies.image_files import FASHION_MNIST, IDX_FILES, image_splits, read_idx
 
 POOLED_IMAGES = {"train": (slice(10_000), slice(20_000, 30_000)),
                  "test": (slice(4_000), slice(5_000, 9_000))}  # fmt: skip

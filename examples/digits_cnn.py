@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import esper
 from esper.api import GrownRun
 from esper.kasmina import export_python
-from esper.tolaria import find_task
 
 
 class DigitNet(nn.Module):
@@ -33,9 +32,8 @@ class DigitNet(nn.Module):
 
 
 def main(folder: Path, epochs: int = 20, samples: int = 1200) -> GrownRun:
-    splits = find_task("digits").load(0)
-    train = (splits.train.inputs[:samples], splits.train.labels[:samples])
-    val = (splits.validation.inputs, splits.validation.labels)
+    train, val, _ = esper.datasets.digits()
+    train = (train[0][:samples], train[1][:samples])
 
     def interrupt(record: dict[str, object]) -> None:
         if record["epoch"] == epochs // 2:

@@ -19,11 +19,48 @@ import torch
 from torch import Tensor
 
 from esper.archive.files import read_toml
+from esper.datasets.handwritten import channel_statistics
+from esper.datasets.splitting import partition
 from esper.leyline.errors import DataError
-from esper.tolaria.data.image_sets import CLASSES, image_splits
 from esper.tolaria.data.splits import Split, Splits
 
 VARIABLE = "ESPER_DATA"
+CLASSES = 10  # of every data set here
+
+
+def image_splits(
+    images: Tensor,
+    labels: Tensor,
+    *,
+    shares: dict[str, float],
+    test: Split | None = None,
+    classes: int = CLASSES,
+    seed: int,
+    origin: str,
+) -> Splits:
+    """Divide images among splits and standardise them with the statistics of train.
+
+    Args:
+        images: Images, [M, C, H, W] uint8.
+        labels: Labels, [M].
+        shares: Share of the images for `validation`, and for `test` if it is not given.
+        test: Published test images, uint8, and their labels.
+        classes: Number of classes.
+        seed: Random seed for the choice of validation images.
+        origin: Description of the source of the data.
+    """
+    all_images = Split(images, labels.long())
+    parts = {}
+    for name, rows in partition(len(images), shares, seed).items():
+        parts[name] = all_images.take(rows)
+    if test is not None:
+        parts["test"] = Split(test.inputs, test.labels.long())
+    mean, deviation = channel_statistics(parts["train"].inputs)
+    standardised = {
+        name: Split((part.inputs.float() - mean) / deviation, part.labels)
+        for name, part in parts.items()
+    }
+    return Splits(**standardised, classes=classes, origin=origin)
 
 
 @dataclass(frozen=True, kw_only=True)

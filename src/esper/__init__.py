@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from esper.lazy import attach
 
 if TYPE_CHECKING:
+    from . import datasets
     from .api.auditing import audit
     from .api.ema import ema
     from .api.grow_loop import grow, resume

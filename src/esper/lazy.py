@@ -12,23 +12,36 @@ from pathlib import Path
 
 
 def attach(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for `package`, from its `__init__.py`."""
+    """Return `__getattr__`, `__dir__` and `__all__` for `package`, from its `__init__.py`.
+
+    `from .module import name` exports a name, and `from . import module` exports a submodule.
+    """
     module = sys.modules[package]
     assert module.__file__ is not None
     source = Path(module.__file__)
-    homes: dict[str, str] = {}
+    modules: dict[str, str] = {}  # exported name -> module that defines it
+    submodules: set[str] = set()  # submodules that are exported themselves
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            homes |= {alias.name: f"{package}.{node.module}" for alias in node.names}
+        if not isinstance(node, ast.ImportFrom) or node.level != 1:
+            continue
+        for alias in node.names:
+            if node.module is None:
+                submodules.add(alias.name)
+            else:
+                modules[alias.name] = f"{package}.{node.module}"
     # Importing a submodule would overwrite an export of the same name.
-    assert not any(source.with_name(f"{name}.py").exists() for name in homes)
+    assert not any(source.with_name(f"{name}.py").exists() for name in modules)
 
     def getattr_(name: str) -> object:
-        if name not in homes:
+        value: object
+        if name in submodules:
+            value = importlib.import_module(f"{package}.{name}")
+        elif name in modules:
+            value = getattr(importlib.import_module(modules[name]), name)
+        else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value: object = getattr(importlib.import_module(homes[name]), name)
         setattr(module, name, value)
         return value
 
-    names = sorted(homes)
+    names = sorted({*modules, *submodules})
     return getattr_, lambda: names, names

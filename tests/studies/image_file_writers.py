@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.tolaria.data.image_sets import CLASSES
-from studies.image_files import CIFAR_FILES, CIFAR_RECORD, IDX_FILES, IDX_SIZE
+from studies.image_files import CIFAR_FILES, CIFAR_RECORD, CLASSES, IDX_FILES, IDX_SIZE
 
 IDX_TRAIN, IDX_TEST = 60, 20
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from esper.datasets.generated import CLASSES, LENGTH
 from esper.garden.families import FAMILIES, MOST_CLASSES, PARAMETERS, noisy_labels
 from esper.kasmina.blueprints import build_catalogue
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
@@ -33,7 +34,6 @@ from esper.leyline.settings import (
     require_settings,
 )
 from esper.leyline.streams import derive_seed
-from esper.tolaria.data.mnist1d import CLASSES, LENGTH
 from esper.tolaria.data.removed_sets import refuse_removed_set
 from esper.tolaria.data.splits import Split, Splits
 

@@ -16,6 +16,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from esper.datasets.generated import LENGTH
 from esper.garden.cases import Case
 from esper.garden.contexts import Context, Source, by_shape, lesion_mask
 from esper.leyline import Actions, Legality, LifecycleOp, SeedStage, Transitions
@@ -24,7 +25,6 @@ from esper.leyline.errors import AgreementError, UnknownNameError
 from esper.leyline.shadows import AuditionPlan
 from esper.leyline.signals import Signals, SignalWindow
 from esper.tolaria import Feed, Governor, Population, Remedy, Trip
-from esper.tolaria.data.mnist1d import LENGTH
 from esper.tolaria.flops import count_flops
 from esper.tolaria.population_config import EpochRecord, PopulationConfig, SplitScores
 from esper.tolaria.random_streams import uniform

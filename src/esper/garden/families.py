@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from esper.archive.files import read_toml
+from esper.datasets.generated import CLASSES, LENGTH, generate_glyphs
 from esper.leyline.errors import DataError, register, require_known
 from esper.leyline.streams import derive_seed
-from esper.tolaria.data.mnist1d import CLASSES, LENGTH, generate
 
 HALF, QUARTER = LENGTH // 2, LENGTH // 4
 XOR_CLASSES = 4
@@ -52,7 +52,7 @@ def glyphs(samples: int, seed: int, parameters: Parameters) -> tuple[Tensor, Ten
     the points are in that one, the same in every sample.
     """
     effects: dict[str, Any] = {n: parameters[n] for n in ("translation", "noise", "amplitude")}
-    inputs, labels = generate(samples, seed, **effects)
+    inputs, labels = generate_glyphs(samples, seed, **effects)
     if "gain" in parameters:
         source = torch.Generator().manual_seed(derive_seed(seed, "gain"))
         drawn = 2 * torch.rand(samples, 1, generator=source) - 1

@@ -18,12 +18,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from esper.api.scoring import form
+from esper.datasets.splitting import partition
 from esper.garden import FAMILIES, DataFamily, Source
 from esper.garden.own_code import run_file, spoken
 from esper.leyline.errors import DataError, EsperError, UnknownNameError, in_words
 from esper.tolaria import Task, find_task, task_names
 from esper.tolaria.data.removed_sets import refuse_removed_set
-from esper.tolaria.data.splits import Splits, partition
+from esper.tolaria.data.splits import Splits
 
 HELD_OUT = 0.2  # of a file without splits of its own
 SUFFIXES = (".npz", ".safetensors")

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from esper import datasets
 from esper.archive.files import read_toml
+from esper.datasets import generated, handwritten
 from esper.kasmina.hosts import HOSTS, SegmentedHost, build_host
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import DataError, EsperError, in_words, register, require_known
 from esper.leyline.settings import Count, NotNegative, Positive, require_settings
-from esper.leyline.streams import derive_seed
 from esper.tolaria.data.corpus import corpus_splits, read_corpus
-from esper.tolaria.data.image_sets import digits
-from esper.tolaria.data.mnist1d import CLASSES, generate
 from esper.tolaria.data.removed_sets import refuse_removed_set
 from esper.tolaria.data.splits import Split, Splits
 from esper.tolaria.feed import Augmentation, Feed
@@ -172,16 +171,29 @@ def population_of(
 
 # --- presets -------------------------------------------------------------------------------
 
-MNIST1D_SAMPLES = {"train": 4000, "validation": 2000, "test": 4000}
 STDLIB_CONTEXT = 64  # as many bytes as the transformer sees
 STDLIB_LIMIT = 2_000_000  # bytes: more than an episode reads
 
 
 def mnist1d(seed: int) -> Splits:
-    """Generated data: another seed has other samples in all three splits."""
-    drawn = {n: generate(many, derive_seed(seed, "data", n)) for n, many in MNIST1D_SAMPLES.items()}
-    splits = {name: Split(*each) for name, each in drawn.items()}
-    return Splits(**splits, classes=CLASSES, origin=f"generated MNIST-1D, seed {seed}")
+    """Generate MNIST-1D; another seed gives other samples in all three splits."""
+    return _as_splits(datasets.mnist1d(seed), generated.CLASSES, f"generated MNIST-1D, seed {seed}")
+
+
+def digits(seed: int) -> Splits:
+    """Load the handwritten digits; the test split is the same for every seed."""
+    origin = f"handwritten digits of the UCI repository, 8×8, sha256 {handwritten.DIGITS_SHA256}"
+    return _as_splits(datasets.digits(seed), handwritten.CLASSES, origin)
+
+
+def _as_splits(data: datasets.DataSets, classes: int, origin: str) -> Splits:
+    return Splits(
+        train=Split(*data.train),
+        validation=Split(*data.val),
+        test=Split(*data.test),
+        classes=classes,
+        origin=origin,
+    )
 
 
 def stdlib(seed: int) -> Splits:

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from esper.datasets.splitting import partition
 from esper.leyline.errors import DataError
-from esper.tolaria.data.splits import Split, Splits, partition
+from esper.tolaria.data.splits import Split, Splits
 
 
 def split(samples: int, seed: int, width: int = 3) -> Split:

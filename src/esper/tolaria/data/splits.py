@@ -4,7 +4,6 @@ Shapes: `M` samples, `T` tokens of a sample.
 """
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, NamedTuple, Self
@@ -13,12 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from esper.datasets.splitting import TEST_SHARE, VALIDATION_SHARE, partition
 from esper.leyline.errors import DataError
 from esper.leyline.settings import COUNT, require
 from esper.leyline.streams import derive_seed
 
-VALIDATION_SHARE = 0.15
-TEST_SHARE = 0.15
 READ_BATCH = 256  # samples of a data set that are read and joined at a time
 
 Source = Dataset[object] | DataLoader[object]
@@ -109,35 +107,6 @@ class Splits:
                 flat = tensor.detach().cpu().contiguous().view(-1)
                 digest.update(flat.view(torch.uint8).numpy().data)
         return digest.hexdigest()
-
-
-def partition(samples: int, shares: Mapping[str, float], seed: int) -> dict[str, Tensor]:
-    """Row numbers of `train` and of each split that `shares` names: disjoint, and sorted.
-
-    `shares` may name `validation`, `test` or both. What is in `test` does not depend on the seed.
-    """
-    if not all(0 < share < 1 for share in shares.values()) or sum(shares.values()) >= 1:
-        raise DataError(
-            "Impossible shares of the samples",
-            given=", ".join(f"{name} {share}" for name, share in shares.items()),
-            valid="each more than 0, and together less than 1",
-        )
-    counts = {name: max(1, round(share * samples)) for name, share in shares.items()}
-    if sum(counts.values()) >= samples:
-        raise DataError(
-            "There are too few samples to split",
-            given=samples,
-            valid=f"at least {len(counts) + 1}, and some left to train on after "
-            + ", ".join(f"{count} for {name}" for name, count in counts.items()),
-        )
-    fixed = torch.Generator().manual_seed(derive_seed("test split", samples))
-    seeded = torch.Generator().manual_seed(derive_seed(seed, "validation split"))
-    rows, rest = {}, torch.arange(samples)
-    for name, source in (("test", fixed), ("validation", seeded)):
-        order = rest[torch.randperm(len(rest), generator=source)]
-        count = counts.get(name, 0)
-        rows[name], rest = order[:count].sort().values, order[count:].sort().values
-    return {"train": rest, **{name: rows[name] for name in shares}}
 
 
 # --- a data set or loader of one's own ------------------------------------------------------------

@@ -1,27 +1,31 @@
 """The MNIST-1D generator: shapes, determinism, pairing of variants, and that it can be learned."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from esper.tolaria.data import mnist1d
-from esper.tolaria.data.mnist1d import TEMPLATES, generate
+from esper import datasets
+from esper.datasets import generated
+from esper.datasets.generated import TEMPLATES, generate_glyphs
+from esper.tolaria import find_task
 
 Drawn = tuple[Tensor, Tensor]
 STILL: dict[str, Any] = {"amplitude": 0, "noise": 0, "translation": 0}
 
 
 def small(seed: int = 3) -> Drawn:
-    return generate(200, seed)
+    return generate_glyphs(200, seed)
 
 
 def clean(patch: pytest.MonkeyPatch, given: dict[str, Any] | None = None, **fixed: Any) -> Drawn:
     """Without any effect but those that are `given` or `fixed` for all."""
     for name, value in {"SHEAR": 0, "INDEPENDENT_NOISE": 0, **fixed}.items():
-        patch.setattr(mnist1d, name, value)
-    return generate(200, 3, **STILL | (given or {}))
+        patch.setattr(generated, name, value)
+    return generate_glyphs(200, 3, **STILL | (given or {}))
 
 
 def test_inputs_and_labels_have_the_promised_shapes_and_types() -> None:
@@ -99,7 +103,7 @@ def test_shear_adds_a_straight_slope(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_variants_share_their_labels_and_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = small()
-    monkeypatch.setattr(mnist1d, "INDEPENDENT_NOISE", 0.021)
+    monkeypatch.setattr(generated, "INDEPENDENT_NOISE", 0.021)
     louder = small()
     assert torch.equal(plain[1], louder[1])
     assert float((plain[0] - louder[0]).abs().max()) < 0.1
@@ -117,14 +121,14 @@ def test_neighbours_in_correlated_noise_resemble_each_other(
 
 
 def test_any_number_of_samples_can_be_generated() -> None:
-    inputs, labels = generate(7, 0)
+    inputs, labels = generate_glyphs(7, 0)
     assert inputs.shape == (7, 40)
     assert labels.shape == (7,)
     assert torch.isfinite(inputs).all()
 
 
 def test_a_linear_classifier_is_about_as_good_as_the_paper_says() -> None:
-    inputs, labels = generate(5000, 42)
+    inputs, labels = generate_glyphs(5000, 42)
     train, test = inputs[:4000].double(), inputs[4000:].double()
     ones = torch.ones(4000, 1, dtype=torch.float64)
     answers = torch.nn.functional.one_hot(labels[:4000], 10).double()
@@ -132,3 +136,28 @@ def test_a_linear_classifier_is_about_as_good_as_the_paper_says() -> None:
     guesses = torch.cat([test, ones[:1000]], 1) @ weights
     accuracy = float((guesses.argmax(1) == labels[4000:]).double().mean())
     assert 0.25 < accuracy < 0.40  # 32 % in the paper
+
+
+def test_mnist1d_returns_three_different_sets() -> None:
+    train, val, test = datasets.mnist1d(seed=2)
+    assert [tuple(inputs.shape) for inputs, _ in (train, val, test)] == [
+        (4000, 40),
+        (2000, 40),
+        (4000, 40),
+    ]
+    assert not torch.equal(train[0], test[0])
+    assert torch.equal(datasets.mnist1d(seed=2).train[0], train[0])
+    assert not torch.equal(datasets.mnist1d().train[0], train[0])
+
+
+def test_mnist1d_equals_the_task_of_this_name() -> None:
+    splits = find_task("mnist1d").load(0)
+    data = datasets.mnist1d()
+    for pair, split in zip(data, splits.named().values(), strict=True):
+        assert torch.equal(pair[0], split.inputs)
+        assert torch.equal(pair[1], split.labels)
+
+
+def test_import_of_esper_datasets_does_not_import_torch() -> None:
+    code = "import sys, esper; esper.datasets; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

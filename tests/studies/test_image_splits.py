@@ -1,9 +1,9 @@
-"""Bytes become standardised images, to the same bits everywhere."""
+"""Splits of images are standardised with the statistics of train."""
 
 import torch
 
-from esper.tolaria.data.image_sets import channel_statistics, image_splits
 from esper.tolaria.data.splits import Split
+from studies.image_files import image_splits
 
 
 def drawn(samples: int, seed: int) -> Split:
@@ -13,20 +13,7 @@ def drawn(samples: int, seed: int) -> Split:
     return Split(images, torch.randint(3, (samples,), generator=source, dtype=torch.uint8))
 
 
-def test_statistics_are_those_of_each_channel() -> None:
-    images = drawn(50, 0).inputs
-    mean, deviation = channel_statistics(images)
-    wide = images.double()
-    torch.testing.assert_close(mean.flatten().double(), wide.mean((0, 2, 3)))
-    torch.testing.assert_close(deviation.flatten().double(), wide.std((0, 2, 3), correction=0))
-
-
-def test_a_channel_that_never_changes_stays_finite() -> None:
-    mean, deviation = channel_statistics(torch.full((3, 1, 2, 2), 7, dtype=torch.uint8))
-    assert (mean.item(), deviation.item()) == (7.0, 1.0)
-
-
-def test_only_train_decides_how_images_are_standardised() -> None:
+def test_images_are_standardised_with_statistics_of_train() -> None:
     train, test = drawn(60, 0), drawn(20, 1)
     made = image_splits(
         *train, shares={"validation": 0.25}, test=test, classes=3, seed=0, origin="drawn"
