@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .api.inspection import inspect
     from .show.audit_facts import Audit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, _exported = attach(__name__)
 __all__ = ["__version__", *_exported]

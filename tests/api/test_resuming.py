@@ -90,6 +90,19 @@ def test_a_permanent_seed_comes_back(tmp_path: Path) -> None:
     assert torch.equal(again.export().eval()(x), run.export().eval()(x))
 
 
+def test_run_of_earlier_package_version_resumes_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uninterrupted = esper.grow(mlp(), TRAIN, VAL, **BRIEFLY)
+    with monkeypatch.context() as patch:
+        patch.setattr("esper.api.run_records.__version__", "0.1.0")
+        folder = stopped(tmp_path / "run", mlp(), **BRIEFLY)
+    assert read_report(folder).versions["esper"] == "0.1.0"
+    resumed = esper.resume(folder, stirred(), TRAIN, VAL)
+    assert resumed.history == uninterrupted.history
+    assert read_report(folder).versions["esper"] == esper.__version__
+
+
 def test_a_finished_run_comes_back_in_evaluation_mode(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run = esper.grow(mlp(), TRAIN, VAL, out=folder, **BRIEFLY)

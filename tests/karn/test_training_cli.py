@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from esper import __version__ as esper_version
 from esper.karn.train_commands import best_scores, figures_of, untold
 from esper.show.run_facts import read_facts
 from esper.show.training_page import page
@@ -143,6 +144,21 @@ def test_a_finished_run_is_not_resumed(run: RunFolder, tmp_path: Path) -> None:
     assert "is finished: 2 rounds" in told.stdout
     assert json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["rounds"] == 2
     assert digest(run) == before
+
+
+def test_run_of_other_package_version_resumes_with_notice(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(run.path, unfinished)
+    config_file = unfinished / "config.toml"
+    config = config_file.read_text(encoding="utf-8")
+    config_file.write_text(config.replace("rounds = 2", "rounds = 3"), encoding="utf-8")
+    monkeypatch.setattr("esper.api.run_records.__version__", "99.0")
+    resumed = esper_here("resume", unfinished, "--quiet")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"Versions have changed (esper {esper_version} -> 99.0)" in resumed.stderr
+    assert RunFolder.open(unfinished).rounds()[-1] == 3
 
 
 def test_a_run_that_goes_on_can_be_watched(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
