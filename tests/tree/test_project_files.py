@@ -3,9 +3,16 @@
 import re
 from pathlib import Path
 
+import yaml
+
 import esper
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_citation_names_package_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == esper.__version__
 
 
 def test_changelog_starts_with_package_version() -> None:
