@@ -15,7 +15,7 @@ import esper
 from esper.api import GrownRun, load_run, read_report
 from esper.api.run_records import model_notes, step_flops
 from esper.leyline.errors import EsperError
-from tests.api.tables import FEATURES, TRAIN, VAL, mlp, wrapped
+from tests.api.tables import FEATURES, TRAIN, VAL, Script, mlp, wrapped
 
 EPOCHS = 8
 
@@ -71,6 +71,33 @@ def test_operations_are_three_forward_passes_and_two_while_a_seed_trains_alone()
     host.germinate(next(iter(host.seed_slots)), "norm")
     assert host.has_isolated_seeds
     assert step_flops(host) == 2 * 3 * plain, "norm has no products of matrices"
+
+
+def test_relative_cost_equals_count_by_hand() -> None:
+    # From epoch 3 to epoch 4 the seed trains in isolation, in a second pass. A norm has no matrix
+    # products, so a second pass costs another pass of the model.
+    script = Script({2: ("plant", "2", "norm", "ramp"), 4: ("blend in", "2")})
+    run = grown(controller=script, quiet=True)
+    stages = [record["slots"].get("2", {}).get("stage") for record in run.history]
+    assert stages[1:4] == ["TRAINING", "TRAINING", "BLENDING"]
+    weights = sum(
+        layer.in_features * layer.out_features
+        for layer in mlp().modules()
+        if isinstance(layer, nn.Linear)
+    )
+    epoch = 3 * 2 * weights * len(TRAIN[0])
+    assert run.report().epochs[0].flops == epoch
+    assert run.report().flops == epoch * (EPOCHS + 2)
+    assert run.report().relative_cost == pytest.approx((EPOCHS + 2) / EPOCHS)
+
+
+def test_plain_training_has_relative_cost_one() -> None:
+    assert grown(controller="never", quiet=True).report().relative_cost == 1.0
+
+
+def test_relative_cost_is_unknown_without_flops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.api.grow_loop.step_flops", lambda host: None)
+    assert grown(controller="never", quiet=True).report().relative_cost is None
 
 
 def test_what_cannot_be_counted_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -314,6 +314,23 @@ def test_finalists_that_diverge_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
     assert "it diverged" in str(tried.report())
 
 
+def test_a_diverged_trial_costs_every_epoch_it_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    mean_loss = Growth._mean_loss
+    epochs_trained: list[int] = []
+
+    def diverge_in_trial(growth: Growth, batch_losses: Tensor) -> float:
+        epochs_trained.append(len(growth.trained_flops))
+        if len(epochs_trained) == LAST + 2:  # the second epoch of the trial
+            raise NotFiniteError("The loss is not finite")
+        return mean_loss(growth, batch_losses)
+
+    monkeypatch.setattr(Growth, "_mean_loss", diverge_in_trial)
+    tried = run(ahead_by(-9.0, f"{HEARD},casts=1"))
+    (trial,) = tryouts_of(tried)
+    assert trial["val_loss"] is None
+    assert trial["flops"] >= 2 * tried.history[0]["flops"]
+
+
 def test_a_controller_over_tokens_tries_out_as_its_rule_does_and_has_its_say_in_who_comes_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -105,6 +105,10 @@ def test_a_loss_that_turns_nan_while_a_seed_grows_costs_the_newest_seed(tmp_path
     (back,) = [record for record in told if "rollback" in record]
     assert back["rollback"]["seed"] == "explosive at 1"
     assert "not finite" in back["rollback"]["what"]
+    assert back["rollback"]["flops"] > run.history[0]["flops"], "the seed ran in the failed epoch"
+    failed_epochs = back["rollback"]["flops"] / run.history[0]["flops"]
+    others = sum(record["flops"] for record in run.history) / run.history[0]["flops"]
+    assert run.report().relative_cost == pytest.approx((others + failed_epochs) / 4)
     assert ("1", "PRUNED", "GOVERNOR") in [
         (each["slot"], each["after"], each["cause"]) for each in back["events"]
     ]

@@ -24,7 +24,14 @@ from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import pack, unpack
 from esper.api.inspection import Slots, audited
 from esper.api.observers import EpochNews, GrowthTelemetry, Observer, OnEpoch, Shown
-from esper.api.run_records import rolled_back, shadow_notes, size_of, slot_notes, step_flops
+from esper.api.run_records import (
+    rolled_back,
+    shadow_notes,
+    size_of,
+    slot_notes,
+    step_flops,
+    total_flops,
+)
 from esper.api.schedulers import MakeScheduler, Schedule
 from esper.api.scoring import Loss, Metric, Scores, Scoring
 from esper.api.ticking import GrowthDecision, NotFiniteError, StageChange, measuring
@@ -249,6 +256,8 @@ class Growth:
         self.device = next(self.host.parameters()).device
         self.optimizer = _optimizer(self.kind, self.host, self.run.settings)
         self.flops: dict[str, float | None] = {}  # of a step, by what the slots hold
+        # FLOPs of every epoch that this process trained, failed and rewound ones included.
+        self.trained_flops: list[float | None] = []
         self.steps = 0  # of an epoch
         made = self.scheduler
         self.schedule = None if made is None else Schedule(made, self.optimizer)
@@ -319,16 +328,20 @@ class Growth:
         living = [slot for slot in host.seed_slots.values() if slot.stage in LIVING_STAGES]
         again = any("rollback" in record for record in self.run.history)
         good = self.state() if living and not again else None
+        first_attempt = len(self.trained_flops)
         try:
             return self.epoch(number)
         except NotFiniteError as error:
             if good is None or self.data.broken(self.scoring.classes) is not None:
                 raise
             what, given = error.what, str(error.given)
+        failed_flops = total_flops(self.trained_flops[first_attempt:])
+        shadow_flops = self._shadow_flops()
         self.return_to(good)
         newest = min(living, key=lambda each: int(host.lifecycle.age[0, each.slot]))
         kind = host.catalogue.names[int(host.lifecycle.blueprint[0, newest.slot])]
-        note = {"what": what, "given": given, "seed": f"{kind} at {newest.name}"}
+        note: dict[str, Any] = {"what": what, "given": given, "seed": f"{kind} at {newest.name}"}
+        note["flops"] = total_flops([failed_flops, shadow_flops])
         for observer in self.observers:
             observer.trying(rolled_back(note))
         gone = host.remove_now(newest.name)
@@ -397,10 +410,12 @@ class Growth:
         clock, stream = Clock(), derive_seed(self.seed, "epoch", number)
         step = self._step_flops()
         with clock.phase("train"), randomness_kept(self.host, stream=stream):
-            train_loss, size = self._train(derive_seed(self.seed, "order", number))
+            batch_losses, size = self._train(derive_seed(self.seed, "order", number))
+        flops = None if step is None else step * size / max(size_of(self.host.sample), 1)
+        self.trained_flops.append(flops)
+        train_loss = self._mean_loss(batch_losses)
         with clock.phase("measure"):
             scores = self._scores(self.data["val"])
-        flops = None if step is None else step * size / max(size_of(self.host.sample), 1)
         return Trained(train_loss, scores, flops, clock)
 
     def decided(self, trained: Trained) -> EpochNews:
@@ -451,8 +466,21 @@ class Growth:
             self.flops[now] = step_flops(self.host)
         return self.flops[now]
 
-    def _train(self, stream: int) -> tuple[float, int]:
-        """One pass over the training data; the mean loss over batches, and numbers in inputs."""
+    def _shadow_flops(self) -> float | None:
+        """Count the FLOPs of the shadows that learned in the epoch that was trained last."""
+        shadows = self.host.shadows
+        if not shadows.learned:
+            return 0.0
+        # Shadows learn only after an epoch of the model alone, which is the unit of their cost.
+        model_flops = self.run.history[0]["flops"]
+        return None if model_flops is None else float(shadows.flops * model_flops)
+
+    def _train(self, stream: int) -> tuple[Tensor, int]:
+        """Train on every batch once.
+
+        Returns:
+            The training loss of every batch, [batches], and how many numbers the inputs held.
+        """
         host, scoring = self.host, self.scoring
         host.train()
         losses, size = [], 0
@@ -482,14 +510,25 @@ class Growth:
             losses.append(value.detach())
             size += size_of(whole[0])
         ranks.average_tensors(each for each in host.buffers() if each.is_floating_point())
-        self.steps, found = len(losses), ranks.averaged(host, torch.stack(losses)).cpu().double()
-        if broken := (~found.isfinite()).nonzero().flatten().tolist():
-            last = [each["decision"] for each in self.run.history if each["events"]][-1:]
+        self.steps = len(losses)
+        return ranks.averaged(host, torch.stack(losses)).cpu().double(), size
+
+    def _mean_loss(self, batch_losses: Tensor) -> float:
+        """Average the losses of an epoch's batches, [batches], and refuse ones that are not finite.
+
+        Raises:
+            NotFiniteError: A batch has a loss that is NaN or infinite.
+        """
+        broken = (~batch_losses.isfinite()).nonzero().flatten().tolist()
+        if broken:
+            last = [record["decision"] for record in self.run.history if record["events"]][-1:]
             grown = f"last: {GrowthDecision(**last[0])}" if last else "nothing has grown"
-            what = f"The loss is not finite in batch {broken[0] + 1} of {len(losses)}"
-            fix = "look for NaN in the data, or start again with a smaller learning rate"
-            raise NotFiniteError(what, given=grown, fix=fix)
-        return float(found.mean()), size
+            raise NotFiniteError(
+                f"The loss is not finite in batch {broken[0] + 1} of {len(batch_losses)}",
+                given=grown,
+                fix="look for NaN in the data, or start again with a smaller learning rate",
+            )
+        return float(batch_losses.mean())
 
     def _loss(self, batch: Pair, weight: float) -> Tensor:
         return self.scoring.run(self.host, batch)[1] * weight

@@ -3,7 +3,7 @@ of its model; and all of it as facts for pages, pictures and the display of its 
 """
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import groupby
@@ -141,8 +141,17 @@ def _size(module: nn.Module) -> int:
 # --- facts for people ------------------------------------------------------------------------
 
 
-def epoch_of(record: Record, seconds: Mapping[str, float]) -> ShownEpoch:
-    """An epoch from the history, as it is shown."""
+def epoch_of(
+    record: Record, seconds: Mapping[str, float], model_flops: float | None = None
+) -> ShownEpoch:
+    """Turn a record of the history into the facts that are shown of its epoch.
+
+    Args:
+        record: The epoch's record in the run's history.
+        seconds: Time spent, by phase.
+        model_flops: FLOPs of training the model alone for one epoch; None: they were not counted,
+            or are not shown.
+    """
     decision = GrowthDecision(**record["decision"])
     changes = (StageChange(**note) for note in record["events"])
     worth = record["contributions"]
@@ -157,7 +166,7 @@ def epoch_of(record: Record, seconds: Mapping[str, float]) -> ShownEpoch:
             for name, held in record["slots"].items()
         ],
         seconds=seconds,
-        flops=_flops(record),
+        flops=_training_flops(record, model_flops),
         tried="; ".join(
             words(record[key])
             for key, words in (("rollback", rolled_back), ("tryouts", _tried))
@@ -167,12 +176,29 @@ def epoch_of(record: Record, seconds: Mapping[str, float]) -> ShownEpoch:
     )
 
 
-def _flops(record: Record) -> float | None:
-    """Of an epoch with its shadows and with what was tried out after it."""
-    if record["flops"] is None:
+def total_flops(counts: Iterable[float | None]) -> float | None:
+    """Add FLOPs up; the total of counts of which one is None is not known."""
+    total = 0.0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def _training_flops(record: Record, model_flops: float | None) -> float | None:
+    """Count the FLOPs of everything that was trained from one record to the next.
+
+    These are the epoch itself, the shadows that learned beside it, an earlier attempt that failed,
+    and the trials after it, also those that were rewound. The passes in which shadows are measured
+    count as part of them. The model's own validation passes do not count.
+    """
+    if model_flops is None:
         return None
-    tried = sum(each["flops"] for each in record.get("tryouts", []))
-    return float(record["flops"] * (1.0 + record.get("shadow_cost", 0.0)) + tried)
+    shadows = record.get("shadow_cost", 0.0) * model_flops
+    failed_attempt = record.get("rollback", {}).get("flops", 0.0)
+    trials = [trial["flops"] for trial in record.get("tryouts", [])]
+    return total_flops([record["flops"], shadows, failed_attempt, *trials])
 
 
 def _tried(tryouts: Sequence[Record]) -> str:
@@ -194,6 +220,9 @@ def rolled_back(note: Record) -> str:
 def report_of(name: str, notes: Record) -> Report:
     """What a checkpoint's notes say of a run."""
     settings, model = notes["settings"], notes["model"]
+    history = notes["history"]
+    # Nothing is planted before the first epoch ends, so its FLOPs are those of the model alone.
+    model_flops = history[0]["flops"] if history else None
     return Report(
         name=name,
         settings={key: value for key, value in settings.items() if key not in UNTOLD},
@@ -207,5 +236,8 @@ def report_of(name: str, notes: Record) -> Report:
         room=model["room"],
         places=model["places"],
         parts=[Part(**part | {"slots": tuple(part["slots"])}) for part in model["parts"]],
-        epochs=[epoch_of(*pair) for pair in zip(notes["history"], notes["seconds"], strict=True)],
+        epochs=[
+            epoch_of(record, seconds, model_flops)
+            for record, seconds in zip(history, notes["seconds"], strict=True)
+        ],
     )

@@ -20,6 +20,7 @@ import torch
 from esper.api import ranks
 from esper.api.growing_model import GrowingModel
 from esper.api.observers import EpochNews
+from esper.api.run_records import total_flops
 from esper.api.scoring import Scores
 from esper.api.ticking import NotFiniteError
 from esper.archive import Archive, read_archive, write_archive
@@ -117,7 +118,10 @@ class Tryouts:
         own = news.record["flops"]
         record, spent, tryouts = news.record, Counter(news.seconds), list[dict[str, Any]]()
         for cast in casts:
+            first_trained = len(self.growth.trained_flops)
             told = self._tried(cast, last)
+            # With the epoch in which it diverged, whose record is missing.
+            trial_flops = total_flops(self.growth.trained_flops[first_trained:])
             whole = bool(told) and told[-1].record["epoch"] == last  # it did not diverge
             after = _validation_loss([each.record for each in told]) if whole else math.nan
             chosen = after < before - lead
@@ -127,7 +131,7 @@ class Tryouts:
             for each in told:
                 spent.update(each.seconds)
             note = {"seeds": self._names(cast), "val_loss": after if whole else None}
-            tryouts.append(note | {"alone": before, "chosen": chosen, "flops": sum(flops)})
+            tryouts.append(note | {"alone": before, "chosen": chosen, "flops": trial_flops})
             if chosen:
                 record = _record_of(told, news.record)
             if chosen or purse < 0.0:

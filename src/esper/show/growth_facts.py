@@ -250,6 +250,23 @@ class Report(Pictured):
         counted = [epoch.flops for epoch in self.epochs if epoch.flops is not None]
         return sum(counted) if counted else None
 
+    @property
+    def relative_cost(self) -> float | None:
+        """Training FLOPs of this run over those of plain training for the same epochs.
+
+        The run's FLOPs include seeds, shadows, rewound trials and an epoch that failed and was
+        repeated. Validation passes of the model count on neither side, and passes in which shadows
+        are measured count as the run's. Plain training costs the first epoch, before the end of
+        which nothing is planted, times the number of epochs.
+
+        Returns:
+            1.0 for a run that only trained its model; None where FLOPs could not be counted.
+        """
+        flops = [epoch.flops for epoch in self.epochs]
+        if not flops or None in flops or not flops[0]:
+            return None
+        return sum(count for count in flops if count is not None) / (flops[0] * len(flops))
+
     def curve(self, name: str) -> Array:
         """[T] numbers over epochs, NaN where one is not known."""
         found = [getattr(epoch, name) for epoch in self.epochs]
