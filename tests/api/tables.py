@@ -1,6 +1,7 @@
 """Small models, small data, and a controller that follows a script, for the tests of the API."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from esper.api import GrowingModel, wrap
+from esper.api.grown_runs import CHECKPOINT, KIND, VERSION
+from esper.archive import read_archive, write_archive
 from esper.kasmina.gates import GateRules
 from esper.leyline.legality import Actions, Legality
 from esper.leyline.ops import Blend, LifecycleOp
@@ -105,6 +108,15 @@ def states(host: GrowingModel) -> dict[str, Tensor]:
         for place, group in enumerate(optimizer.param_groups):
             found[f"rate {number} {place}"] = torch.tensor(float(group["lr"]))
     return {name: torch.as_tensor(value).detach().clone() for name, value in found.items()}
+
+
+def remove_notes(folder: Path, *names: str) -> None:
+    """Make a run's checkpoint one of a version of Esper that did not store these notes."""
+    checkpoint = folder / CHECKPOINT
+    archive = read_archive(checkpoint, kind=KIND, version=VERSION)
+    notes = {name: note for name, note in archive.notes.items() if name not in names}
+    tensors = {name: tensor.clone() for name, tensor in archive.tensors.items()}
+    write_archive(checkpoint, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
 
 
 def require_same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:

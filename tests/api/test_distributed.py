@@ -171,7 +171,11 @@ def grown(folder: Path | None) -> dict[str, Any]:
     weights = [p.flatten().tolist() for p in run.host.parameters()]
     kept = ("decision", "train_loss", "val_loss", "score", "contributions", "shadows")
     history = [{name: each.get(name) for name in kept} for each in run.history]
-    return {"history": history, "weights": weights}
+    contributions = {
+        slot: (contribution.value, contribution.standard_error)
+        for slot, contribution in run.contributions.items()
+    }
+    return {"history": history, "weights": weights, "contributions": contributions}
 
 
 def growing() -> None:
@@ -188,6 +192,9 @@ def test_two_processes_grow_what_one_does(tmp_path: Path) -> None:
         assert ours["decision"] == {**theirs["decision"]}
         for name in ("train_loss", "val_loss", "score", "contributions"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-4), name
+    assert first["contributions"].keys() == alone["contributions"].keys() != set()
+    for slot, measured in alone["contributions"].items():
+        assert first["contributions"][slot] == pytest.approx(measured, rel=1e-4, abs=1e-4)
     assert (tmp_path / "run" / "checkpoint").is_dir()
 
 

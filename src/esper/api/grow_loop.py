@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from esper.api import ranks
 from esper.api.batches import Batches, Data, Pair, Source, first_of, samples_of
+from esper.api.contributions import measure_contributions
 from esper.api.devices import device_name, placed, require_ordinary
 from esper.api.fitting_controllers import made
 from esper.api.grow_settings import AUTO, EVERY, OPTIMIZER, Budget, BudgetLike, GrowSettings, listed
@@ -45,6 +46,7 @@ from esper.leyline.errors import EsperError, UnknownNameError, require_equal
 from esper.leyline.streams import derive_seed
 from esper.nissa import Clock, Sink
 from esper.show.audit_facts import Audit
+from esper.show.growth_facts import Contribution
 from esper.tamiyo.controllers.protocol import Auditioning, Controller
 
 _ONE_VALUE = "more than 1 value per channel"  # what torch says of a batch of one
@@ -313,7 +315,7 @@ class Growth:
                 self.run.history.append(news.record)
                 self.run.seconds.append(dict(news.seconds))
                 if self.host.memory.ended:
-                    self.run.finish(self._final_scores(news.record))
+                    self.run.finish(self._final_scores(news.record), self._contributions())
                 for observer in self.observers:
                     observer.epoch(news)
                 self._keep(self._ready)
@@ -381,6 +383,12 @@ class Growth:
             test = asdict(self._scores(self.data["test"]))
             after |= {f"test_{name}": value for name, value in test.items()}
         return after
+
+    def _contributions(self) -> dict[str, Contribution]:
+        """Measure the contribution of every permanent seed to the finished network."""
+        validation = self.data["val"]
+        stream = derive_seed(self.seed, "scores", validation.name)
+        return measure_contributions(self.host, self.scoring, validation, stream)
 
     def _settle(self, batch: tuple[Any, Any]) -> None:
         """How models are scored, and what the one before training was worth."""

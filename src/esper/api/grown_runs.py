@@ -26,7 +26,7 @@ from esper.api import ranks
 from esper.api.grow_settings import GrowSettings
 from esper.api.growing_model import GrowingModel
 from esper.api.host_state import pack, unpack
-from esper.api.run_records import model_notes, report_of
+from esper.api.run_records import contributions_of, model_notes, report_of
 from esper.api.ticking import NotFiniteError
 from esper.archive import KeptFolder, RunKind, packed, read_archive, unpacked, write_archive
 from esper.archive.tensors import MANIFEST, Archive, ArchiveError, describing
@@ -36,7 +36,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.settings import POSITIVE, require
 from esper.leyline.streams import derive_seed
 from esper.nissa.hub import tell
-from esper.show.growth_facts import Report, SeedLife
+from esper.show.growth_facts import Contribution, Report, SeedLife
 from esper.show.report import FOLDER
 from esper.show.terminal import aligned
 from esper.simic.training import run_processes
@@ -122,6 +122,8 @@ class GrownRun:
     seconds: list[dict[str, float]] = field(default_factory=list)  # of every epoch, by phase
     before: dict[str, float] = field(default_factory=dict)  # loss and score before training
     after: dict[str, float] = field(default_factory=dict)  # of the network that is exported
+    # To the score of that network, by slot of a permanent seed.
+    contributions: dict[str, Contribution] = field(default_factory=dict)
     folder: GrowthFolder | None = None  # where it is kept
     train_plain: Train | None = None  # trains a network that does not grow like this one
 
@@ -230,17 +232,30 @@ class GrownRun:
             run_processes.begins(self.folder)
             self.folder.keep_sample(self.sample)
 
-    def finish(self, scores: Mapping[str, float]) -> None:
-        """After the last one."""
+    def finish(
+        self, scores: Mapping[str, float], contributions: Mapping[str, Contribution]
+    ) -> None:
+        """Store the results of the finished network after the last epoch."""
         self.after = dict(scores)
+        self.contributions = dict(contributions)
         self.host.eval()
 
     # --- keeping -------------------------------------------------------------------------
 
     def notes(self) -> dict[str, Any]:
         """All but weights, as JSON holds it."""
-        known = {name: getattr(self, name) for name in ("history", "seconds", "before", "after")}
-        return known | {"settings": asdict(self.settings), "model": self._model}
+        contributions = {
+            slot: asdict(contribution) for slot, contribution in self.contributions.items()
+        }
+        return {
+            "history": self.history,
+            "seconds": self.seconds,
+            "before": self.before,
+            "after": self.after,
+            "contributions": contributions,
+            "settings": asdict(self.settings),
+            "model": self._model,
+        }
 
     @cached_property
     def _model(self) -> dict[str, Any]:
@@ -263,7 +278,7 @@ class GrownRun:
         self.history, self.before = list(notes["history"]), dict(notes["before"])
         self.seconds = list(notes["seconds"])
         if notes["after"]:
-            self.finish(notes["after"])
+            self.finish(notes["after"], contributions_of(notes))
 
 
 # --- what was found, trained from the first step --------------------------------------------

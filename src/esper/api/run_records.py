@@ -18,7 +18,7 @@ from esper.kasmina.shadow_seeds import counted
 from esper.kasmina.watching import call
 from esper.leyline.constants import TRAINING_PASSES
 from esper.leyline.stages import SeedStage
-from esper.show.growth_facts import Part, Report, ShownEpoch, SlotState
+from esper.show.growth_facts import Contribution, Part, Report, ShownEpoch, SlotState
 from esper.show.terminal import listed
 
 if TYPE_CHECKING:
@@ -217,6 +217,12 @@ def rolled_back(note: Record) -> str:
     return f"{note['what']} ({note['given']}): {note['seed']} was taken out, and the epoch repeated"
 
 
+def contributions_of(notes: Record) -> dict[str, Contribution]:
+    """Read the contributions to a finished network; a run of an older version has none."""
+    stored = notes.get("contributions", {})
+    return {slot: Contribution(**note) for slot, note in stored.items()}
+
+
 def report_of(name: str, notes: Record) -> Report:
     """What a checkpoint's notes say of a run."""
     settings, model = notes["settings"], notes["model"]
@@ -232,6 +238,7 @@ def report_of(name: str, notes: Record) -> Report:
         metric=settings["metric"] or "score",
         before=notes["before"],
         after=notes["after"],
+        contributions=contributions_of(notes),
         host_params=model["params"],
         room=model["room"],
         places=model["places"],

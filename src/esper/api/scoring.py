@@ -45,6 +45,7 @@ _OF_LABELS = {
     0.5: (nn.BCELoss, F.binary_cross_entropy),
 }
 _COLLECTS = ("update", "compute", "reset")
+SAME_LOSS = 1e-3  # relative difference below which two ways to compute a batch's loss agree
 
 
 # --- losses --------------------------------------------------------------------------------
@@ -346,11 +347,7 @@ class Scoring:
             if self.autocast is not None:  # metrics, and numpy in them, know no bf16
                 outputs = tree_map_only(Tensor, _without_bf16, outputs)
             losses.append(loss.detach())
-            if self.ignored is None:
-                size = len(targets) if isinstance(targets, Tensor) and targets.dim() else 1
-                weights.append(torch.tensor(size))
-            else:  # the loss is a mean over the labels that count
-                weights.append((targets != self.ignored).sum())
+            weights.append(self._batch_weight(targets))
             with _failing("The metric fails on outputs and targets", fix, outputs, targets):
                 if self.classes is not None:
                     right, counted = self._right(outputs, targets)
@@ -396,6 +393,76 @@ class Scoring:
                 found.append(mean.reshape(1))
         return torch.cat(found).float() if found else torch.zeros(0)
 
+    @torch.no_grad()
+    def sample_scores(self, model: nn.Module, batches: Iterable[Pair]) -> tuple[Tensor, Tensor]:
+        """Score every sample; the model's mode is up to the caller.
+
+        The weighted mean of the scores is the score of the model: its accuracy in percent, the
+        value of a function that was passed as metric, or where the metric is the loss, the negative
+        loss. A function of a batch, as metric or as loss, scores the batch and not its samples.
+
+        Returns:
+            Scores and weights, each [samples] in float64 on the CPU.
+        """
+        scores, weights = [torch.zeros(0)], [torch.zeros(0)]
+        for inputs, targets in batches:
+            outputs, loss = self.run(model, (inputs, targets))
+            if self.autocast is not None:
+                outputs = tree_map_only(Tensor, _without_bf16, outputs)
+            if self.classes is not None:
+                is_right, counts = self._right(outputs, targets)
+                batch_weights = _by_sample(counts).sum(1)
+                right_labels = _by_sample(is_right & counts).sum(1)
+                batch_scores = 100.0 * right_labels / batch_weights.clamp(min=1)
+            elif self.named is None:
+                metric: Any = self.metric
+                batch_scores = _one_number(metric(outputs, targets)).reshape(1)
+                batch_weights = self._batch_weight(targets).reshape(1)
+            else:
+                losses, batch_weights = self._sample_losses(outputs, targets, loss)
+                batch_scores = -losses
+            scores.append(batch_scores)
+            weights.append(batch_weights)
+        joined_scores = torch.cat([part.cpu().double() for part in scores])
+        joined_weights = torch.cat([part.cpu().double() for part in weights])
+        return joined_scores, joined_weights
+
+    def _batch_weight(self, targets: Any) -> Tensor:
+        """Count what the mean loss of a batch is a mean over: its samples, or labels that count."""
+        if self.ignored is not None:
+            labels: Tensor = (targets != self.ignored).sum()
+            return labels
+        size = len(targets) if isinstance(targets, Tensor) and targets.dim() else 1
+        return torch.tensor(size)
+
+    def _sample_losses(
+        self, outputs: Any, targets: Any, batch_loss: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the loss of every sample of a batch, [samples], and its weight, [samples].
+
+        The batch is one sample where the loss of a sample is not known, or where the batch's loss
+        is not the weighted mean of them, as with weights of classes.
+        """
+        batch_weight = self._batch_weight(targets).reshape(1)
+        # A batch without any label that counts has no loss.
+        batch_mean = batch_loss.reshape(1) if bool(batch_weight > 0) else torch.zeros(1)
+        unreduced_loss = _of_samples(self.loss)
+        if unreduced_loss is None:
+            return batch_mean, batch_weight
+        elements = unreduced_loss(outputs, targets)
+        if not elements.dim() or len(elements) != len(targets):
+            return batch_mean, batch_weight
+        if self.ignored is None:
+            weights = torch.ones(len(elements), device=elements.device)
+            losses = _by_sample(elements).mean(1)
+        else:
+            weights = _by_sample(targets != self.ignored).sum(1)
+            losses = _by_sample(elements).sum(1) / weights.clamp(min=1)
+        mean = (losses * weights).sum() / weights.sum().clamp(min=1)
+        if not math.isclose(float(mean), float(batch_mean), rel_tol=SAME_LOSS, abs_tol=1e-12):
+            return batch_mean, batch_weight
+        return losses, weights
+
     def _right(self, outputs: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
         """Which labels are right, and which count."""
         if self.threshold is not None:
@@ -418,6 +485,11 @@ def _require_loss(value: object, part: str) -> None:
 def _column(numbers: list[Tensor]) -> Tensor:
     """[numbers], also where there are none."""
     return torch.stack(numbers).cpu().double() if numbers else torch.zeros(0).double()
+
+
+def _by_sample(elements: Tensor) -> Tensor:
+    """Arrange elements [samples, ...] as [samples, elements of a sample]."""
+    return elements.reshape(len(elements), -1)
 
 
 def _without_bf16(tensor: Tensor) -> Tensor:

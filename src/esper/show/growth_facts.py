@@ -139,6 +139,26 @@ class SeedLife:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """The part of a finished network's validation score that is lost without one permanent seed.
+
+    In percentage points of accuracy or of a user-defined metric; in units of the loss where the
+    loss is the metric.
+    """
+
+    value: float
+    # Over validation samples, of paired differences; None: the score of a sample is not known.
+    standard_error: float | None
+
+    @property
+    def is_measurable(self) -> bool:
+        """Is it at least two standard errors away from zero?"""
+        if self.value == 0.0:
+            return False
+        return self.standard_error is None or abs(self.value) >= 2.0 * self.standard_error
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report(Pictured):
     """One run, as far as it is: what grew, when, and what it was worth; prints as text."""
 
@@ -152,6 +172,7 @@ class Report(Pictured):
     metric: str
     before: Mapping[str, float]  # loss and score before training
     after: Mapping[str, float]  # of the exported network; empty until it is finished
+    contributions: Mapping[str, Contribution] = field(default_factory=dict)  # to it, by slot
     host_params: int
     room: int | None  # parameters that seeds may have; None: no limit
     places: Sequence[str] = ()  # all slots, in order
