@@ -81,18 +81,19 @@ def test_run_of_an_older_version_loads_without_contributions(run: GrownRun, tmp_
 
 
 def test_contribution_to_a_loss_is_in_units_of_the_loss() -> None:
+    torch.manual_seed(0)
     targets = INPUTS[:, :1] * INPUTS[:, 1:2]
-    data = (INPUTS[:64], targets[:64]), (INPUTS[64:], targets[64:])
+    data = INPUTS, targets
     net = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, 1))
     run = esper.grow(
-        net, *data, loss="mse", budget="+120%", epochs=8, controller=KEEPS_EVERYTHING,
+        net, data, data, loss="mse", budget="+120%", epochs=8, controller=KEEPS_EVERYTHING,
         slots=["1"], lr=1e-2, quiet=True,
     )  # fmt: skip
     contribution = run.contributions["1"]
     with torch.no_grad():
-        losses = (run.host(data[1][0]) - data[1][1]).square()[:, 0]
+        losses = (run.host(INPUTS) - targets).square()[:, 0]
         with run.host.without("1"):
-            differences = (run.host(data[1][0]) - data[1][1]).square()[:, 0] - losses
+            differences = (run.host(INPUTS) - targets).square()[:, 0] - losses
     assert contribution.value == pytest.approx(float(differences.mean()), rel=1e-4)
     standard_error = float(differences.std()) / math.sqrt(len(differences))
     assert contribution.standard_error == pytest.approx(standard_error, rel=1e-4)

@@ -61,6 +61,7 @@ def growth_facts(epochs: int = len(EPOCHS)) -> Report:
     """After so many of its seven epochs."""
     return Report(
         name="my<run>",
+        model="Net",
         settings={"device": "cpu", "precision": "full", "lr": 0.01},
         versions={"torch": "2.13"},
         planned=len(EPOCHS),

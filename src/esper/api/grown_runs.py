@@ -37,8 +37,9 @@ from esper.leyline.settings import POSITIVE, require
 from esper.leyline.streams import derive_seed
 from esper.nissa.hub import tell
 from esper.show.growth_facts import Contribution, Report, SeedLife
+from esper.show.growth_summary import summary
 from esper.show.report import FOLDER
-from esper.show.terminal import aligned
+from esper.show.terminal import aligned, one_line_repr
 from esper.simic.training import run_processes
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def read_report(path: str | Path) -> Report:
 
 @dataclass
 class GrownRun:
-    """What `grow` returns: print its `report()`, take the network with `export()`.
+    """The result of `grow`: `print(run)` summarises it, `export()` gives the network.
 
     `history` has a record for every epoch: `epoch`, `train_loss`, `val_loss`, `score`,
     `committed` (the score with permanent seeds only), `contributions` by slot, `added`
@@ -201,6 +202,12 @@ class GrownRun:
         return Retrained(self, found, tuple(rate for rate in chosen if rate not in found))
 
     # --- to look at ----------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return summary(self.report())
+
+    def __repr__(self) -> str:
+        return one_line_repr(self, self.report().headline)
 
     def plot(self, *, dark: bool = False) -> "Figure":
         """How it grew, as a figure of matplotlib: scores, losses, contributions and slots."""

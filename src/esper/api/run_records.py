@@ -2,6 +2,7 @@
 of its model; and all of it as facts for pages, pictures and the display of its progress.
 """
 
+import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -18,7 +19,7 @@ from esper.kasmina.shadow_seeds import counted
 from esper.kasmina.watching import call
 from esper.leyline.constants import TRAINING_PASSES
 from esper.leyline.stages import SeedStage
-from esper.show.growth_facts import Contribution, Part, Report, ShownEpoch, SlotState
+from esper.show.growth_facts import Contribution, Part, Report, ShownEpoch, SlotState, TrialResult
 from esper.show.terminal import listed
 
 if TYPE_CHECKING:
@@ -212,6 +213,21 @@ def _tried(tryouts: Sequence[Record]) -> str:
     return "; ".join(words)
 
 
+def _trial_results(record: Record) -> list[TrialResult]:
+    """Read the trials that were made after an epoch."""
+    results = []
+    for trial in record.get("tryouts", []):
+        val_loss = math.inf if trial["val_loss"] is None else trial["val_loss"]
+        result = TrialResult(
+            seeds=tuple(trial["seeds"]),
+            val_loss=val_loss,
+            val_loss_without=trial["alone"],
+            is_chosen=trial["chosen"],
+        )
+        results.append(result)
+    return results
+
+
 def rolled_back(note: Record) -> str:
     """A rollback in words."""
     return f"{note['what']} ({note['given']}): {note['seed']} was taken out, and the epoch repeated"
@@ -231,6 +247,7 @@ def report_of(name: str, notes: Record) -> Report:
     model_flops = history[0]["flops"] if history else None
     return Report(
         name=name,
+        model=model["name"],
         settings={key: value for key, value in settings.items() if key not in UNTOLD},
         versions=model["versions"],
         origin=settings["origin"] or {},
@@ -239,6 +256,7 @@ def report_of(name: str, notes: Record) -> Report:
         before=notes["before"],
         after=notes["after"],
         contributions=contributions_of(notes),
+        trials=[result for record in history for result in _trial_results(record)],
         host_params=model["params"],
         room=model["room"],
         places=model["places"],

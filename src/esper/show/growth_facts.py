@@ -16,6 +16,7 @@ from esper.leyline import LifecycleOp, SeedStage
 from esper.nissa import Cell
 from esper.show.report import Pictured
 from esper.show.run_facts import Array, Row, Story, signed
+from esper.show.terminal import one_line_repr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +160,23 @@ class Contribution:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """Seeds that were planted and trained on trial, and the loss that they reached."""
+
+    seeds: tuple[str, ...]  # as "blueprint at slot"
+    val_loss: float  # infinite: training diverged
+    val_loss_without: float  # of the model at the same epoch
+    is_chosen: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report(Pictured):
     """One run, as far as it is: what grew, when, and what it was worth; prints as text."""
 
     page_of = "growth_page"
 
     name: str
+    model: str  # name of its class
     settings: Row
     versions: Row = field(default_factory=dict)
     origin: Row = field(default_factory=dict)  # of model and data, for the command line
@@ -173,6 +185,7 @@ class Report(Pictured):
     before: Mapping[str, float]  # loss and score before training
     after: Mapping[str, float]  # of the exported network; empty until it is finished
     contributions: Mapping[str, Contribution] = field(default_factory=dict)  # to it, by slot
+    trials: Sequence[TrialResult] = ()
     host_params: int
     room: int | None  # parameters that seeds may have; None: no limit
     places: Sequence[str] = ()  # all slots, in order
@@ -238,6 +251,29 @@ class Report(Pictured):
     def latest_score(self) -> float | None:
         """Of the exported network, or after the last epoch so far."""
         return self.after.get("score", self.epochs[-1].score if self.epochs else None)
+
+    @property
+    def latest(self) -> Mapping[str, float]:
+        """Loss and score of the exported network, or after the last epoch so far."""
+        if self.after or not self.epochs:
+            return self.after
+        return {"loss": self.epochs[-1].val_loss, "score": self.epochs[-1].score}
+
+    @property
+    def headline(self) -> str:
+        """Parameters before and after, and the score, in a few words."""
+        before = self.host_params
+        sizes = f"{self.model}: {before:,} → {before + self.added:,} parameters"
+        if not self.latest:
+            return f"{sizes}, not trained"
+        score = f"{self.score_name} {self.latest['score']:.1f}"
+        if self.metric == "accuracy":
+            score = f"{score} %"
+        if self.metric == "loss":
+            score = f"loss {self.latest['loss']:.3g}"
+        if len(self.epochs) < self.planned:
+            return f"{sizes}, {score}, {len(self.epochs)} of {self.planned} epochs"
+        return f"{sizes}, {score}"
 
     @property
     def added(self) -> int:
@@ -307,6 +343,9 @@ class Report(Pictured):
             accuracy=self.curve("score"),
             committed=self.curve("committed"),
         )
+
+    def __repr__(self) -> str:
+        return one_line_repr(self, self.headline)
 
     def __str__(self) -> str:
         known, after = self.settings, self.after

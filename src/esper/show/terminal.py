@@ -18,6 +18,7 @@ from esper.garden.statistics import Estimate
 from esper.leyline.errors import DataError, printable
 
 SECONDS_BETWEEN_LINES = 10.0
+REPR_WIDTH = 100  # characters of an object's one-line representation
 WIDTH = 110  # of a terminal, at least, for tables that need it
 
 
@@ -61,6 +62,28 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table, in columns of plain text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def shortened(text: str, width: int, *, keep_end: bool = False) -> str:
+    """Cut a text to one line of this many characters, with an ellipsis where something is missing.
+
+    Args:
+        text: Text to be shortened; line breaks become spaces.
+        width: Number of characters, at least 1.
+        keep_end: Cut the beginning off, as for paths of which the end matters.
+    """
+    line = " ".join(text.split())
+    if len(line) <= width:
+        return line
+    if keep_end:
+        return "…" + line[len(line) - width + 1 :]
+    return line[: width - 1] + "…"
+
+
+def one_line_repr(value: object, text: str) -> str:
+    """Describe an object in one line, as `<Class text>` of at most `REPR_WIDTH` characters."""
+    name = type(value).__name__
+    return f"<{name} {shortened(text, REPR_WIDTH - len(name) - 3)}>"
 
 
 def show_table(
