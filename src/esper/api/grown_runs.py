@@ -312,6 +312,9 @@ class Retrained:
         """The network trained afresh, as a plain module."""
         return self.best.export()
 
+    def __repr__(self) -> str:
+        return one_line_repr(self, f"best at lr {self.rate:g}, {self.best.report().headline}")
+
     def __str__(self) -> str:
         runs = {"grown": self.grown} | {f"afresh, lr {r:g}": run for r, run in self.runs.items()}
         rows = [

@@ -28,7 +28,7 @@ from esper.kasmina.slotted import catalogue_of
 from esper.kasmina.watching import Sample
 from esper.leyline import DEFAULT_SLOT_COUNT, EsperError, SlotError, SlotSpec
 from esper.show.audit_facts import Audit
-from esper.show.terminal import aligned
+from esper.show.terminal import aligned, listed, one_line_repr
 
 Slots = str | Sequence[Target | str]
 
@@ -50,6 +50,11 @@ class Spot:
     options: Mapping[str, int] = field(default_factory=dict)  # parameters that each seed would add
     reason: str = ""  # why there can be no slot
 
+    def __repr__(self) -> str:
+        if self.reason:
+            return one_line_repr(self, f"{self.path}: {self.kind}, refused: {self.reason}")
+        return one_line_repr(self, f"{self.path}: {self.kind}, {len(self.options)} blueprints fit")
+
 
 @dataclass(frozen=True)
 class Inspection:
@@ -61,6 +66,11 @@ class Inspection:
     places: tuple[Spot, ...]  # in the order in which the model runs them
     refusals: tuple[Spot, ...]
     chosen: tuple[str, ...]  # what slots="auto" takes
+
+    def __repr__(self) -> str:
+        chosen = f'slots="auto" takes {listed(self.chosen)}' if self.chosen else "none chosen"
+        counts = f"{len(self.places)} places, {len(self.refusals)} refused"
+        return one_line_repr(self, f"{self.model}: {counts}, {chosen}")
 
     def __str__(self) -> str:
         limit = "" if self.room is None else f", at most {self.room:,} more"

@@ -25,6 +25,7 @@ from esper.leyline import Actions, Blend, EsperError, Legality, LifecycleOp, See
 from esper.leyline.catalogue import BlueprintCatalogue
 from esper.leyline.lifecycle import TransitionRecord
 from esper.leyline.signals import FLOW_STATISTICS, SignalWindow
+from esper.show.terminal import one_line_repr
 from esper.tamiyo.controllers.protocol import Controller, Remembering
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ class GrowthDecision:
     def changes_something(self) -> bool:
         return self.op not in (WAIT, END)
 
+    def __repr__(self) -> str:
+        return one_line_repr(self, str(self))
+
     def __str__(self) -> str:
         if not self.changes_something:
             return self.op.lower()
@@ -106,6 +110,9 @@ class StageChange:
         stages = record.before.name, record.after.name
         return cls(slot, *stages, record.cause, record.reason)
 
+    def __repr__(self) -> str:
+        return one_line_repr(self, str(self))
+
     def __str__(self) -> str:
         return f"{self.slot}: {self.before} -> {self.after} ({self.cause})"
 
@@ -128,6 +135,11 @@ class Tick(TickScores):
     events: tuple[StageChange, ...]
     added: int  # parameters in seeds, after the decision
     changed: bool  # did parameters join or leave?
+
+    def __repr__(self) -> str:
+        parameters = f"{self.added:,} parameters in seeds"
+        text = f"epoch {self.epoch}: score {self.score:.2f}, {parameters}, {self.decision}"
+        return one_line_repr(self, text)
 
 
 # --- measuring -------------------------------------------------------------------------------

@@ -182,6 +182,9 @@ class Transitions:
         kept = chosen[self.host]
         return Transitions(*(getattr(self, f.name)[kept] for f in fields(self)))
 
+    def __repr__(self) -> str:
+        return f"<Transitions {len(self)} stage changes>"
+
     def __len__(self) -> int:
         return int(self.host.shape[0])
 

@@ -16,7 +16,7 @@ from esper.archive import write_whole
 from esper.leyline.constants import BY_HEART, CERTAIN, UNLEARNED
 from esper.leyline.errors import DataError, in_words
 from esper.show.report import Pictured
-from esper.show.terminal import aligned, duration, listed
+from esper.show.terminal import aligned, duration, listed, one_line_repr
 
 # What verdicts go by: losses in units of guessing, certainty in standard errors.
 WORTH = 0.005  # that a gain must be
@@ -75,6 +75,11 @@ class Candidate:
     def low(self) -> float:
         """The lower end of its gain, by which candidates are ranked."""
         return -math.inf if self.error is None else self.gain - INTERVAL * self.error
+
+    def __repr__(self) -> str:
+        error = "" if self.error is None else f" ± {self.error:.2g}"
+        seed = f"{self.blueprint} at {self.slot}: +{self.params:,} parameters"
+        return one_line_repr(self, f"{seed}, gain {self.gain:+.3g}{error}, {self.verdict}")
 
     def cells(self, digits: int) -> tuple[str, ...]:
         """As a row of a table, with so many decimals."""
@@ -176,6 +181,10 @@ class Audit(Pictured):
         apart = (c for c in sets if len({each.slot for each in c}) == len(c))
         found = [c for c in apart if self.affords(sum(each.params for each in c))]
         return tuple(sorted(found, key=lambda c: -sum(each.low for each in c))[:SEEDS])
+
+    def __repr__(self) -> str:
+        count = f"{len(self.candidates)} candidates"
+        return one_line_repr(self, f"{self.model}: {self.verdict}, {count}")
 
     def __str__(self) -> str:
         limit = "" if self.room is None else f", at most {self.room:,} more"

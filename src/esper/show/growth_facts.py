@@ -30,6 +30,9 @@ class SlotState:
     params: int = 0
     contribution: float | None = None  # points, as measured in this epoch
 
+    def __repr__(self) -> str:
+        return one_line_repr(self, str(self))
+
     def __str__(self) -> str:
         worth = "" if self.contribution is None else f", {signed(self.contribution)} points"
         held = f"{self.blueprint} at {self.slot}: {self.stage.lower()}"
@@ -56,6 +59,11 @@ class ShownEpoch:
     flops: float | None = None  # of training; None: not counted
     tried: str = ""  # what a tryout came to, in words
 
+    def __repr__(self) -> str:
+        score = f"score {self.score:.2f}, validation loss {self.val_loss:.4g}"
+        text = f"{self.number}: {score}, {self.added:,} parameters in seeds, {self.op}"
+        return one_line_repr(self, text)
+
     @property
     def told(self) -> list[str]:
         """What was tried out and decided."""
@@ -79,6 +87,9 @@ class Part:
     depth: int
     opened: bool = False  # are its own parts listed after it?
     slots: tuple[str, ...] = ()  # behind it
+
+    def __repr__(self) -> str:
+        return one_line_repr(self, f"{self.label}: {self.params:,} parameters")
 
     @property
     def label(self) -> str:
@@ -134,6 +145,9 @@ class SeedLife:
             return f", was missed by {size:.2f} points when it was last left out"
         return f", is missed by {size:.2f} points if it is left out"
 
+    def __repr__(self) -> str:
+        return one_line_repr(self, f"{self.name}: +{self.params:,} parameters, {self.course}")
+
     def __str__(self) -> str:
         planted = f"{self.params:,} parameters, planted after epoch {self.planted}"
         return f"{self.name}: {planted}, {self.course}{self.missed}"
@@ -167,6 +181,11 @@ class TrialResult:
     val_loss: float  # infinite: training diverged
     val_loss_without: float  # of the model at the same epoch
     is_chosen: bool
+
+    def __repr__(self) -> str:
+        losses = f"validation loss {self.val_loss:.4g}, {self.val_loss_without:.4g} without"
+        decision = "chosen" if self.is_chosen else "not chosen"
+        return one_line_repr(self, f"{decision}, {losses}: {', '.join(self.seeds)}")
 
 
 @dataclass(frozen=True, kw_only=True)
