@@ -252,7 +252,7 @@ def test_an_option_that_does_not_exist_is_refused_with_the_one_that_was_meant() 
     assert "Traceback" not in told.stderr
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "demo", "--help"], ["version"]])
+@pytest.mark.parametrize("words", [["--help"], ["train", "demo", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
     code = (
         "import sys, atexit\n"
