@@ -58,7 +58,7 @@ def measured(name: str, envs: int, rounds: int) -> tuple[dict[str, float], dict[
     with tempfile.TemporaryDirectory() as home:
         run = RunFolder.create(Path(home) / "run", settings(envs), {})
         if name == "group":
-            launch(play, run.path, rounds, sizes=(1,))
+            launch(play, run.path, rounds, size=1)
         else:
             play(run.path, rounds, name=name)
         figures = json.loads((run.path / f"{name}.json").read_text(encoding="utf-8"))

@@ -110,7 +110,7 @@ def measured(size: int, envs: int, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         config = replace(settings(envs), processes=size)
         run = RunFolder.create(Path(folder) / "run", config, {})
-        launch(play, run.path, size, envs, rounds, sizes=(size,))
+        launch(play, run.path, size, envs, rounds, size=size)
         found: dict[str, float] = json.loads((run.path / "figures.json").read_text("utf-8"))
         return found
 

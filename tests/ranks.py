@@ -34,7 +34,7 @@ def start() -> None:
         raise SystemExit(run(program, words))
     fork_processes(restarts=int(sys.argv[4]))
     try:
-        raise SystemExit(launch(run, program, words, sizes=(size,)))
+        raise SystemExit(launch(run, program, words, size=size))
     except EsperError as error:
         print(f"esper: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two to four nodes of 8 GPUs each under SLURM; RUN is a run's folder that all nodes share.
+# Four nodes of 8 GPUs each under SLURM; RUN is a run's folder that all nodes share.
 # Not run here: there is no SLURM where this is tested.
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
@@ -7,10 +7,10 @@
 #SBATCH --cpus-per-task=16
 #SBATCH --signal=TERM@120
 set -euo pipefail
-RUN=${RUN:?name the folder of a run that was made with processes = "16:32"}
+RUN=${RUN:?name the folder of a run that was made with processes = 32}
 HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 exec srun torchrun \
-    --nnodes 2:4 \
+    --nnodes 4 \
     --nproc-per-node 8 \
     --rdzv-id "$SLURM_JOB_ID" \
     --rdzv-backend c10d \

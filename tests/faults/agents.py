@@ -23,7 +23,10 @@ from tests.programs import ENVIRONMENT, children_of, is_alive, wait_until
 from tests.simic.training.tiny import assert_same, tiny_files, tiny_run
 
 ROUNDS, KILLED = 10, 3
-QUICK = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3,read_timeout=10"
+QUICK = (
+    "join_timeout=60,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3,"
+    "read_timeout=10"
+)
 LIMIT = 240.0  # seconds that anything may take
 
 
@@ -65,24 +68,38 @@ def ended(program: subprocess.Popen[str]) -> str:
 
 
 def train_and_kill(folder: Path, which: int) -> tuple[RunFolder, list[str], float]:
-    """A run of both, of whom one is killed; what each said, and how long the other took to go on
-    or to end."""
+    """Train with two launchers and kill one of them.
+
+    Returns:
+        The run, the output of both launchers, and the seconds until the other launcher ended.
+    """
     folder.mkdir()
-    run = tiny_run(folder / "run", processes="1:2", rounds=ROUNDS)
-    both = pair("1:2", "esper", "resume", "run", "--quiet", cwd=folder)
+    run = tiny_run(folder / "run", processes=2, rounds=ROUNDS)
+    both = pair("2", "esper", "resume", "run", "--quiet", cwd=folder)
     wait_until(lambda: max([0, *run.rounds()]) >= KILLED, LIMIT)
     workers = [child for each in both for child in children_of(each.pid)]
     assert len(workers) == 2, workers
     own = children_of(both[which].pid)
     os.kill(both[which].pid, signal.SIGKILL)
-    before, began = max(run.rounds()), time.monotonic()
+    began = time.monotonic()
     wait_until(lambda: not any(map(is_alive, own)), 10.0)
     other = both[1 - which]
-    wait_until(lambda: max(run.rounds()) > before + 1 or other.poll() is not None, LIMIT)
+    wait_until(lambda: other.poll() is not None, LIMIT)
     spent = time.monotonic() - began
     said = [ended(each) for each in both]
     assert other.returncode is not None
     return run, said, spent
+
+
+def resume_alone(run: RunFolder, launcher: list[str]) -> None:
+    """Change the number of processes to 1 and finish the run."""
+    settings = (run.path / "config.toml").read_text(encoding="utf-8")
+    assert "processes = 2" in settings
+    settings = settings.replace("processes = 2", "processes = 1")
+    (run.path / "config.toml").write_text(settings, encoding="utf-8")
+    command = [*launcher, "esper", "resume", str(run.path), "--quiet"]
+    subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=LIMIT)
+    assert run.rounds()[-1] == ROUNDS
 
 
 def main() -> None:
@@ -92,29 +109,24 @@ def main() -> None:
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as home:
         place = Path(home)
-        run, said, spent = train_and_kill(place / "node", 1)
-        assert run.rounds()[-1] == ROUNDS, said
-        with RunReader(run.path) as reader:
-            notes = [str(note) for note in reader.each("notes")]
-        assert any("Where 2 processes learned, 1 go on" in note for note in notes), notes
-        figures["node_lost.seconds_until_it_goes_on"] = spent
-        print(f"One launcher of two killed: the other went on after {spent:.0f} s.", flush=True)
-
-        run, said, spent = train_and_kill(place / "meeting", 0)
-        figures["meeting_lost.seconds_until_the_other_ended"] = spent
-        last = run.rounds()[-1]
-        assert last < ROUNDS, "the other one has no meeting place, and cannot go on"
-        words = said[1].strip().splitlines()[-1][:100]
-        print(f"The one with the meeting place killed: the other ended after {spent:.0f} s, in "
-              f"round {last}; its last words: {words}", flush=True)  # fmt: skip
         alone = [sys.executable, "-m", "torch.distributed.run", "--standalone", "-m"]
-        resumed = [*alone, "esper", "resume", str(run.path), "--quiet"]
-        subprocess.run(resumed, env=ENVIRONMENT, check=True, capture_output=True, timeout=LIMIT)
-        assert run.rounds()[-1] == ROUNDS
-        print("esper resume went on from there to the end.", flush=True)
+        for name, killed in (("node", 1), ("meeting", 0)):
+            run, outputs, seconds = train_and_kill(place / name, killed)
+            figures[f"{name}_lost.seconds_until_the_other_ended"] = seconds
+            last_round = run.rounds()[-1]
+            assert last_round < ROUNDS, "two processes are needed to continue"
+            last_line = outputs[1 - killed].strip().splitlines()[-1][:100]
+            print(f"Launcher {killed} of two killed ({name}): the other ended after "
+                  f"{seconds:.0f} s, in round {last_round}; its last line: {last_line}",
+                  flush=True)  # fmt: skip
+            resume_alone(run, alone)
+            with RunReader(run.path) as reader:
+                notes = [str(note) for note in reader.each("notes")]
+            assert any("Where 2 processes learned, 1 go on" in note for note in notes), notes
+            print("With processes = 1, esper resume finished the run.", flush=True)
 
-        whole = tiny_run(place / "whole", processes="1:2", rounds=3)
-        other = tiny_run(place / "both", processes="1:2", rounds=3)
+        whole = tiny_run(place / "whole", processes=2, rounds=3)
+        other = tiny_run(place / "both", processes=2, rounds=3)
         two = [*alone[:-1], "--nproc-per-node", "2", "-m", "esper", "resume", str(whole.path)]
         subprocess.run(two, env=ENVIRONMENT, check=True, capture_output=True, timeout=LIMIT)
         said = [ended(each) for each in pair("2", "esper", "resume", other.path, cwd=place)]

@@ -35,7 +35,7 @@ def start_run(command: Train) -> RunFolder:
     """Make a run directory and train; one for all processes that were launched together."""
     config: TrainConfig = command.config
     with joined(config.device) as processes:
-        if is_launched() and processes.size not in config.sizes:
+        if is_launched() and processes.size != config.processes:
             config = replace(config, processes=processes.size)  # as many as there are
         made = command.out is not None and goes_on(RunFolder(command.out))
         path = "" if processes.rank else str(command.out if made else _created(command, config))
@@ -45,7 +45,7 @@ def start_run(command: Train) -> RunFolder:
 
 
 def _created(command: Train, config: TrainConfig) -> Path:
-    require_device(config.device, count=1 if is_launched() else config.sizes[0])
+    require_device(config.device, count=1 if is_launched() else config.processes)
     require_sinks(config.sinks)
     require_writable(command.json)
     suite = find_suite(config.suite)
@@ -94,10 +94,10 @@ def _is_to_go_on(run: RunFolder, command: Resume) -> bool:
 
 def _train(run: RunFolder, command: Train | Resume, processes: Processes) -> None:
     """Train here, or in the processes that the run is for."""
-    quiet, sizes = command.quiet, run.config.sizes
-    if sizes[0] > 1 and not is_launched():
-        given = (run.path, quiet, command.json)
-        code = launch(train_launched, *given, sizes=sizes, stop=Stopping(say=not quiet))
+    quiet, size = command.quiet, run.config.processes
+    if size > 1 and not is_launched():
+        stop = Stopping(say=not quiet)
+        code = launch(train_launched, run.path, quiet, command.json, size=size, stop=stop)
     else:
         code = _trained(run, quiet, command.json, processes)
     if code:

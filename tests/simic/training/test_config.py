@@ -97,8 +97,10 @@ def test_any_settings_come_back_from_their_file(config: TrainConfig) -> None:
         ("final_entropy = nan", "from 0"),
         ("device = 'gpu'", "valid: cpu, cuda"),
         ("processes = 3", "a multiple of 3"),
-        ("processes = '3:2'", "the fewest:the most"),
-        ("processes = 0", "the fewest:the most"),
+        ("processes = '2:4'", "use Esper 0.1.x (commit 28b7a14), which reads ranges"),
+        ("processes = 'two'", "valid: a whole number"),
+        ("processes = '0'", "a whole number from 1"),
+        ("processes = 0", "a whole number from 1"),
         ("envs = 2\n[ppo]\nminibatches = 4", "at most 2"),
         ("cases = 2000000", "up to 100000"),
         ("[evaluation]\nevery = 0", "a whole number from 1"),
@@ -111,6 +113,11 @@ def test_wrong_settings_are_refused_in_one_sentence(text: str, said: str, tmp_pa
         read(text, tmp_path)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value).replace("\\n", "")
+
+
+@pytest.mark.parametrize("text", ["processes = 2", 'processes = "2"'])
+def test_saved_number_of_processes_is_read_as_a_number(text: str, tmp_path: Path) -> None:
+    assert read(text, tmp_path).processes == 2
 
 
 def test_none_has_a_word_in_files(tmp_path: Path) -> None:

@@ -72,9 +72,8 @@ class TrainConfig:
     """on cuda, the same run twice is the same to the bit, but slower; on a cpu it always is"""
     backend: str = "auto"
     """how hosts are computed: fused, chip (small hosts), or auto, the faster one"""
-    processes: int | str = 1
-    """processes that learn together, one for each core or GPU; 2:4 goes on with fewer where some
-    are lost for good, but at least 2"""
+    processes: Count = 1
+    """processes that learn together, one for each core or GPU"""
     lstm: Count = DEFAULT_LSTM_HIDDEN_DIM
     """size of the controller's memory"""
     patience: Finite = DEFAULT_PATIENCE
@@ -101,35 +100,17 @@ class TrainConfig:
                 given=f"reward.gamma {self.reward.gamma:g}, ppo.gamma {self.ppo.gamma:g}",
                 fix="set both to the same",
             )
-        _, most = self._processes()
-        if self.envs % most:
+        if self.envs % self.processes:
             raise EsperError(
-                "Every process needs as many environments as the others",
-                given=f"{self.envs} environments, {most} processes",
-                valid=f"a multiple of {most}",
+                "All processes need the same number of environments",
+                given=f"{self.envs} environments, {self.processes} processes",
+                valid=f"a multiple of {self.processes}",
             )
         require_known("device", self.device, DEVICES)
         require_known("backend of a population", self.backend, BACKENDS)
         if self.ppo.minibatches > self.envs:
             given, valid = f"{self.ppo.minibatches} of ppo", f"at most {self.envs}: envs"
             raise EsperError("Minibatches are made of whole episodes", given=given, valid=valid)
-
-    def _processes(self) -> tuple[int, int]:
-        """The fewest and the most of them."""
-        found = re.fullmatch(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?", str(self.processes))
-        least, most = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
-        if not 0 < least <= most:
-            given, valid = repr(self.processes), "a whole number from 1, or the fewest:the most"
-            raise EsperError(
-                "The run's setting 'processes' is out of range", given=given, valid=valid
-            )
-        return least, most
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """How many processes may learn together, the most first."""
-        least, most = self._processes()
-        return tuple(size for size in range(most, least - 1, -1) if self.envs % size == 0)
 
     def annealed(self, round_: int) -> dict[str, float]:
         """What a round's update uses: on a straight line from the first round to the last."""
@@ -157,9 +138,30 @@ def to_toml(config: TrainConfig) -> str:
 def read_config(path: Path, base: TrainConfig | None = None) -> TrainConfig:
     """Settings from a TOML file; what it leaves out is as in `base`."""
     try:
-        return filled(base or TrainConfig(), read_toml(path), "setting of a run")
+        settings = read_toml(path)
+        if "processes" in settings:
+            settings["processes"] = _convert_processes(settings["processes"])
+        return filled(base or TrainConfig(), settings, "setting of a run")
     except EsperError as error:
         raise DataError(f"{path} cannot be used", given=error) from error
+
+
+def _convert_processes(value: object) -> object:
+    """Convert a number of processes that Esper 0.1.x saved as a text.
+
+    Raises:
+        DataError: The text is a range such as "2:4", the fewest and the most processes.
+    """
+    if not isinstance(value, str):
+        return value
+    if re.fullmatch(r"\d+:\d+", value):
+        raise DataError(
+            "The setting 'processes' cannot be a range any more",
+            given=repr(value),
+            valid="a whole number from 1",
+            fix="change it, or use Esper 0.1.x (commit 28b7a14), which reads ranges",
+        )
+    return int(value) if re.fullmatch(r"\d{1,9}", value) else value
 
 
 # --- settings that were stored -------------------------------------------------------------

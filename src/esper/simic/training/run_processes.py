@@ -290,12 +290,11 @@ def _require_alike(versions: Sequence[str]) -> None:
 
 
 def launch(
-    part: Callable[..., int], *given: Any, sizes: Sequence[int], stop: Stopping | None = None
+    part: Callable[..., int], *arguments: Any, size: int, stop: Stopping | None = None
 ) -> int:
-    """Have processes of their own call `part(*given)`, which returns an exit code; that of the
-    first of them is returned.
+    """Call `part(*arguments)` in `size` new processes and return the exit code of the first one.
 
-    If one is lost, all are started again, and after so many times as many as the next of `sizes`.
+    If a process is lost, all of them are started again, at most `RESTARTS` times.
     """
     stop = stop or Stopping(say=False)
     stop.leads = True
@@ -306,47 +305,45 @@ def launch(
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         logging.disable(logging.ERROR)  # what happens is told in a sentence
         try:
-            found = _launched(part, given, sizes)
+            results = _launched(part, arguments, size)
         finally:
             logging.disable(logging.NOTSET)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             os.environ.pop(STOP, None)
-    code, refused = next((each for each in found.values() if each[1]), found[min(found)])
-    if refused:
-        raise EsperError(refused)
+    for _, refusal in results.values():
+        if refusal:
+            raise EsperError(refusal)
+    code, _ = results[min(results)]
     return 128 + stop.signal if code > 128 and stop.signal else code
 
 
 def _launched(
-    part: Callable[..., int], given: Sequence[Any], sizes: Sequence[int]
+    part: Callable[..., int], arguments: Sequence[Any], size: int
 ) -> dict[int, tuple[int, str]]:
-    """By rank, the exit code and what was refused."""
+    """Return the exit code and the refusal of every process, by its rank."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-    for size in sizes:
-        logs = tempfile.TemporaryDirectory(prefix="esper-", ignore_cleanup_errors=True)
-        with logs as log_folder:
-            config = LaunchConfig(
-                min_nodes=1,
-                max_nodes=1,
-                nproc_per_node=size,
-                run_id=str(uuid4()),
-                rdzv_backend="c10d",
-                rdzv_endpoint="localhost:0",
-                local_addr="localhost",
-                max_restarts=RESTARTS,
-                start_method=STARTED,
-                signals_to_handle="SIGHUP,SIGQUIT",  # the others ask to stop after the round
-                logs_specs=DefaultLogsSpecs(log_dir=log_folder),
-            )
-            try:
-                return launch_agent(config, _rank, [os.getpid(), part, *given])
-            except ChildFailedError as error:
-                if size == sizes[-1]:
-                    raise _lost(error, size) from error
-    raise AssertionError("no number of processes was given")
+    logs = tempfile.TemporaryDirectory(prefix="esper-", ignore_cleanup_errors=True)
+    with logs as log_folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=size,
+            run_id=str(uuid4()),
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=RESTARTS,
+            start_method=STARTED,
+            signals_to_handle="SIGHUP,SIGQUIT",  # the others ask to stop after the round
+            logs_specs=DefaultLogsSpecs(log_dir=log_folder),
+        )
+        try:
+            return launch_agent(config, _rank, [os.getpid(), part, *arguments])
+        except ChildFailedError as error:
+            raise _lost(error, size) from error
 
 
 def _rank(parent: int, part: Callable[..., int], *given: Any) -> tuple[int, str]:

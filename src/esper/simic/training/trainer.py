@@ -98,12 +98,12 @@ class Trainer:
         self.run, self.processes, self.tell, self.stop = run, processes, tell, stop
         self.config: TrainConfig = run.config
         config = self.config
-        if processes.size not in config.sizes:
+        if processes.size != config.processes:
             raise AgreementError(
                 "The run is for another number of processes",
                 given=processes.size,
-                valid=" or ".join(map(str, config.sizes)),
-                fix=f"go on with: esper resume {run.path}",
+                valid=config.processes,
+                fix=f"continue with: esper resume {run.path}",
             )
         own = config.envs // processes.size
         self.first_env = processes.rank * own
