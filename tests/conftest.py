@@ -53,7 +53,6 @@ SLOW_MODULES = {
             "python_export",
             "seed_properties",
             "state_machine",
-            "twins",
             "wrapping",
             "wrapping_compile",
             "wrapping_state",

@@ -94,9 +94,9 @@ def test_a_registered_blueprint_may_have_a_removed_name() -> None:
     try:
         host = wrapped()
         host.germinate("2", "twin")
-        other = wrapped()
-        other.load_state_dict(host.state_dict())
-        assert other.seed_slots["2"].blueprint == "twin"
+        loaded_host = wrapped()
+        loaded_host.load_state_dict(host.state_dict())
+        assert loaded_host.seed_slots["2"].blueprint == "twin"
     finally:
         unregister_blueprint("twin", "dense")
 

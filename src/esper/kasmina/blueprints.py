@@ -128,8 +128,12 @@ def find_blueprint(name: str, family: Family | str) -> Blueprint:
     registered = blueprint_names(family, wrapped=True)
     if name not in registered:
         refuse_removed_blueprints([name])
-    advice = "register your own with @blueprint(name, family)"
-    require_known(f"blueprint for {family.value} slots", name, registered, advice)
+    require_known(
+        f"blueprint for {family.value} slots",
+        name,
+        registered,
+        fix="register your own with @blueprint(name, family)",
+    )
     return _REGISTRY[family, name]
 
 
