@@ -119,7 +119,7 @@ def test_run_without_additions_says_so_when_printed() -> None:
 def test_run_with_failed_trials_names_the_closest() -> None:
     demanding = make_controller("audition:spend=50")
     assert isinstance(demanding, Audition)
-    object.__setattr__(demanding.config, "ahead", 9.0)  # no trial is so much better
+    object.__setattr__(demanding.config, "ahead", 9.0)  # no trial reaches that
     run = grown(controller=demanding)
     trials = run.report().trials
     assert trials

@@ -92,7 +92,7 @@ def test_summary_of_long_names_fits() -> None:
     text = summary(report)
     assert_fits(text)
     assert "…" in text
-    assert "output" in text, "the end of a layer's path tells layers apart"
+    assert "output" in text, "the end of a path distinguishes layers"
 
 
 def test_contribution_to_loss_is_shown_in_units_of_loss() -> None:

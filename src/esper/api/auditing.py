@@ -14,12 +14,13 @@ from torch.distributions import Categorical
 
 from esper.api.batches import Batches, Data, Source
 from esper.api.devices import find_device
-from esper.api.grow_loop import MakeOptimizer, grow
+from esper.api.grow_loop import grow
 from esper.api.grow_settings import AUTO, EVERY, OPTIMIZER, Budget, BudgetLike
 from esper.api.grow_settings import GrowSettings as Default
 from esper.api.growing_model import GrowingModel, wrap
 from esper.api.grown_runs import GrownRun
 from esper.api.inspection import Slots, require_module
+from esper.api.optimizers import MakeOptimizer
 from esper.api.run_records import UNTOLD
 from esper.api.scoring import IGNORED, LOSSES, Loss, Metric
 from esper.kasmina.isolation import Isolation, randomness_kept

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from esper.api import ranks
 from esper.api.batches import Batches, Data, Pair, Source, first_of, samples_of
@@ -25,6 +24,7 @@ from esper.api.grown_runs import GrownRun, GrowthFolder
 from esper.api.host_state import pack, unpack
 from esper.api.inspection import Slots, audited
 from esper.api.observers import EpochNews, GrowthTelemetry, Observer, OnEpoch, Shown
+from esper.api.optimizers import MakeOptimizer, make_optimizer, name_of_optimizer
 from esper.api.run_records import (
     rolled_back,
     shadow_notes,
@@ -42,7 +42,7 @@ from esper.kasmina.isolation import Isolation, randomness_kept
 from esper.kasmina.probe import Sample, Target
 from esper.kasmina.shadow_seeds import CHECKED, PartLoss
 from esper.leyline import LIVING_STAGES
-from esper.leyline.errors import EsperError, UnknownNameError, require_equal
+from esper.leyline.errors import EsperError, require_equal
 from esper.leyline.streams import derive_seed
 from esper.nissa import Clock, Sink
 from esper.show.audit_facts import Audit
@@ -51,12 +51,6 @@ from esper.tamiyo.controllers.protocol import Auditioning, Controller
 
 _ONE_VALUE = "more than 1 value per channel"  # what torch says of a batch of one
 LEAST_BATCHES = 2  # that shadows are measured on
-MakeOptimizer = Callable[..., Optimizer]
-_OPTIMIZERS = {  # by name
-    name: kind
-    for name, kind in vars(torch.optim).items()
-    if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
-}
 
 
 @ranks.together
@@ -119,14 +113,13 @@ def grow(
             on_epoch=on_epoch, sinks=sinks, quiet=quiet,
         )  # fmt: skip
     limits = Budget.of(budget, epochs)
-    kinds = (name for name, kind in _OPTIMIZERS.items() if kind is optimizer)
     settings = GrowSettings(
         budget=limits.params,
         epochs=GrowSettings.epochs if limits.epochs is None else limits.epochs,
         blueprints=listed("blueprints", blueprints),
         loss=loss if isinstance(loss, str) else None,
         metric=metric if isinstance(metric, str) else None,
-        optimizer=optimizer if isinstance(optimizer, str) else next(kinds, None),
+        optimizer=optimizer if isinstance(optimizer, str) else name_of_optimizer(optimizer),
         lr=lr,
         weight_decay=weight_decay,
         precision=precision,
@@ -256,7 +249,7 @@ class Growth:
     def __post_init__(self) -> None:
         self.host, self.seed = self.run.host, self.run.settings.seed
         self.device = next(self.host.parameters()).device
-        self.optimizer = _optimizer(self.kind, self.host, self.run.settings)
+        self.optimizer = make_optimizer(self.kind, self.host, self.run.settings)
         self.flops: dict[str, float | None] = {}  # of a step, by what the slots hold
         # FLOPs of every epoch that this process trained, failed and rewound ones included.
         self.trained_flops: list[float | None] = []
@@ -588,25 +581,6 @@ def _observers(
         return []
     found: list[Observer] = [GrowthTelemetry(sinks)] if kept or sinks else []
     return [*found, Shown(on_epoch, quiet=quiet)]
-
-
-# --- the model and its optimiser -------------------------------------------------------------
-
-
-def _optimizer(kind: str | MakeOptimizer, host: GrowingModel, settings: GrowSettings) -> Optimizer:
-    """An optimiser of this kind, as the settings want it."""
-    if isinstance(kind, str):
-        known = {name.lower(): each for name, each in _OPTIMIZERS.items()}
-        if kind.lower() not in known:
-            raise UnknownNameError.of("optimiser", kind, _OPTIMIZERS)
-        kind = known[kind.lower()]
-    asked: dict[str, Any] = {"lr": settings.lr}
-    if settings.weight_decay is not None:
-        asked["weight_decay"] = settings.weight_decay
-    if isinstance(kind, Optimizer):
-        fix = f"pass its class: optimizer=torch.optim.{type(kind).__name__}, lr=..."
-        raise EsperError("The optimiser is made already, and knows no seeds", fix=fix)
-    return host.optimizer(kind, **asked)
 
 
 def _host(model: nn.Module, sample: Sample, slots: Slots, settings: GrowSettings) -> GrowingModel:
