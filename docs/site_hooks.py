@@ -12,6 +12,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 BESIDE = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "LICENSE": "LICENSE"}
 BESIDE |= {"security.md": "SECURITY.md", "changelog.md": "CHANGELOG.md"}
+BESIDE |= {"CITATION.cff": "CITATION.cff"}
 NAMES = (griffe.ExprName, griffe.ExprAttribute)
 
 

@@ -43,17 +43,18 @@ def test_files_and_folders_that_are_named_exist() -> None:
     assert not missing
 
 
-def test_the_map_in_the_readme_is_short_and_names_what_exists() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    tree = re.search(r"## The tree\n\n```\n(.*?)```", readme, re.DOTALL)
-    assert tree is not None
-    lines = tree[1].splitlines()
-    assert len(lines) <= 40
-    here, missing = PACKAGE, []
+def test_map_of_the_repository_names_existing_files() -> None:
+    code_block = re.search(r"## Map of the repository\n\n```\n(.*?)```", PAGE, re.DOTALL)
+    assert code_block is not None
+    lines = code_block[1].splitlines()
+    assert len(lines) <= 45
+    folder, missing = PACKAGE, []
     for line in lines:
-        if folder := re.match(r"(  )?([\w/]+)/ ", line):
-            here = PACKAGE / folder[2] if folder[1] else ROOT / folder[2]
-            missing += [] if here.is_dir() else [folder[2]]
+        if heading := re.match(r"(  )?([\w/]+)/ ", line):
+            folder = PACKAGE / heading[2] if heading[1] else ROOT / heading[2]
+            if not folder.is_dir():
+                missing.append(heading[2])
         for name in re.findall(r"[ :](\w+\.py)\b", line):
-            missing += [] if any(here.rglob(name)) else [name]
+            if not any(folder.rglob(name)):
+                missing.append(name)
     assert not missing

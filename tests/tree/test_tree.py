@@ -1,4 +1,4 @@
-"""The shape of the repository: file sizes, public names, command line options, import cost."""
+"""The shape of the repository: public names, command line options, import cost."""
 
 import subprocess
 import sys
@@ -12,15 +12,6 @@ from tests.tree import review
 
 ROOT = Path(__file__).parents[2]
 
-LINE_LIMIT = 600
-# Files that may be longer, each with its own limit: "src/esper/…/file.py": 450.
-LONGER_FILES: dict[str, int] = {}
-
-
-def python_files() -> list[Path]:
-    folders = [ROOT / name for name in ("src", "studies", "tests", "benchmarks", "docs")]
-    return sorted(path for folder in folders for path in folder.rglob("*.py"))
-
 
 def test_the_package_under_test_is_the_one_in_this_checkout() -> None:
     home = Path(esper.__file__)
@@ -28,26 +19,6 @@ def test_the_package_under_test_is_the_one_in_this_checkout() -> None:
         f"esper comes from {home}: this .venv belongs to another checkout; "
         "run `make clean` and `make test`"
     )
-
-
-def test_no_python_file_is_longer_than_its_limit() -> None:
-    too_long = {}
-    for path in python_files():
-        name = path.relative_to(ROOT).as_posix()
-        lines = len(path.read_text(encoding="utf-8").splitlines())
-        if lines > LONGER_FILES.get(name, LINE_LIMIT):
-            too_long[name] = lines
-    assert not too_long, f"split these files, one concept per file: {too_long}"
-
-
-def test_every_longer_file_exists_and_needs_its_exception() -> None:
-    needless = [
-        name
-        for name in LONGER_FILES
-        if not (ROOT / name).is_file()
-        or len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= LINE_LIMIT
-    ]
-    assert not needless, f"remove from LONGER_FILES: {needless}"
 
 
 def test_every_module_that_is_listed_as_slow_exists() -> None:
