@@ -169,8 +169,9 @@ def is_alive(process: int) -> bool:
 def _forker() -> socket.socket:
     """The way to the process; it ends when this one does."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # With -P the folder of this file is not on the path, where `datasets` would be tests/datasets.
     process = subprocess.Popen(
-        [sys.executable, __file__, str(there.fileno())],
+        [sys.executable, "-P", __file__, str(there.fileno())],
         pass_fds=(there.fileno(),),
         env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,
