@@ -12,7 +12,7 @@ export MKL_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick fault soak lint bench study docs fmt clean
+.PHONY: help demo test quick nightly fault soak lint bench study docs fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -20,17 +20,21 @@ help: ## list these targets
 demo: $(READY) ## train a controller on the small garden, compare it, write its report
 	@$(BIN)/esper demo
 
-test: lint ## run every check and every test
+test: lint ## run every check and every test but those of `make nightly`
 	@$(TESTS)
+	@echo 'Exhaustive forms of these tests are in "make nightly".'
 
-quick: $(READY) ## the part of the tests that takes a minute or two, for while you work
+quick: $(READY) ## the part of the tests that takes a minute, for while you work
 	@$(BIN)/ruff check -q
-	@$(TESTS) -m "not slow"
+	@$(TESTS) -m "not slow and not nightly"
+
+nightly: $(READY) ## run the exhaustive forms of the tests, which `make test` leaves out
+	@$(TESTS) -m nightly
 
 fault: $(READY) ## the whole matrix of faults, broken guards, kills and damage; a quarter of an hour
 	@rm -f .venv/matrix.json
 	@ESPER_MATRIX=.venv/matrix.json ESPER_FAULTS=1002 ESPER_KILLS=60 \
-		ESPER_FUZZ=5000 ESPER_KEYS=1000 ESPER_READS=10000 $(TESTS) \
+		ESPER_FUZZ=5000 ESPER_KEYS=1000 ESPER_READS=10000 $(TESTS) -m "" \
 		tests/faults tests/tolaria/test_governor.py tests/simic/training/test_kill.py tests/simic/training/test_fuzz.py
 	@mv .venv/matrix.json docs/reliability.json
 	@$(BIN)/python -m tests.faults.mutations
