@@ -188,8 +188,22 @@ def of_every_layer() -> list[tuple[Family, str]]:
     return chosen
 
 
+COMPILED = [
+    (Family.CONV1D, "norm"),
+    (Family.CONV2D, "bottleneck"),
+    (Family.DENSE, "convpool"),
+    (Family.TRANSFORMER, "norm"),
+]
+# Compiling one of these blueprints takes up to ten seconds.
+COMPILED_AT_NIGHT = [
+    pytest.param(*plan, marks=pytest.mark.nightly)
+    for plan in of_every_layer()
+    if plan not in COMPILED
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "name"), of_every_layer())
+@pytest.mark.parametrize(("family", "name"), COMPILED + COMPILED_AT_NIGHT)
 def test_fused_seeds_without_convolutions_compile_once_for_any_number_of_them(
     family: Family, name: str
 ) -> None:

@@ -59,13 +59,27 @@ def rows(sample: Any, count: int) -> Any:
 
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-PAIRS = [(name, export) for name in FAMILIES for export in (export_program, export_onnx)]
-PAIRS += [(name, export_onnx) for name in ("lstm", "encoder", "dict part")]
-PAIRS += [(name, export_program) for name in ("residual cnn", "u-net", "tied weights", "dict part")]
-PAIRS += [(name, export_program) for name in ("called twice", "containers", "dense block")]
+PAIRS = [
+    ("transformer", export_program),
+    ("conv2d", export_program),
+    ("tied weights", export_program),
+    ("dict part", export_program),
+    ("containers", export_program),
+    ("dense block", export_program),
+    ("dense", export_onnx),
+    ("conv2d", export_onnx),
+    ("dict part", export_onnx),
+]
+# Exporting one of these hosts takes up to eight seconds.
+EVERY_PAIR = [(name, export) for name in FAMILIES for export in (export_program, export_onnx)]
+EVERY_PAIR += [("lstm", export_onnx), ("encoder", export_onnx)]
+EVERY_PAIR += [(name, export_program) for name in ("residual cnn", "u-net", "called twice")]
+FURTHER_PAIRS = [
+    pytest.param(*pair, marks=pytest.mark.nightly) for pair in EVERY_PAIR if pair not in PAIRS
+]
 
 
-@pytest.mark.parametrize(("name", "export"), PAIRS)
+@pytest.mark.parametrize(("name", "export"), PAIRS + FURTHER_PAIRS)
 def test_a_file_gives_the_outputs_of_the_network(name: str, export: Export, tmp_path: Path) -> None:
     if (name, export) == ("dense", export_onnx) and TORCH < (2, 13):
         pytest.skip("older versions do not convert the pooling of `convpool` to ONNX")

@@ -27,16 +27,17 @@ from tests.kasmina.zoo import ACCEPTED, Entry
 FILES = ["model.py", "weights.safetensors"]
 # Torch runs its own encoder layers by a fused kernel in evaluation, which a graph does not hold.
 FUSED = {"transformer encoder, batch first"}
-ZOO = [
-    entry
+EXPORTED = (
+    "resnet basic", "spectral norm", "deep supervision", "transformer encoder, batch first",
+    "keywords only", "mixed precision",
+)  # fmt: skip
+EXPORTED_AT_NIGHT = ("table with categories", "unet", "swin", "llama", "nerf")
+ZOO = [pytest.param(entry, id=entry.name) for entry in ACCEPTED if entry.name in EXPORTED]
+ZOO += [
+    pytest.param(entry, id=entry.name, marks=pytest.mark.nightly)
     for entry in ACCEPTED
-    if entry.name
-    in (
-        "table with categories", "resnet basic", "unet", "spectral norm", "deep supervision",
-        "swin", "transformer encoder, batch first", "llama", "nerf", "keywords only",
-        "mixed precision",
-    )
-]  # fmt: skip
+    if entry.name in EXPORTED_AT_NIGHT
+]
 
 
 def grown(entry: Entry) -> SlottedModel:
@@ -64,7 +65,7 @@ def outputs(model: nn.Module, sample: Sample) -> list[Tensor]:
         return [leaf for leaf in tree_leaves(call(model, sample)) if torch.is_tensor(leaf)]
 
 
-@pytest.mark.parametrize("entry", ZOO, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", ZOO)
 def test_the_file_gives_the_networks_bits(entry: Entry, tmp_path: Path) -> None:
     host = grown(entry)
     written = export_python(host, entry.sample, tmp_path / "net")
@@ -133,10 +134,16 @@ class Halved(nn.Module):
         return narrow.float() + shift.float()
 
 
-def test_files_run_where_there_is_torch_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("lstm", "tied weights", "named tuple part"),
+        pytest.param(("conv1d", "dense", "residual cnn"), marks=pytest.mark.nightly),
+    ],
+)
+def test_files_run_where_there_is_torch_alone(names: tuple[str, ...], tmp_path: Path) -> None:
     inputs = torch.randn(8, 6)
     blocks = SlottedModel(Halved(), ["body"], inputs, rules=RULES), inputs
-    names = ("conv1d", "dense", "residual cnn", "lstm", "tied weights", "named tuple part")
     hosts = {name: HOSTS[name].build() for name in names} | {"blocks": blocks}
     for name, (host, sample) in hosts.items():
         folder = export_python(host, sample, tmp_path / name).path
