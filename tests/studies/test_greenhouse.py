@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -198,25 +199,59 @@ def test_what_is_judged_of_a_fit_drops_nothing_out(folder: Path) -> None:
     assert not torch.equal(*vague)
 
 
-def test_who_waits_decides_some_epochs_later_as_the_fit_does() -> None:
+class Played(NamedTuple):
+    """A measurement that ran to its end, and what was recorded while it ran."""
+
+    measured: Measurement
+    gains: dict[str, Any]
+    drawn: list[int]  # the epoch of each case's first decision before the measurement ran
+    deaf: list[torch.Tensor]  # [cases, players] bool of each epoch: the row has no shadows
+
+
+def play(op_bias: float) -> Played:
+    """Play two cases with a network whose bias for planting is `op_bias`."""
     network = TokenActorCritic(LAYOUT)
-    network.prefer("op", LifecycleOp.GERMINATE, 20.0)
+    network.prefer("op", LifecycleOp.GERMINATE, op_bias)
     with torch.no_grad():
         network.trust["seed"].zero_()  # so it always likes the same
     measured = Measurement(Greenhouse(8, longest=20).plot(6, 2), 6, "cpu", network)
-    found = measured.run()
-    assert measured.first == [EPOCHS_ALONE] * 2
-    for plans in measured.plans:
+    drawn, deaf_rows = list(measured.first), list[torch.Tensor]()
+    step = measured.bed.step
+
+    def recorded_step(values: torch.Tensor, deaf: torch.Tensor) -> object:
+        deaf_rows.append(deaf.view(2, -1))
+        outcome = step(values, deaf)
+        living = measured.bed.episodes.population.shadows.living.flatten(1).any(1)
+        assert not bool((living[: len(deaf)] & deaf).any())
+        return outcome
+
+    measured.bed.step = recorded_step  # type: ignore[method-assign,assignment]
+    return Played(measured, measured.run(), drawn, deaf_rows)
+
+
+@pytest.fixture(scope="module")
+def eager() -> Played:
+    """The network plants whenever it may."""
+    return play(20.0)
+
+
+@pytest.fixture(scope="module")
+def idle() -> Played:
+    """The network never plants."""
+    return play(-20.0)
+
+
+def test_who_waits_decides_some_epochs_later_as_the_fit_does(eager: Played, idle: Played) -> None:
+    assert eager.measured.first == [EPOCHS_ALONE] * 2
+    for plans in eager.measured.plans:
         (waited,) = plans[WAITER]
         assert waited.epoch == EPOCHS_ALONE + WAITED
         assert (waited.slot, waited.blueprint) == (plans[0][0].slot, plans[0][0].blueprint)
-    first = ~np.isnan(found["rule"])
-    assert np.abs(found["gains"][first, 0]).max() > 0.0  # it was no control
-    assert np.abs(found["gains"][~first, 0]).max() == 0.0
-    network.prefer("op", LifecycleOp.GERMINATE, -40.0)
-    measured = Measurement(Greenhouse(8, longest=20).plot(6, 2), 6, "cpu", network)
-    assert np.abs(measured.run()["gains"][:, 0]).max() == 0.0
-    assert not any(plans[WAITER] for plans in measured.plans)
+    first = ~np.isnan(eager.gains["rule"])
+    assert np.abs(eager.gains["gains"][first, 0]).max() > 0.0  # it was no control
+    assert np.abs(eager.gains["gains"][~first, 0]).max() == 0.0
+    assert np.abs(idle.gains["gains"][:, 0]).max() == 0.0
+    assert not any(plans[WAITER] for plans in idle.measured.plans)
 
 
 def test_a_later_seed_does_harm_if_the_case_ends_below_its_control(folder: Path) -> None:
@@ -372,41 +407,22 @@ def test_how_near_a_seed_is_to_the_likeliest_follows_from_all_that_may_be_plante
         assert float(near[row, seed]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_where_a_fit_is_given_it_decides_when_it_would_plant() -> None:
-    for name, op in (("eager", LifecycleOp.GERMINATE), ("idle", LifecycleOp.WAIT)):
-        network = TokenActorCritic(LAYOUT)
-        network.prefer("op", op, 20.0)
-        plot = Greenhouse(8, longest=20).plot(6, 3)
-        measured = Measurement(plot, 6, "cpu", network)
-        drawn = list(measured.first)
-        measured.run()
-        eager = [measured.earliest] * 3
-        assert measured.first == (eager if name == "eager" else drawn)
-        if name == "eager":
-            assert measured.later == [epoch + 2 for epoch in eager]
+def test_where_a_fit_is_given_it_decides_when_it_would_plant(eager: Played, idle: Played) -> None:
+    earliest = eager.measured.earliest
+    assert eager.measured.first == [earliest] * 2
+    assert eager.measured.later == [earliest + 2] * 2
+    assert idle.measured.first == idle.drawn
+    assert idle.drawn != eager.measured.first
 
 
-def test_shadows_are_heard_by_those_of_whom_a_decision_is_still_asked() -> None:
-    network = TokenActorCritic(LAYOUT)
-    network.prefer("op", LifecycleOp.GERMINATE, 20.0)
-    measured = Measurement(Greenhouse(8, longest=20).plot(6, 3), 6, "cpu", network)
-    step, told = measured.bed.step, list[torch.Tensor]()
-
-    def note(values: torch.Tensor, deaf: torch.Tensor) -> object:
-        told.append(deaf.view(3, -1))
-        outcome = step(values, deaf)
-        living = measured.bed.episodes.population.shadows.living.flatten(1).any(1)
-        assert not bool((living[: len(deaf)] & deaf).any())
-        return outcome
-
-    measured.bed.step = note  # type: ignore[method-assign,assignment]
-    found = measured.run()
-    assert bool(found["waits"].all())
+def test_shadows_are_heard_by_those_of_whom_a_decision_is_still_asked(eager: Played) -> None:
+    measured, deaf = eager.measured, eager.deaf
+    assert bool(eager.gains["waits"].all())
     first, later = measured.earliest, measured.later[0]
-    assert not bool(told[first - 1].any())
-    assert told[first][0].tolist() == [True] * 4 + [False] * 5
-    assert told[later][0, :7].tolist() == [True] * 5 + [False, True]
-    assert not bool(torch.stack(told)[:, :, [5, -1]].any())  # these are looked at to the end
+    assert not bool(deaf[first - 1].any())
+    assert deaf[first][0].tolist() == [True] * 4 + [False] * 5
+    assert deaf[later][0, :7].tolist() == [True] * 5 + [False, True]
+    assert not bool(torch.stack(deaf)[:, :, [5, -1]].any())  # these are looked at to the end
 
 
 def test_what_was_pruned_is_not_planted_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Whether to plant now or later: moments of hosts that listen, and what waiting is worth then."""
 
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -51,6 +52,14 @@ def planter() -> TokenActorCritic:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("moments")
     run("listen", "--out", out, "--plots", 3, *MADE)
+    return out
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of gains of two plots, each in its own part."""
+    out = tmp_path_factory.mktemp("gains")
+    run("collect", "--out", out, "--plots", 2, *MADE)
     return out
 
 
@@ -135,10 +144,10 @@ def quiet(_: str) -> None:
 def test_waiting_is_worth_the_best_that_comes_not_the_first_that_is_good() -> None:
     # First half the cases promise something and are worth a little now, then 0.2, and 1 in the
     # end; the others end in a loss, which nobody has to take.
-    promising = (torch.arange(256) % 2).float()
-    moments, worth = listened(promising, torch.full((256,), 0.2), 2.0 * promising - 1.0)
+    promising = (torch.arange(64) % 2).float()
+    moments, worth = listened(promising, torch.full((64,), 0.2), 2.0 * promising - 1.0)
     found = worth_of_waiting(moments, (worth, worth), quiet).of(moments.observations)
-    first, second, last = found.split(256)
+    first, second, last = found.split(64)
     assert float((first - torch.where(promising > 0, 1.0, 0.2)).abs().mean()) < 0.15
     assert float((second - promising).abs().mean()) < 0.15
     assert float(last.abs().mean()) < 0.15
@@ -147,12 +156,12 @@ def test_waiting_is_worth_the_best_that_comes_not_the_first_that_is_good() -> No
 @pytest.mark.usefixtures("_thorough")
 def test_chance_is_no_reason_to_wait() -> None:
     chance = torch.Generator().manual_seed(3)
-    drawn = torch.randn(2, 256 * 4, generator=chance)
-    moments, _ = listened(*torch.zeros(4, 256))
+    drawn = torch.randn(2, 128 * 4, generator=chance)
+    moments, _ = listened(*torch.zeros(4, 128))
     found = worth_of_waiting(moments, (drawn[0], drawn[1]), quiet).of(moments.observations)
-    assert float(found[:256].mean()) < 0.2
+    assert float(found[:128].mean()) < 0.2
     same = worth_of_waiting(moments, (drawn[0], drawn[0]), quiet).of(moments.observations)
-    assert float(same[:256].mean()) > 0.4  # it would be, if one estimate said both
+    assert float(same[:128].mean()) > 0.4  # it would be, if one estimate said both
 
 
 def test_moments_after_one_that_is_left_out_are_no_longer_reached() -> None:
@@ -163,15 +172,16 @@ def test_moments_after_one_that_is_left_out_are_no_longer_reached() -> None:
     assert torch.equal(some.observations, moments.observations[kept])
 
 
-def test_what_waiting_is_worth_stands_where_a_fit_looks_for_it(tmp_path: Path) -> None:
-    run("collect", "--out", tmp_path / "gains", "--plots", 2, *MADE)
-    data = Gains.load([tmp_path / "gains"])
+def test_what_waiting_is_worth_stands_where_a_fit_looks_for_it(
+    collected: Path, tmp_path: Path
+) -> None:
+    data = Gains.load([collected])
     estimate = Worth(5, "cpu")
     with torch.no_grad():
         estimate.mean.value_head[-1].bias += 0.5  # type: ignore[index,operator]
     card = {"harm": 3.0, "unit": 10.0, "ablation": None}
     keep_controller(estimate.mean, tmp_path / "kept", None, card)
-    words = ["fit", "--gains", str(tmp_path / "gains"), "--out", str(tmp_path / "fit")]
+    words = ["fit", "--gains", str(collected), "--out", str(tmp_path / "fit")]
     words += ["--waiting", str(tmp_path / "kept"), "--unit", "10"]
     with pytest.raises(SystemExit, match=r"'harm': 4\.0"):
         run(*words, "--harm", 4)
@@ -195,20 +205,18 @@ def test_what_waiting_is_worth_stands_where_a_fit_looks_for_it(tmp_path: Path) -
 
 
 def test_the_whole_way_from_gains_to_what_waiting_is_worth(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("collect", "--out", tmp_path / "gains", "--plots", 2, *MADE)
     keep_controller(planter(), tmp_path / "fit", None, {})
-    run("waiting", "--gains", tmp_path / "gains", "--moments", folder, "--fitted",
+    run("waiting", "--gains", collected, "--moments", folder, "--fitted",
         tmp_path / "fit", "--harm", 3, "--out", tmp_path / "kept")  # fmt: skip
     assert "turn 5: waiting is worth" in capsys.readouterr().out
-    run("fit", "--gains", tmp_path / "gains", "--out", tmp_path / "again", "--harm", 3,
+    run("fit", "--gains", collected, "--out", tmp_path / "again", "--harm", 3,
         "--waiting", tmp_path / "kept", "--epochs", 1)  # fmt: skip
 
 
-def test_of_what_was_tried_that_counts_which_would_be_planted(tmp_path: Path) -> None:
-    run("collect", "--out", tmp_path / "gains", "--plots", 2, *MADE)
-    data = Gains.load([tmp_path / "gains"])
+def test_of_what_was_tried_that_counts_which_would_be_planted(collected: Path) -> None:
+    data = Gains.load([collected])
     network = planter()
     with torch.no_grad():  # it has likings, and no memory
         for each in network.recalled.parameters():
@@ -227,8 +235,12 @@ def test_of_what_was_tried_that_counts_which_would_be_planted(tmp_path: Path) ->
     assert len({round(float(each), 4) for each in near}) > 1
 
 
-def test_one_plot_is_too_few_to_tell_what_waiting_is_worth(folder: Path, tmp_path: Path) -> None:
-    run("collect", "--out", tmp_path / "gains", "--plots", 1, *MADE)
+def test_one_plot_is_too_few_to_tell_what_waiting_is_worth(
+    folder: Path, collected: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "gains").mkdir()
+    shutil.copy(collected / "gains-000000.npz", tmp_path / "gains")
+    shutil.copy(collected / "made.json", tmp_path / "gains")
     keep_controller(planter(), tmp_path / "fit", None, {})
     with pytest.raises(SystemExit, match="one plot is too few"):
         run("waiting", "--gains", tmp_path / "gains", "--moments", folder, "--fitted",
