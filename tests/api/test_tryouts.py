@@ -5,6 +5,7 @@ audition began, or as if nothing had been.
 import functools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -276,7 +277,7 @@ def test_a_run_that_stops_before_it_removes_its_beginning_does_so_later(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(tryouts.shutil, "rmtree", stop)
+        patch.setattr(tryouts, "shutil", SimpleNamespace(rmtree=stop))
         with pytest.raises(KeyboardInterrupt):
             run(HEARD, out=tmp_path)
     assert (tmp_path / START).is_dir()

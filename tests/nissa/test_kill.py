@@ -26,7 +26,7 @@ def killed_after(path: Path, seconds: float) -> int:
     assert writer.stdout.readline() == "ready\n"
     time.sleep(seconds)
     writer.kill()
-    out, _ = writer.communicate(timeout=20)
+    out, _ = writer.communicate(timeout=120)
     told = out.split("\n")[:-1]  # the last line may be cut off
     return int(told[-1]) if told else 0
 

@@ -4,6 +4,7 @@ import fcntl
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,7 +95,8 @@ def test_a_run_without_an_end_goes_on_as_long_as_somebody_is_at_work_on_it(
 ) -> None:
     whole(tmp_path / "run", rounds=1, state="")
     now = time.time()
-    monkeypatch.setattr(found_runs.time, "time", lambda: now + silent)
+    clock = SimpleNamespace(time=lambda: now + silent, monotonic=time.monotonic)
+    monkeypatch.setattr(found_runs, "time", clock)
     lock = tmp_path / "run" / "lock"
     if held != "nothing to hold":
         lock.touch()
