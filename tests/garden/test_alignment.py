@@ -9,16 +9,23 @@ from tests.garden.rank_agreement import rank_agreement, spearman
 # Glyphs, gain, labels that are noise, nothing to gain, a lesion and a change of task.
 CONTEXTS = ("mnist1d-1000", "gain-2.0", "noise-80", "fixed-0.25", "fixed-narrow-1",
             "mnist1d-to-gain")  # fmt: skip
+FEW_CONTEXTS = ("mnist1d-1000", "gain-2.0", "fixed-0.25")
 EPISODES = 2
 BAR = 0.95
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def measured() -> Aligned:
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(FEW_CONTEXTS, id="few contexts"),
+        pytest.param(CONTEXTS, id="all contexts", marks=pytest.mark.nightly),
+    ],
+)
+def measured(request: pytest.FixtureRequest) -> Aligned:
     suite = find_suite("garden_mlp")
-    contexts = [suite.find(name) for name in CONTEXTS]
+    contexts = [suite.find(name) for name in request.param]
     return align(contexts, scripts(contexts), EPISODES)
 
 

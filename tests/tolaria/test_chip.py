@@ -91,6 +91,7 @@ def assert_equal_to_module(
             assert float((found - wanted).norm()) < 1e-4 * (1.0 + float(wanted.norm()))
 
 
+@pytest.mark.slow
 @each_host
 def test_every_seed_and_its_gradients_equal_its_module(name: str) -> None:
     host, program = program_of(name)
@@ -147,17 +148,29 @@ def library_of(
     return build_library(writer.finished().text, dtype), numbers
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_every_layer_and_its_gradients_equal_torchs_in_many_sizes(dtype: torch.dtype) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
+        (torch.float64, 2),
+        (torch.float32, 1),
+        pytest.param(torch.float64, 4, marks=pytest.mark.nightly),
+        pytest.param(torch.float32, 4, marks=pytest.mark.nightly),
+    ],
+)
+def test_every_layer_and_its_gradients_equal_torchs_in_many_sizes(
+    dtype: torch.dtype, sizes: int
+) -> None:
     torch.manual_seed(5)
     draw = random.Random(5)
-    layers = [each for _ in range(4) for each in drawn_layers(draw)]
+    layers = [each for _ in range(sizes) for each in drawn_layers(draw)]
     library, numbers = library_of(layers, dtype)
     draws = torch.Generator().manual_seed(7)
     for which, (module, shape) in zip(numbers, layers, strict=True):
         assert_equal_to_module(library, which, module, shape, draws, dtype)
 
 
+@pytest.mark.slow
 def test_curves_in_single_precision_are_torchs_and_pass_on_what_is_no_number() -> None:
     curves = [nn.Tanh(), nn.GELU()]
     library, numbers = library_of([(curve, (1,)) for curve in curves], torch.float32, chunk=400)
@@ -173,6 +186,7 @@ def test_curves_in_single_precision_are_torchs_and_pass_on_what_is_no_number() -
         alike(gx.double(), slope)
 
 
+@pytest.mark.slow
 def test_libraries_are_for_the_processor_that_runs_them_where_a_compiler_knows_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,11 +213,12 @@ MIXED = [
     ("conv1d", Isolation.DUAL_PASS, AdamW(), 0),
     ("conv1d", Isolation.STRAIGHT_THROUGH, Sgd(), 1),
     ("gelu", Isolation.DUAL_PASS, AdamW(), 0),
-    ("tanh", Isolation.STRAIGHT_THROUGH, Sgd(), 1),
+    pytest.param("tanh", Isolation.STRAIGHT_THROUGH, Sgd(), 1, marks=pytest.mark.nightly),
     ("folded", Isolation.DUAL_PASS, AdamW(), 0),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "isolation", "optimiser", "draw"), MIXED)
 def test_a_mixed_population_on_chip_equals_its_reference_trainers_over_many_epochs(
     name: str, isolation: Isolation, optimiser: RowOptimiser, draw: int
@@ -244,6 +259,7 @@ GROWN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "isolation", "blend"), GROWN)
 def test_every_blueprint_on_chip_equals_the_fused_one_in_every_stage(
     name: str, isolation: Isolation, blend: Blend
@@ -311,6 +327,7 @@ def grown(name: str, epochs: int = 5, **settings: object) -> Population:
     return population
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "conv1d", "folded"])
 def test_scores_without_some_seeds_equal_the_fused_ones(name: str) -> None:
     fused, chip = (grown(name, epochs=9, backend=backend) for backend in ("fused", "chip"))
@@ -328,6 +345,7 @@ def test_scores_without_some_seeds_equal_the_fused_ones(name: str) -> None:
     torch.testing.assert_close(*flows, rtol=2e-5, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "conv1d", "folded"])
 def test_shadows_on_chip_equal_the_fused_ones_and_leave_hosts_alone(name: str) -> None:
     fused, chip = (grown(name, epochs=4, backend=backend) for backend in ("fused", "chip"))
@@ -355,6 +373,7 @@ def test_shadows_on_chip_equal_the_fused_ones_and_leave_hosts_alone(name: str) -
         )
 
 
+@pytest.mark.slow
 @each_host
 def test_frozen_rows_silenced_weights_and_own_rates_are_kept_on_chip(name: str) -> None:
     chip, fused = (grown(name, epochs=3, backend=backend) for backend in ("chip", "fused"))
@@ -373,7 +392,8 @@ def test_frozen_rows_silenced_weights_and_own_rates_are_kept_on_chip(name: str) 
     assert_alike(chip, fused)
 
 
-@each_host
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", pytest.param("conv1d", marks=pytest.mark.nightly)])
 def test_a_host_of_the_garden_trains_an_epoch_in_single_precision_as_the_reference_does(
     name: str,
 ) -> None:
@@ -436,6 +456,7 @@ def test_what_is_to_be_done_beside_an_epoch_is_done_once_before_its_results_are_
     assert seen.index("done") < seen.index("waited")
 
 
+@pytest.mark.slow
 def test_nothing_asked_for_means_fused_where_the_chip_cannot_be_or_does_not_pay(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
