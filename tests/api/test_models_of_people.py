@@ -15,6 +15,7 @@ from esper.kasmina import GateRules, Isolation
 from esper.leyline.errors import EsperError
 from tests.kasmina.twins import condition, outputs, require_same, seed_of, step, stir, unequal
 from tests.kasmina.zoo_of_people import PEOPLE, Model
+from tests.nightly import thinned
 
 RULES = GateRules(
     min_gradient=None,
@@ -65,7 +66,7 @@ def planted(entry: Model, isolation: Isolation) -> GrowingModel:
     return host
 
 
-@pytest.mark.parametrize("entry", TAKEN, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", thinned(TAKEN, 3), ids=lambda entry: entry.name)
 def test_seeds_train_unnoticed_and_are_exported_as_they_grew(entry: Model) -> None:
     isolation = list(Isolation)[len(entry.name) % 2]
     alone, host = entry.model(), planted(entry, isolation)

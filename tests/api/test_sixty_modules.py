@@ -29,6 +29,7 @@ from tests.kasmina.twins import (
 )
 from tests.kasmina.zoo import ACCEPTED, Entry, tensors_in
 from tests.kasmina.zoo_refused import REFUSED, Refused
+from tests.nightly import thinned
 
 RULES = GateRules(
     min_gradient=None,
@@ -88,7 +89,7 @@ def learns(host: GrowingModel, index: int) -> bool:
     return any(p.grad is not None and bool(p.grad.any()) for p in seed_of(host, index).parameters())
 
 
-@pytest.mark.parametrize("entry", ACCEPTED, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", thinned(ACCEPTED, 3), ids=lambda entry: entry.name)
 def test_a_blended_out_seed_leaves_no_trace_and_a_permanent_one_is_exported(entry: Entry) -> None:
     host = wrapped(entry, entry.places)
     optimizer = host.optimizer(SGD, lr=0.01)

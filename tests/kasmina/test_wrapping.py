@@ -25,14 +25,12 @@ from tests.kasmina.twins import (
 )
 from tests.kasmina.zoo import ACCEPTED, Entry, tensors_in
 from tests.kasmina.zoo_refused import REFUSED, Refused
+from tests.nightly import thinned
 
 STEPS = 2
 PLACES = [(entry, index) for entry in ACCEPTED for index in range(len(entry.places))]
 
 each_entry = pytest.mark.parametrize("entry", ACCEPTED, ids=lambda entry: entry.name)
-each_place = pytest.mark.parametrize(
-    ("entry", "index"), PLACES, ids=[f"{entry.name}-{entry.places[i]}" for entry, i in PLACES]
-)
 # Every place, and every model with both isolations.
 TRAINED = [
     (entry, index, isolation)
@@ -70,7 +68,7 @@ def test_wrapping_finds_what_passes_through_each_slot_and_changes_nothing(entry:
 
 @pytest.mark.parametrize(
     ("entry", "index", "isolation"),
-    TRAINED,
+    thinned(TRAINED, 3),
     ids=[f"{entry.name}-{entry.places[i]}-{isolation}" for entry, i, isolation in TRAINED],
 )
 def test_a_host_does_not_notice_a_seed_that_trains(
@@ -100,7 +98,11 @@ def test_a_host_does_not_notice_a_seed_that_trains(
     require_same(outputs(entry, plain), outputs(entry, host))
 
 
-@each_place
+@pytest.mark.parametrize(
+    ("entry", "index"),
+    thinned(PLACES, 3),
+    ids=[f"{entry.name}-{entry.places[i]}" for entry, i in PLACES],
+)
 def test_a_blended_seed_takes_part_and_can_be_left_out(entry: Entry, index: int) -> None:
     plain, host = entry.model(), wrapped(entry, [entry.places[index]])
     [spec] = host.specs

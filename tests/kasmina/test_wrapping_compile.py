@@ -54,12 +54,22 @@ def gradients(entry: Entry, host: SlottedModel, model: Callable[..., object]) ->
     ("name", "way", "isolation"),
     [
         ("mlp", compile_whole, Isolation.DUAL_PASS),
-        ("transformer encoder, time first", compile_whole, Isolation.DUAL_PASS),
+        pytest.param(
+            "transformer encoder, time first",
+            compile_whole,
+            Isolation.DUAL_PASS,
+            marks=pytest.mark.nightly,
+        ),
         ("resnet basic", compile_whole, Isolation.STRAIGHT_THROUGH),
         ("dict output", compile_in_place, Isolation.DUAL_PASS),
         ("gpt", compile_in_place, Isolation.STRAIGHT_THROUGH),
         ("mlp", compile_inner, Isolation.DUAL_PASS),
-        ("resnet basic", compile_inner, Isolation.STRAIGHT_THROUGH),
+        pytest.param(
+            "resnet basic",
+            compile_inner,
+            Isolation.STRAIGHT_THROUGH,
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_compiled_code_follows_a_seed_through_its_life(

@@ -26,10 +26,10 @@ from tests.kasmina.twins import (
     wrapped,
 )
 from tests.kasmina.zoo import ACCEPTED, Entry, tensors_in
+from tests.nightly import thinned
 from tests.tolaria.reference import gradient_norms
 
 BY_NAME = {entry.name: entry for entry in ACCEPTED}
-each_entry = pytest.mark.parametrize("entry", ACCEPTED, ids=lambda entry: entry.name)
 
 # What these remember is not in any module's state dict, with or without Esper.
 FORGETFUL = {"stateful rnn", "stochastic depth by own"}
@@ -39,7 +39,7 @@ SAVED = [entry for entry in ACCEPTED if entry.name not in FORGETFUL]
 # --- deep copies -----------------------------------------------------------------------------
 
 
-@each_entry
+@pytest.mark.parametrize("entry", thinned(ACCEPTED, 3), ids=lambda entry: entry.name)
 def test_a_copy_grows_and_learns_on_its_own(entry: Entry) -> None:
     host = wrapped(entry)
     bare, young = outputs(entry, host), copy.deepcopy(host)
@@ -145,13 +145,15 @@ CASES = [
     (entry, list(STAGES)[number % len(STAGES)], list(Isolation)[number % 2])
     for number, entry in enumerate(SAVED)
 ]
-CASES += [(BY_NAME["resnet basic"], stage, i) for stage in STAGES for i in Isolation]
+EVERY_STAGE = [(BY_NAME["resnet basic"], stage, i) for stage in STAGES for i in Isolation]
 
 
 @pytest.mark.parametrize(
     ("entry", "stage", "isolation"),
-    CASES,
-    ids=[f"{entry.name}-{stage.name}-{isolation}" for entry, stage, isolation in CASES],
+    EVERY_STAGE + thinned(CASES, 3),
+    ids=[
+        f"{entry.name}-{stage.name}-{isolation}" for entry, stage, isolation in EVERY_STAGE + CASES
+    ],
 )
 def test_a_saved_state_continues_to_the_bit(
     entry: Entry, stage: SeedStage, isolation: Isolation

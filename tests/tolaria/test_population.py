@@ -23,6 +23,7 @@ from esper.tolaria.plan import HOST
 from esper.tolaria.population import Population, extract
 from esper.tolaria.stacked import Form, Params
 from esper.tolaria.tasks import mean_loss
+from tests.nightly import thinned
 from tests.tolaria.twins import EVERY_HOST, HOSTS, Twins, draw_actions, make_population
 
 OPTIMISERS: dict[str, RowOptimiser] = {"adamw": AdamW(), "sgd": Sgd()}
@@ -136,7 +137,7 @@ def test_every_blueprint_equals_the_reference_in_every_stage(
     live(pruned, range(6, 9), {6: LifecycleOp.PRUNE})
 
 
-@each_host
+@pytest.mark.parametrize("host", thinned(HOSTS, 2))
 def test_an_environment_is_the_same_in_populations_of_1_7_and_64(host: str) -> None:
     def life(count: int, first: int, watched: int) -> dict[str, torch.Tensor]:
         population = make_population(host, count, first=first)
@@ -220,7 +221,7 @@ def test_single_precision_stays_close_to_the_reference(host: str) -> None:
             each.pass_time()
 
 
-@each_host
+@pytest.mark.parametrize("host", thinned(HOSTS, 2))
 def test_a_compiled_population_equals_an_eager_one(host: str) -> None:
     eager, compiled = make_population(host, 3), make_population(host, 3, compiler="aot_eager")
     for epoch in range(2):
@@ -342,7 +343,7 @@ def test_seeds_of_many_kinds_are_drawn_at_once_and_each_is_what_it_is_alone() ->
     assert not {number for _, number in rows} & {2, 9}
 
 
-@every_host
+@pytest.mark.parametrize("host", thinned(EVERY_HOST, 2))
 @pytest.mark.parametrize("isolation", list(Isolation))
 def test_the_number_of_operations_does_not_grow_with_the_population(
     host: str, isolation: Isolation
