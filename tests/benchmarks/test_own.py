@@ -1,6 +1,7 @@
 """Controllers on users' tasks: trained once each, known by what they are."""
 
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def own(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """With a task for development in place of those that are held out."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.delitem(sys.modules, "own", raising=False)  # a user's file of another test
     import growing_jobs
     import growing_tasks
     import own
@@ -27,6 +29,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return own
 
 
+@pytest.mark.slow
 def test_every_controller_is_trained_once_and_known_by_what_it_is(
     own: ModuleType,
     tmp_path: Path,
