@@ -26,7 +26,13 @@ hypothesis.settings.load_profile("esper")
 
 TESTS = Path(__file__).parent
 # Up to half a minute a test; they come first, so that neither process ends with one of them.
-LONGEST = ("test_alignment.py", "test_learning_study.py", "test_learning.py", "test_kill.py")
+LONGEST = (
+    "test_alignment.py",
+    "test_docs.py",
+    "test_kill.py",
+    "test_learning.py",
+    "test_learning_study.py",
+)
 # They train, export or go through many cases: together most of the time that all tests take.
 SLOW_MODULES = {
     TESTS / folder / f"test_{name}.py"
@@ -39,6 +45,7 @@ SLOW_MODULES = {
             "resuming",
             "shadows",
             "sixty_modules",
+            "tryouts",
         ),
         "benchmarks": ("growing",),
         "faults": ("data_and_exports", "folders", "looking", "not_finite", "telemetry"),
@@ -61,10 +68,19 @@ SLOW_MODULES = {
         "show": ("report",),
         "simic": ("ppo", "waiting"),
         "simic/training": ("selection", "trainer"),
-        "studies": ("cohort", "growth_study", "learning_parts", "learning_study", "studies_report"),
+        "studies": (
+            "cohort",
+            "greenhouse",
+            "growth_study",
+            "learning_parts",
+            "learning_study",
+            "studies_report",
+            "transfer",
+            "waiting",
+        ),
         "tamiyo": ("controllers",),
         "tolaria": ("governor", "population", "population_snapshots", "shadow_rows"),
-        "tree": ("wheel",),
+        "tree": ("site", "wheel"),
         "watch": ("in_browser",),
     }.items()
     for name in names

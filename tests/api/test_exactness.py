@@ -96,6 +96,7 @@ def test_removing_a_seed_that_was_blended_out_changes_no_bit_of_the_output() -> 
     assert faded
 
 
+@pytest.mark.slow
 def test_a_host_goes_on_from_every_stage_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     host = wrapped(isolation="dual_pass", rules=GateRules(min_contribution=None))
     optimizer = host.optimizer(torch.optim.AdamW, lr=0.01)

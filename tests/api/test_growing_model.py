@@ -219,6 +219,7 @@ def test_mixed_precision_with_a_gradient_scaler(isolation: str) -> None:
     assert all(p.dtype is torch.float32 and p.isfinite().all() for p in host.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["straight_through", "dual_pass"])
 def test_a_compiled_host_grows_like_one_that_is_not(isolation: str) -> None:
     def grown(compiled: bool) -> GrowingModel:

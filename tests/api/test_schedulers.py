@@ -97,6 +97,7 @@ def same(left: Any, right: Any) -> bool:
     return not isinstance(left, (list, tuple)) or all(map(same, left, right))
 
 
+@pytest.mark.slow
 @given(STATES)
 def test_any_state_comes_back_with_its_types(state: Any) -> None:
     assert same(unpacked(json.loads(json.dumps(packed(state, {}, of="It"))), {}), state)

@@ -25,6 +25,7 @@ def size(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_table_is_learned_and_the_report_told(capsys: pytest.CaptureFixture[str]) -> None:
     run = example("table_mlp").main(epochs=9, rows=800)
     assert run.finished
@@ -35,6 +36,7 @@ def test_a_table_is_learned_and_the_report_told(capsys: pytest.CaptureFixture[st
     assert f"{size(run.export()):,} parameters in the exported" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_digits_are_interrupted_resumed_and_written(tmp_path: Path) -> None:
     run = example("digits_cnn").main(tmp_path, epochs=8, samples=300)
     assert run.finished

@@ -124,6 +124,7 @@ def stuck() -> None:
         processes.sum_(torch.zeros(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [

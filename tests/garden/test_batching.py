@@ -74,12 +74,14 @@ def assert_same_lives(
             torch.testing.assert_close(values, others[rows], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_eight_rows_live_as_among_sixty_four(
     all_together: tuple[Garden, list[Seen], list[Transition]],
 ) -> None:
     assert_same_lives(lived(make_garden(8, draw=DEAL)), all_together[1:], list(range(8)))
 
 
+@pytest.mark.slow
 def test_each_kind_of_row_lives_alone_as_among_sixty_four(
     all_together: tuple[Garden, list[Seen], list[Transition]],
 ) -> None:
@@ -100,6 +102,7 @@ def test_each_kind_of_row_lives_alone_as_among_sixty_four(
         assert int(decided[row]) >= 2
 
 
+@pytest.mark.slow
 def test_the_same_garden_twice_is_the_same_to_the_bit() -> None:
     first, second = lived(make_garden(5)), lived(make_garden(5))
     for here, there in zip(first[0], second[0], strict=True):

@@ -146,6 +146,7 @@ def grown() -> Garden:
     return garden
 
 
+@pytest.mark.slow
 def test_measurements_agree_with_attribution_and_evaluation(grown: Garden) -> None:
     population = grown.population
     found = measure(population)

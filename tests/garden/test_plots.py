@@ -28,6 +28,7 @@ def padded(bed: Bed) -> torch.Tensor:
     return bed.advice.values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["mlp", "folded"])
 def test_players_who_follow_the_advice_play_as_the_rule_does(host: str) -> None:
     plot = plot_of(host)
@@ -138,6 +139,7 @@ def test_a_row_that_was_rolled_back_idles_and_its_neighbour_does_not() -> None:
     assert active.tolist() == [False, True]
 
 
+@pytest.mark.slow
 def test_rows_of_different_hosts_and_lengths_stand_in_one_batch() -> None:
     world = Plots(Greenhouse(3, longest=14), 8, plots=4, players=2)
     seen = world.reset()

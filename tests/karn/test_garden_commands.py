@@ -35,6 +35,7 @@ def test_tasks_lists_every_context_of_a_suite(own_suite: str) -> None:
     assert "esper atlas --suite" in told.stdout.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_a_small_evaluation_from_end_to_end(own_suite: str, tmp_path: Path) -> None:
     arm = "fixed:slot=early,blueprint=convpool,epoch=4"
     words = ["evaluate", "--suite", own_suite, "--controllers", "never", "random", arm]

@@ -54,6 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_a_family_of_ones_own_is_trained_on_and_grown_on(folder: Path) -> None:
     train, grow = (shlex.split(line) for line in blocks("sh")[0].splitlines())
     told = esper_here(*train[1:], *SMALL["train"].split())

@@ -278,6 +278,7 @@ def test_a_detector_of_another_version_is_refused() -> None:
         AnomalyDetector().load_state_dict({"gremlins/op": [0, 0, 0]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [Noise(32, 0), OpArguments(32, 0)], ids=["noise", "arguments"])
 def test_a_real_learner_with_default_settings_is_healthy(world: Any) -> None:
     agent = PPOAgent.build(world.space, world.state_dim, world.envs, 25, lstm_hidden_dim=32)

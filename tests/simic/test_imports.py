@@ -19,6 +19,7 @@ def test_importing_a_package_does_not_import_torch(package: str) -> None:
     assert run(f"import sys, {package}; print('torch' in sys.modules)") == "False"
 
 
+@pytest.mark.slow
 def test_the_learner_needs_neither_gymnasium_nor_the_command_line() -> None:
     program = (
         "import sys\n"

@@ -249,6 +249,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [by_rank[rank] for rank in range(len(ROWS))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_update_of_two_processes_is_that_of_one(
     name: str, together: list[dict[str, Any]]
@@ -279,6 +280,7 @@ def test_an_update_of_two_processes_is_that_of_one(
     assert ours["optimizer_steps"] == steps
 
 
+@pytest.mark.slow
 def test_updates_on_random_rollouts_are_those_of_one_process_to_a_millionth(
     together: list[dict[str, Any]],
 ) -> None:

@@ -130,6 +130,7 @@ def test_averaged_over_all_steps_the_expected_gradient_is_the_unmasked_one() -> 
     assert float(causal.abs().max()) > 0.01
 
 
+@pytest.mark.slow
 def test_sampling_actions_that_do_not_matter_gives_the_same_gradient_on_average() -> None:
     torch.manual_seed(0)
     samples = 300_000

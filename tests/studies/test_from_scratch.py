@@ -34,6 +34,7 @@ def episodes_with(start: Start | None, *names: str, blend: Blend = Blend.IMMEDIA
     return episodes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", list(Start))
 @pytest.mark.parametrize("name", ["norm", "squeeze", "conv", "token_mix", "attention"])
 def test_the_parts_act_from_the_beginning_or_add_nothing_yet(start: Start, name: str) -> None:

@@ -33,6 +33,7 @@ def make(kind: str, folder: Path) -> None:
         write_study(folder, learning_results(noise=1.5), learning_description())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["c1", "c2"])
 def test_a_study_tells_what_came_of_it_and_writes_its_figures(
     kind: str,

@@ -316,6 +316,7 @@ plans = st.lists(arms, max_size=3, unique_by=lambda arm: arm.slot)
 ROWS = 6
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 2**16),

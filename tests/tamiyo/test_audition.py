@@ -70,6 +70,7 @@ def test_what_harms_is_pruned_and_what_helps_is_kept() -> None:
         assert end in ops
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 99),
@@ -104,6 +105,7 @@ def finalists(tape: Tape, rule: Casting) -> tuple[Cast, ...]:
     return next((each for each in heard if each), ())
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 999), tries=st.integers(1, 5), casts=st.integers(1, 3))
 def test_finalists_fit_together_in_slots_of_their_own_and_are_of_many_kinds_and_then_alone(

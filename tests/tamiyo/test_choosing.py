@@ -20,6 +20,7 @@ def random_case(seed: int, rows: int = 32, actions: int = 7) -> tuple[torch.Tens
     return 3 * torch.randn(rows, actions, generator=draw), mask
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000))
 def test_it_is_the_plain_distribution_over_the_legal_actions(seed: int) -> None:
     logits, mask = random_case(seed)

@@ -249,6 +249,7 @@ def test_impossible_sizes_and_foreign_networks_are_refused() -> None:
         Legality(independent_heads((2,)), 3, {"action0": torch.ones(3, 3, dtype=torch.bool)})
 
 
+@pytest.mark.slow
 def test_a_compiled_network_gives_the_same_and_can_be_unwrapped() -> None:
     network = make(esper_space())
     compiled = torch.compile(network, backend="eager")

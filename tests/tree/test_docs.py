@@ -42,6 +42,7 @@ def _snippets() -> list[tuple[str, str]]:
 SHORT = "from esper.garden import episodes; episodes.GARDEN_BATCHES = 4; del episodes\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [code for _, code in _snippets()], ids=[n for n, _ in _snippets()])
 def test_a_snippet_runs_as_it_stands(code: str, tmp_path: Path) -> None:
     done = programs.run(SHORT + code, cwd=tmp_path)  # what one keeps must not meet the next run

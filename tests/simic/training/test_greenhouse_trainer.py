@@ -61,6 +61,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, reports: list[RoundReport]) 
     return run
 
 
+@pytest.mark.slow
 def test_one_update_learns_from_hosts_of_several_shapes(
     whole: RunFolder, reports: list[RoundReport]
 ) -> None:
@@ -74,12 +75,14 @@ def test_one_update_learns_from_hosts_of_several_shapes(
     assert reports[1].judgement.scores.shape == (1, 1)
 
 
+@pytest.mark.slow
 def test_the_mean_return_of_every_round_is_told(whole: RunFolder) -> None:
     with RunReader(whole.path) as reader:
         told = reader.query("select round, value from samples where name = 'return'").rows
     assert [round_ for round_, _ in told] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(whole: RunFolder, tmp_path: Path) -> None:
     run = small_run(tmp_path / "run")
     stop = Stopping(say=False)
