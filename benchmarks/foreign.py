@@ -123,15 +123,19 @@ def play_peer(task: Task, learner: str, configuration: str, seed: int) -> Result
     settings: dict[str, Any] = {"gamma": task.gamma, "seed": seed, "device": "cpu"}
     envs = 8 if recurrent else 1  # and otherwise their defaults
     if configuration != "documented":
-        from esper.rl.learning import FAR, PRESETS
+        from esper.simic.gym.training import LONG_HORIZON, PRESETS
 
         spec = task.make().spec
-        far = bool(spec and (spec.max_episode_steps or 0) > FAR)  # as for preset="auto"
-        rollout, ours = PRESETS["reactive" if not recurrent else "long" if far else "memory"]
+        horizon = (spec.max_episode_steps if spec else None) or 0
+        if not recurrent:
+            preset = "reactive"
+        else:  # as for preset="auto"
+            preset = "long" if horizon > LONG_HORIZON else "memory"
+        rollout, ours = PRESETS[preset]
         envs, parts = 16, ours.minibatches
         if configuration == "finer":  # Esper's own until larger minibatches served it better
             rollout, parts = 64 if recurrent else 32, 8
-        rate = ours.learning_rate
+        rate = ours.lr
         settings |= {"n_steps": rollout, "batch_size": envs * rollout // parts}
         settings |= {"n_epochs": ours.epochs, "gae_lambda": ours.gae_lambda}
         settings["learning_rate"] = lambda left: rate * left

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from tests.rl.worlds import MaskedIdentity
+from tests.simic.gym.environments import MaskedIdentity
 
 Env = gymnasium.Env[Any, Any]
 

@@ -77,7 +77,7 @@ class Timed:
         """The first epochs of an episode, after those in which nothing can be planted."""
         garden, controller = self.garden, RandomLegal(rate=RATE)
         garden.reset()
-        starts = torch.ones(garden.envs, dtype=torch.bool)
+        starts = torch.ones(garden.num_envs, dtype=torch.bool)
         for epoch in range(EPOCHS_ALONE + epochs):
             if epoch == EPOCHS_ALONE:
                 self.training, start = 0.0, finish(self.device)

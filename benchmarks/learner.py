@@ -36,8 +36,16 @@ from esper.leyline.constants import (
     STORED_LOG_PROB_TOLERANCE_BF16,
     STORED_LOG_PROB_TOLERANCE_TF32,
 )
-from esper.simic.agent import Outcome, PPOAgent, PPOConfig, collect, generalised_advantages
-from esper.tamiyo import independent_heads
+from esper.simic.agent import (
+    Outcome,
+    PPOAgent,
+    PPOConfig,
+    TamiyoRolloutBuffer,
+    collect,
+    compute_gae,
+    initial_weights,
+)
+from esper.tamiyo import SkipActorCritic, independent_heads
 
 SIZES = ((64, 150), (1024, 150))  # environments x steps
 HEADS, STATE = (5, 3, 9, 3), 32  # as many actions as Esper's heads have with three slots
@@ -47,6 +55,11 @@ SB3_ENVS, SB3_STEPS, SB3_BATCH, SB3_EPOCHS, SB3_ROLLOUTS = 8, 128, 128, 10, 2
 SB3_REPEATS = 3  # taken in turns; the fastest of each counts
 DRIFT = 0.02  # of the weights' change: how far updates on CPU and GPU may be apart
 HEADER = ("figure", "value")
+# Fields of a step in a rollout buffer, without the hidden state.
+STEP_FIELDS = (
+    *("states", "actions", "action_masks", "log_probs", "values", "rewards"),
+    *("terminals", "truncations", "bootstrap_values"),
+)
 Figures = dict[str, float]
 
 
@@ -125,9 +138,7 @@ def measure_advantages() -> Figures:
         def ours(
             given: tuple[Tensor, ...] = (rewards, values, terminals, never, rewards, last, counts),
         ) -> Tensor:
-            return generalised_advantages(
-                *given, gamma=DEFAULT_GAMMA, gae_lambda=DEFAULT_GAE_LAMBDA
-            )
+            return compute_gae(*given, gamma=DEFAULT_GAMMA, gae_lambda=DEFAULT_GAE_LAMBDA)
 
         seconds = fastest(ours, 50)
         for name, loop in (
@@ -144,7 +155,14 @@ def measure_advantages() -> Figures:
 
 
 def make_agent(envs: int, steps: int, device: str, config: PPOConfig) -> PPOAgent:
-    return PPOAgent.build(independent_heads(HEADS), STATE, envs, steps, config, device=device)
+    return PPOAgent(
+        independent_heads(HEADS),
+        state_dim=STATE,
+        num_envs=envs,
+        max_steps_per_env=steps,
+        config=config,
+        device=device,
+    )
 
 
 def fill(agent: PPOAgent, end_rate: float = 0.0) -> float:
@@ -152,14 +170,15 @@ def fill(agent: PPOAgent, end_rate: float = 0.0) -> float:
 
     Without an end rate the rollout is aligned with its episodes.
     """
-    envs, steps, device = agent.buffer.envs, agent.buffer.steps, agent.device
+    buffer, device = agent.buffer, agent.device
+    envs, steps = buffer.num_envs, buffer.max_steps_per_env
     draw = torch.Generator(device).manual_seed(0)
 
     def numbers(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device, generator=draw)
 
     never = torch.zeros(envs, dtype=torch.bool, device=device)
-    legality = Legality(agent.space, envs, {})
+    legality = Legality(agent.action_space, envs, {})
     states = numbers(steps, envs, STATE)
     ends = torch.rand(steps, envs, device=device, generator=draw) < end_rate
     ends[-1] |= end_rate == 0.0
@@ -169,7 +188,7 @@ def fill(agent: PPOAgent, end_rate: float = 0.0) -> float:
         decision = agent.act(states[step], legality)
         agent.record(decision, Outcome(states[step], rewards[step], ends[step], never))
     spent = clock(device.type) - start
-    agent.finish(states[-1])
+    agent.bootstrap_and_compute_returns(states[-1])
     return spent / steps
 
 
@@ -214,7 +233,7 @@ def check_cuda() -> Figures:
     }
     for precision, tolerance in tolerances.items():
         allow_tf32(precision == "tf32")
-        config = PPOConfig(epochs=EPOCHS, learning_rate=3e-3, bf16=precision == "bf16")
+        config = PPOConfig(epochs=EPOCHS, lr=3e-3, bf16=precision == "bf16")
         agent = make_agent(64, 50, "cuda", config)
         worst = 0.0
         for _ in range(10):  # the policy must not stay uniform: then nothing could differ
@@ -241,16 +260,24 @@ def cuda_drift() -> float:
     config = PPOConfig(epochs=EPOCHS, target_kl=None, normalize_observations=False)
     here, there = (make_agent(64, 50, device, config) for device in ("cpu", "cuda"))
     fill(here, end_rate=0.1)
-    for name, data in here.buffer._data.items():
-        there.buffer[name].copy_(data)
-    there.buffer.counts.copy_(here.buffer.counts)
-    there.buffer.longest = here.buffer.longest
-    there.buffer.compute_advantages_and_returns(torch.zeros(64, device="cuda"))
-    here.buffer.compute_advantages_and_returns(torch.zeros(64))
+    copy_rollout(here.buffer, there.buffer)
+    here.buffer.compute_advantages_and_returns()
+    there.buffer.compute_advantages_and_returns()
     before = weights(here)
     here.update()
     there.update()
     return float((weights(there) - weights(here)).norm() / (weights(here) - before).norm())
+
+
+def copy_rollout(source: TamiyoRolloutBuffer, target: TamiyoRolloutBuffer) -> None:
+    """Copy a full rollout to an empty buffer, which may be on another device."""
+    device = target.device
+    for step in range(source.max_steps_per_env):
+        fields = {name: getattr(source, name)[:, step].to(device) for name in STEP_FIELDS}
+        # Stored as [E, T, L, D]; `add_batch` takes [L, E, D].
+        h = source.hidden_h[:, step].transpose(0, 1).to(device)
+        c = source.hidden_c[:, step].transpose(0, 1).to(device)
+        target.add_batch(hidden=(h, c), **fields)
 
 
 def transfers_to_cuda() -> list[str]:
@@ -280,14 +307,16 @@ def require(holds: bool, sentence: str) -> None:
 
 
 def esper_steps_per_second() -> float:
+    """Return environment steps per processor second, with the network of `esper.rl`."""
     from esper.rl import make_gym
 
     world = make_gym("CartPole-v1", SB3_ENVS)
     config = PPOConfig(
         epochs=SB3_EPOCHS, minibatches=SB3_ENVS * SB3_STEPS // SB3_BATCH, target_kl=None
     )
-    sizes = (world.space, world.state_dim, SB3_ENVS, SB3_STEPS, config)
-    agent = PPOAgent.build(*sizes, direct=True)  # as esper.rl builds it
+    with initial_weights(0):
+        network = SkipActorCritic(world.action_space, state_dim=world.state_dim)
+    agent = PPOAgent(network=network, num_envs=SB3_ENVS, max_steps_per_env=SB3_STEPS, config=config)
     observations = collect(agent, world, world.reset())
     agent.update()
     start = clock("cpu")

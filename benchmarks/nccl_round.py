@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import distributed
 
 from esper.simic.training import RunFolder, Trainer
-from esper.simic.training.run_processes import joined, launch
+from esper.simic.training.run_processes import init_distributed, launch
 
 
 def settings(envs: int) -> Any:
@@ -30,7 +30,7 @@ def settings(envs: int) -> Any:
 
 def play(folder: Path, rounds: int, *, name: str = "group") -> int:
     """Rounds of a run, in whatever group this process was started in."""
-    with joined("cuda") as processes:
+    with init_distributed("cuda") as processes:
         figures: dict[str, float] = {"ranks": processes.size}
         if processes.group is not None:
             figures["nccl"] = float("nccl" in str(distributed.get_backend_config()))
@@ -38,12 +38,12 @@ def play(folder: Path, rounds: int, *, name: str = "group") -> int:
             figures["sum"] = float(summed.sum())
         with Trainer(RunFolder.open(folder), processes=processes) as trainer:
             trainer.begin()
-            trainer._one_round()  # programs are built
+            trainer._run_round()  # programs are built
             seconds = []
             for _ in range(rounds):
                 torch.cuda.synchronize()
                 began = time.perf_counter()
-                trainer._one_round()
+                trainer._run_round()
                 torch.cuda.synchronize()
                 seconds.append(time.perf_counter() - began)
             weights = trainer.agent.network.state_dict()

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 import torch
 from _report import write_json
 
-from esper.simic.agent.processes import Processes
+from esper.distributed import Processes
 from esper.simic.training import PRESETS, EvaluationConfig, RunFolder, Trainer
-from esper.simic.training.run_processes import joined, launch
+from esper.simic.training.run_processes import init_distributed, launch
 
 SIZES = (1, 2)
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -41,17 +41,17 @@ class Counted(Processes):
         calls, sent, spent = self.counts.setdefault(what, [0.0, 0.0, 0.0])
         self.counts[what] = [calls + 1, sent + size, spent + time.perf_counter() - began]
 
-    def _reduce(self, tensor: torch.Tensor, how: str) -> torch.Tensor:
-        began = time.perf_counter()
-        found = super()._reduce(tensor, how)
-        self._count("sums", tensor.numel() * tensor.element_size(), began)
-        return found
+    def _all_reduce(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
+        start = time.perf_counter()
+        reduced = super()._all_reduce(tensor, operation)
+        self._count("sums", tensor.numel() * tensor.element_size(), start)
+        return reduced
 
-    def handed_over(self, what: Any) -> list[Any]:
-        began = time.perf_counter()
-        found = super().handed_over(what)
-        self._count("events", 0, began)
-        return found
+    def gather_object(self, value: Any) -> list[Any]:
+        start = time.perf_counter()
+        values = super().gather_object(value)
+        self._count("events", 0, start)
+        return values
 
 
 def settings(envs: int) -> Any:
@@ -60,7 +60,7 @@ def settings(envs: int) -> Any:
         envs=envs,
         processes=1,
         rounds=10**6,
-        cases=1,
+        seeds_per_context=1,
         checkpoint_every=10**6,
         evaluation=EvaluationConfig(every=10**6, seeds=1, baselines=()),
     )
@@ -69,7 +69,7 @@ def settings(envs: int) -> Any:
 def play(folder: Path, size: int, envs: int, rounds: int) -> int:
     """What each process does; the first keeps the figures."""
     torch.set_num_threads(1)
-    with joined("cpu") as processes:
+    with init_distributed("cpu") as processes:
         counted = Counted(processes.rank, processes.size, processes.group)
         run = RunFolder.open(folder)
         figures = {"latency": 0.0, "bandwidth": 0.0}
@@ -78,12 +78,12 @@ def play(folder: Path, size: int, envs: int, rounds: int) -> int:
             figures = {"latency": small, "bandwidth": 4 * SUMS[1] / max(1e-9, large - small)}
         with Trainer(run, processes=counted) as trainer:
             trainer.begin()
-            trainer._one_round()  # programs are built
+            trainer._run_round()  # programs are built
             Counted.counts.clear()
             seconds = []
             for _ in range(rounds):
                 began = time.perf_counter()
-                spent = trainer._one_round().seconds
+                spent = trainer._run_round().seconds
                 seconds.append((time.perf_counter() - began, spent["play"], spent["learn"]))
         whole, playing, learning = (
             sorted(each)[rounds // 2] for each in zip(*seconds, strict=True)

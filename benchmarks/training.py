@@ -26,7 +26,7 @@ from _report import write_json, write_section
 from esper.garden.suites import GREENHOUSE
 from esper.leyline.constants import BACKENDS
 from esper.simic.training import PRESETS, EvaluationConfig, RunFolder, Trainer
-from esper.simic.training.trainer import trainer_of
+from esper.simic.training.trainer import trainer_class
 
 HEADER = (
     "N",
@@ -53,13 +53,13 @@ def opened(suite: str, device: str, backend: str, envs: int) -> Iterator[Trainer
         backend=backend,
         processes=1,
         rounds=10**6,
-        cases=1,
+        seeds_per_context=1,
         checkpoint_every=10**6,
         evaluation=EvaluationConfig(every=10**6, seeds=1, baselines=()),
     )
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder.create(Path(folder) / "run", config, {})
-        trainer = trainer_of(run)(run)
+        trainer = trainer_class(run)(run)
         try:
             trainer.begin()
             yield trainer
@@ -79,7 +79,7 @@ def measure(device: str, suite: str, backend: str, envs: int, rounds: int) -> di
             kind = "host" if name == "train_epoch" else "measuring"
             timed = _timed(getattr(population, name), device, spent, kind)
             setattr(population, name, timed)
-        trainer._one_round()  # set-up: programs are compiled, graphs captured, pools grow
+        trainer._run_round()  # set-up: programs are compiled, graphs captured, pools grow
         spent |= dict.fromkeys(spent, 0.0)
         whole, phases = _played(trainer, device, rounds)
     steps = rounds * envs * horizon
@@ -90,7 +90,7 @@ def measure(device: str, suite: str, backend: str, envs: int, rounds: int) -> di
         "measuring_share": spent["measuring"] / whole,
         "decide_share": phases["decide"] / whole,
         "learn_share": phases["learn"] / whole,
-        "telemetry_share": phases["tell"] / whole,
+        "telemetry_share": phases["report"] / whole,
         **{f"{name}_ms_a_step": 1e3 * s / rounds / horizon for name, s in spent.items()},
     }
 
@@ -101,7 +101,7 @@ def measure_greenhouse(device: str, envs: int, rounds: int) -> dict[str, float]:
     with opened(GREENHOUSE, device, "auto", envs) as trainer:
         _played(trainer, device, rounds)
         whole, phases = _played(trainer, device, rounds)
-        players = trainer.config.players
+        players = trainer.config.rollouts_per_case
     return {
         "episodes_per_minute": 60 * rounds * (envs + envs // players) / whole,
         "decide_share": phases["decide"] / whole,
@@ -115,7 +115,7 @@ def _played(trainer: Trainer, device: str, rounds: int) -> tuple[float, dict[str
     began = time.perf_counter()
     phases: dict[str, float] = {}
     for _ in range(rounds):
-        for name, seconds in trainer._one_round().seconds.items():
+        for name, seconds in trainer._run_round().seconds.items():
             phases[name] = phases.get(name, 0.0) + seconds
     _settle(device)
     return time.perf_counter() - began, phases
@@ -131,7 +131,7 @@ def _bookkeeping(trainer: Trainer) -> list[tuple[object, str]]:
         *((governor, name) for name in ("enter_epoch", "leave_epoch", "_beyond", "_loss_limit")),
         *((population, name) for name in ("apply", "pass_time", "_plant", "_score")),
         (garden.episodes, "_remember"),
-        (trainer.reporter, "_tell"),
+        (trainer.reporter, "_emit_step"),
     ]
 
 

@@ -31,7 +31,7 @@ class Net(nn.Sequential):
         super().__init__(*layers, nn.Linear(40, 10))
 """
 WAIT = 300_000  # milliseconds, at most
-SMALL = ["--envs", "24", "--cases", "2", "--processes", "1", "--rounds", "12"]
+SMALL = ["--envs", "24", "--seeds-per-context", "2", "--processes", "1", "--rounds", "12"]
 SMALL += ["--evaluation.every", "2", "--evaluation.seeds", "2"]
 
 

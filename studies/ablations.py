@@ -29,7 +29,12 @@ from esper.leyline import Actions, Family, Legality, LifecycleOp
 from esper.leyline.errors import require_known
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.auditioning import Audition
-from esper.tamiyo.controllers.learned import Kept, LearnedController, TokenController, read_kept
+from esper.tamiyo.controllers.learned import (
+    LearnedController,
+    SavedController,
+    TokenController,
+    load_saved,
+)
 from esper.tamiyo.controllers.protocol import restarted
 from esper.tamiyo.features import FeatureBlock
 from esper.tamiyo.token_layout import CANDIDATE_TOKEN, SLOT_TOKEN, WHOLE_TOKEN, TokenLayout
@@ -158,15 +163,15 @@ class AblatedController(TokenController):
         self._planted = planted | (actions["op"] == LifecycleOp.GERMINATE)
         return actions
 
-    def _observed(self, signals: Signals, legality: Legality, starts: Tensor) -> Tensor:
-        seen = super()._observed(signals, legality, starts)
+    def _encode_signals(self, signals: Signals, legality: Legality, starts: Tensor) -> Tensor:
+        states = super()._encode_signals(signals, legality, starts)
         layout = self.network.layout
         if self.ablation == SHADOWS:
-            return without_shadows(layout, seen)
+            return without_shadows(layout, states)
         if self.ablation == PROPERTIES:
             codes = codes_of(signals.catalogue.names, layout.blueprints)
-            return by_identity(layout, seen, codes)
-        return seen
+            return by_identity(layout, states, codes)
+        return states
 
 
 def _closed(legality: Legality, planted: Tensor) -> Legality:
@@ -177,10 +182,11 @@ def _closed(legality: Legality, planted: Tensor) -> Legality:
 
 
 def controller_in(folder: Path, name: str) -> LearnedController:
-    """The kept one under that name; it lacks what its card says."""
-    kept: Kept = read_kept(folder)
-    whole, lacks = kept.controller(name), kept.card.get(ABLATION)
-    if lacks is None:
-        return whole
-    assert isinstance(whole, TokenController), "only these are kept with an ablation"
-    return AblatedController(whole.network, str(lacks), whole.rule, name=name)
+    """Load a saved controller under a name, with the ablation that its card names."""
+    saved: SavedController = load_saved(folder)
+    controller = saved.controller(name)
+    ablation = saved.card.get(ABLATION)
+    if ablation is None:
+        return controller
+    assert isinstance(controller, TokenController), "ablations need a network over tokens"
+    return AblatedController(controller.network, str(ablation), controller.rule, name=name)

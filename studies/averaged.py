@@ -5,7 +5,7 @@ Shapes: `D` moments, `F` features, of logits as in `TokenActorCritic`.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -20,18 +20,23 @@ RECENT = 10.0  # the mean of weights is of about the latest tenth of all steps
 RATE, DECAY, DROPOUT = 2.5e-3, 0.1, 0.05
 
 
-def at_once(network: TokenActorCritic, observations: Tensor) -> Sequence[Tensor]:
-    """Logits of single moments, and their values last; a memory that has no say is not asked. Most
-    rows are padding for the most part, so they are computed in the least room that holds them.
+def decode_without_memory(
+    network: TokenActorCritic, observations: Tensor
+) -> tuple[Mapping[str, Tensor], Tensor]:
+    """Return logits by head and values of single moments, without running the LSTM.
+
+    The output of the LSTM is replaced by zeros. It has no influence in these networks, because
+    `memory_proj` is zero.
+
+    Args:
+        network: A network whose `memory_proj` is zero.
+        observations: Moments, [D, F].
+
+    Returns:
+        Logits by head, and values in units of the return scale, [D].
     """
-    order, found = list[Tensor](), list[tuple[Tensor, ...]]()
-    for rows, small, seen in network.in_rooms(observations):
-        nothing = seen.new_zeros(len(seen), small.lstm_hidden_dim)
-        logits, value = small.conclude(nothing, small.sense(seen), seen)
-        found.append((*small.widened(logits, network.layout), value))
-        order.append(rows)
-    back = torch.cat(order).argsort()
-    return tuple(torch.cat(each)[back] for each in zip(*found, strict=True))
+    memory = observations.new_zeros(len(observations), network.lstm_hidden_dim)
+    return network.decode(memory, network.encode(observations), observations)
 
 
 def dropped(tokens: Tensor, share: float) -> Tensor:
@@ -55,14 +60,14 @@ class Averaged:
         self.steps = 0
         self.network = TokenActorCritic(LAYOUT).to(device)
         with torch.no_grad():
-            for silent in self.network.recalled.parameters():
+            for silent in self.network.memory_proj.parameters():
                 silent.zero_()
         self.prepare()
         self.mean = copy.deepcopy(self.network).eval()
         for part in self.network.modules():
             if isinstance(part, LayerNorm):
                 part.register_forward_hook(lambda _, __, out: dropped(out, drop))
-        deaf = {id(each) for part in (self.network.recalled, self.network.lstm)
+        deaf = {id(each) for part in (self.network.memory_proj, self.network.lstm)
                 for each in part.parameters()}  # fmt: skip
         self.learning = [each for each in self.network.parameters() if id(each) not in deaf]
         self.optimiser = torch.optim.AdamW(

@@ -20,7 +20,7 @@ from esper.leyline.legality import Actions, Legality
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.schedules import Schedule, follow, plans_of
 from esper.tamiyo.features import signals_to_features
-from esper.tamiyo.network import GARDEN_FLOOR
+from esper.tamiyo.normalization import GARDEN_VARIANCE_FLOOR
 
 Predict = Callable[[Tensor], Tensor]  # features [N, F] -> worth [N, A]
 Fit = Callable[[Tensor, Tensor], Predict]
@@ -112,7 +112,7 @@ def fit_bandit(
     ]
     raw = first_observations(atlas, cases, rows, device).double()
     mean = raw.mean(0)
-    scale = raw.var(0, correction=0).clamp(min=GARDEN_FLOOR).rsqrt()
+    scale = raw.var(0, correction=0).clamp(min=GARDEN_VARIANCE_FLOOR).rsqrt()
     seen = (raw - mean) * scale
     scales = torch.tensor([context.scale for context in atlas.contexts], dtype=torch.float64)
     worth = (atlas.judged() / scales[:, None, None]).permute(0, 2, 1).flatten(0, 1)  # [P, arms]

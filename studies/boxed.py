@@ -4,7 +4,7 @@ one that gained most on validation worlds, with a card that says what came of it
 from pathlib import Path
 
 from esper.garden.greenhouse import VALIDATION
-from esper.tamiyo.controllers.learned import SHIPPED, Card, keep_controller, read_kept
+from esper.tamiyo.controllers.learned import BUNDLED_FOLDER, Card, load_saved, save_controller
 from studies.report.transfer_results import Figures, Results, figures_of
 from studies.transfer_plan import SIZES, Study
 
@@ -40,10 +40,10 @@ def card_of(results: Results, name: str) -> Card:
     }
 
 
-def box(runs: Path, target: Path = SHIPPED / "tamiyo") -> str:
+def box(runs: Path, target: Path = BUNDLED_FOLDER / "tamiyo") -> str:
     """Put it there; its name."""
     results = Results.read(runs)
     name = best_of(results)
-    kept = read_kept(Study(runs, SIZES["gpu"]).folder(name))
-    keep_controller(kept.network, target, None, card_of(results, name), rule=kept.rule)
+    kept = load_saved(Study(runs, SIZES["gpu"]).folder(name))
+    save_controller(kept.network, target, None, card_of(results, name), rule=kept.rule)
     return name

@@ -17,14 +17,19 @@ import torch
 from torch import Tensor
 
 from esper.archive import read_archive, write_archive
-from esper.garden.dealing import ALONE, Ranks
+from esper.distributed import SINGLE_PROCESS
+from esper.garden.dealing import Ranks
 from esper.garden.environment import Garden
 from esper.garden.rewards import net_of_rent
 from esper.leyline import Actions, AgreementError, Legality, LifecycleOp, PPOUpdateMetrics
 from esper.leyline.constants import DEFAULT_LSTM_HIDDEN_DIM
 from esper.simic.agent import Outcome, PPOAgent, PPOConfig
-from esper.simic.training.config import DEFAULT_FINAL_RATE, DEFAULT_PATIENCE, changed_settings
-from esper.simic.training.trainer import suited_to_gardens
+from esper.simic.training.config import (
+    DEFAULT_FINAL_LR_FRACTION,
+    DEFAULT_PRUNE_LOGIT_BIAS,
+    changed_settings,
+)
+from esper.simic.training.trainer import init_policy_priors
 from esper.tamiyo import RecurrentActorCritic
 from studies.imitation import Lessons, LessonSettings, Notebook, learn_lessons
 from studies.teacher import Teacher
@@ -44,7 +49,7 @@ class MemberSettings:
     seed: int
     blanked: bool = False  # it sees the time and nothing else
     apprentice: bool = True
-    patience: float = DEFAULT_PATIENCE  # how reluctant it is to prune at first
+    prune_logit_bias: float = DEFAULT_PRUNE_LOGIT_BIAS  # against PRUNE, before it has learned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +61,7 @@ class CohortSettings:
     led: tuple[float, ...] = (0.5, 0.25)  # share of rows the teacher plays itself, round by round
     ppo: PPOConfig = field(default_factory=PPOConfig)
     lessons: LessonSettings = field(default_factory=LessonSettings)
-    final_rate: float = DEFAULT_FINAL_RATE  # learning rate at the end, of the one at first
+    final_rate: float = DEFAULT_FINAL_LR_FRACTION  # learning rate at the end, of the one at first
     final_entropy: float = 0.2  # and the entropy's coefficient
     lstm: int = DEFAULT_LSTM_HIDDEN_DIM
 
@@ -68,7 +73,7 @@ class CohortSettings:
         entropy = self.final_entropy + (1.0 - self.final_entropy) * left
         return {
             "entropy_coef": self.ppo.entropy_coef * entropy,
-            "learning_rate": self.ppo.learning_rate * rate,
+            "lr": self.ppo.lr * rate,
         }
 
 
@@ -107,7 +112,7 @@ class Member:
         self.agent = PPOAgent.load(
             place,
             device=self.agent.device,
-            space=garden.space,
+            action_space=garden.action_space,
             state_dim=garden.state_dim,
         )
 
@@ -116,7 +121,7 @@ class Member:
         agent = self.agent
         new = self.notebook.lessons(agent)
         self.lessons = new if self.lessons is None else self.lessons.and_(new)
-        agent.network.observe_returns(new.returns, new.valid)
+        agent.network.update_return_scale(new.returns, new.valid)
         agent.network.observation_norm.observe(new.states, new.valid)
         missed = learn_lessons(agent, self.lessons, settings)
         agent.buffer.reset()
@@ -134,7 +139,7 @@ class Cohort:
         *,
         teacher: Teacher | None = None,
         device: torch.device | str = "cpu",
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
         share: slice = slice(None),
     ) -> None:
         """Of `ranks`, each has its `share` of the members, see `shares`, and a garden for them.
@@ -143,9 +148,9 @@ class Cohort:
         """
         everyone, members = members, members[share]
         total = sum(member.rows for member in members)
-        if members and total != garden.envs:
+        if members and total != garden.num_envs:
             raise AgreementError(
-                "The members' rows are not those of the garden", given=total, valid=garden.envs
+                "The members' rows are not those of the garden", given=total, valid=garden.num_envs
             )
         if teacher is None and any(member.apprentice for member in members):
             raise AgreementError("Apprentices need a teacher", given="none")
@@ -161,20 +166,22 @@ class Cohort:
         self._observations: Tensor | None = None
 
     def _agent(self, member: MemberSettings, device: torch.device | str) -> PPOAgent:
-        agent = PPOAgent.build(
-            self.garden.space,
-            self.garden.state_dim,
-            member.rows,
-            self.garden.horizon,
-            self.settings.ppo,
+        agent = PPOAgent(
+            self.garden.action_space,
+            state_dim=self.garden.state_dim,
+            num_envs=member.rows,
+            max_steps_per_env=self.garden.horizon,
+            config=self.settings.ppo,
             lstm_hidden_dim=self.settings.lstm,
             seed=member.seed,
             device=device,
         )
-        network = suited_to_gardens(agent, member.patience).network
+        init_policy_priors(agent, member.prune_logit_bias)
         if member.blanked:
             table = self.garden.table
-            network.get_buffer("visible").zero_()[[table.index(name) for name in TIME_ONLY]] = 1.0
+            is_visible = [table.index(name) for name in TIME_ONLY]
+            feature_mask = agent.network.get_buffer("feature_mask")
+            feature_mask.zero_()[is_visible] = 1.0
         return agent
 
     @property
@@ -201,7 +208,7 @@ class Cohort:
         if observations is None:
             observations = garden.reset()
         led, steer = self._lesson()
-        acted = torch.zeros(garden.envs)
+        acted = torch.zeros(garden.num_envs)
         for _ in range(garden.horizon):
             legality = garden.legal()
             decisions = [
@@ -215,7 +222,7 @@ class Cohort:
             acted += last.actions["op"] != LifecycleOp.WAIT
             observations = last.observations
         for member in self.members:
-            member.agent.finish(observations[member.rows])
+            member.agent.bootstrap_and_compute_returns(observations[member.rows])
         self._observations = observations
         after, rent = last.after, garden.reward.rent
         scores = net_of_rent(after.objective, after.exposure, rent) / last.scale
@@ -225,7 +232,7 @@ class Cohort:
     def _lesson(self) -> tuple[Tensor, Steer]:
         """[N] bool: rows that the teacher itself plays, to show the way; and how it does that."""
         garden, teacher = self.garden, self.teacher
-        led = torch.zeros(garden.envs, dtype=torch.bool)
+        led = torch.zeros(garden.num_envs, dtype=torch.bool)
         pupils = [each for each in self.members if each.settings.apprentice and self.taught]
         if not pupils:
             return led, lambda legality, actions: actions
@@ -237,7 +244,7 @@ class Cohort:
         for member in pupils:
             led[member.rows[: int(share * len(member.rows))]] = True
             member.notebook = Notebook()
-        starts = torch.ones(garden.envs, dtype=torch.bool)
+        starts = torch.ones(garden.num_envs, dtype=torch.bool)
 
         def steer(legality: Legality, actions: Tensor) -> Tensor:
             nonlocal starts
@@ -265,7 +272,9 @@ class Cohort:
             missed = member.take_lessons(replace(lessons, learning_rate=rate))
         else:
             member.lessons = None
-            member.agent.anneal(**self.settings.annealed(self.round, member.settings.apprentice))
+            member.agent.set_hyperparameters(
+                **self.settings.annealed(self.round, member.settings.apprentice)
+            )
             metrics = member.agent.update()
         return MemberReport(
             name=member.name,
@@ -289,7 +298,9 @@ class Cohort:
             held = {} if member.lessons is None else vars(member.lessons)
             lessons |= {f"{_LESSONS}{member.name}.{name}": value for name, value in held.items()}
         number = tensors["number"] if self.members else tensors["number"][:0]
-        said = self.ranks.each((number, lessons))  # every agent is saved when all have said it
+        said = self.ranks.all_gather_object(
+            (number, lessons)
+        )  # every agent is saved when all have said it
         tensors["number"] = torch.cat([number for number, _ in said])
         for _, held in said:
             tensors |= held
@@ -297,7 +308,7 @@ class Cohort:
         notes = {"round": self.round, "members": members, "settings": asdict(self.settings)}
         if self.ranks.rank == 0:
             write_archive(path / STATE, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
-        self.ranks.each(None)  # the state is written
+        self.ranks.all_gather_object(None)  # the state is written
         for member in self.members:  # what the state no longer refers to
             for old in path.glob(f"{member.name}-*"):
                 if old.name != f"{member.name}-{self.round}":
@@ -320,7 +331,7 @@ class Cohort:
         if self.members:
             # Measured again, in other company, they would be the same only to float tolerance.
             self.garden.controls.load_state_dict(stored.part(_CONTROL))
-            number = stored.tensors["number"][self.first_row :][: self.garden.envs]
+            number = stored.tensors["number"][self.first_row :][: self.garden.num_envs]
             self._observations = self.garden.load_state_dict({"number": number})
         return True
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from esper.distributed import SINGLE_PROCESS
 from esper.garden import Case, Episodes, by_shape
-from esper.garden.dealing import ALONE, Costs, Ranks, in_turns
+from esper.garden.dealing import Costs, Ranks, in_turns
 from esper.garden.playing import StoppedError
 from esper.kasmina import ScalarGate
 from esper.leyline import NOTHING, AgreementError, Blend, SeedStage
@@ -82,7 +83,7 @@ def train_fixed(
     rows: int = 64,
     device: torch.device | str = "cpu",
     config: PopulationConfig | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[list[tuple[FixedRun, list[Mark]]]]:
     """Train all, `rows` together; yields batches as they are done, shorter trainings first.
@@ -108,7 +109,7 @@ def train_fixed(
             marks = [[Mark(*mark) for mark in each] for each in found]  # type: ignore[arg-type]
             yield list(zip(batches[number], marks, strict=True))
         left = len(batches) - turn[-1][0] - 1
-        if left and any(ranks.each(stop())):
+        if left and any(ranks.all_gather_object(stop())):
             raise StoppedError("Training was told to stop", given=f"{left} batches left")
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from esper.archive import KeptFolder, RunKind
-from esper.garden.dealing import ALONE, Ranks
+from esper.distributed import SINGLE_PROCESS
+from esper.garden.dealing import Ranks
 from esper.leyline.errors import DataError
 
 RESULTS = "results.jsonl"  # one line for every episode that the tables are made of
@@ -21,7 +22,7 @@ class StudyFolder(KeptFolder):
 
     kind, error = RunKind.STUDY, DataError
 
-    def __init__(self, path: str | Path, ranks: Ranks = ALONE) -> None:
+    def __init__(self, path: str | Path, ranks: Ranks = SINGLE_PROCESS) -> None:
         super().__init__(path)
         self.ranks = ranks
 
@@ -51,9 +52,9 @@ class StudyFolder(KeptFolder):
     def kept(self, name: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """What was kept under this name, or is made now, by all ranks together, and kept."""
         first = self.ranks.rank == 0
-        if not self.ranks.each(first and (self.path / name).exists())[0]:
+        if not self.ranks.all_gather_object(first and (self.path / name).exists())[0]:
             self.write(name, make())
-        found = self.ranks.each(self.read(name) if first else {})[0]
+        found = self.ranks.all_gather_object(self.read(name) if first else {})[0]
         return dict(found)
 
 

@@ -38,20 +38,20 @@ from torch.nn.functional import cross_entropy, logsigmoid
 from torch.utils.hooks import RemovableHandle
 
 from esper.archive import read_archive, write_archive, write_whole
+from esper.distributed import Processes
 from esper.garden import LAYOUT, Greenhouse, Plots
 from esper.garden.reward_settings import RewardConfig
 from esper.leyline import LifecycleOp
 from esper.leyline.streams import derive_seed
-from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.ppo import PPOAgent, initial_weights
 from esper.simic.agent.ppo_config import PPOConfig
-from esper.simic.agent.processes import Processes
-from esper.simic.agent.rollouts import collect as play_round
+from esper.simic.agent.rollout import collect as collect_rollout
 from esper.simic.agent.types import Decision, Outcome
 from esper.tamiyo import TokenActorCritic
-from esper.tamiyo.controllers.learned import keep_controller, read_kept
+from esper.tamiyo.controllers.learned import load_saved, save_controller
 from esper.tamiyo.token_layout import ADVISED
 from studies.ablations import ABLATION, SEEN, ablated
-from studies.averaged import DECAY, DROPOUT, RATE, Averaged, at_once
+from studies.averaged import DECAY, DROPOUT, RATE, Averaged, decode_without_memory
 from studies.garden_plots import GARDEN_SEED
 from studies.greenhouse_gains import Anchors, Gains, collect, deadline, pack
 from studies.judging import JUDGED, judge
@@ -77,20 +77,22 @@ class Fitting(Averaged):
 
     def prepare(self) -> None:
         with torch.no_grad():
-            trust = self.network.trust
-            trust["op"][[LifecycleOp.WAIT, LifecycleOp.GERMINATE]] = 0.0
-            trust["slot"][LifecycleOp.GERMINATE] = 0.0
-            trust["seed"].zero_()
+            rule_logit_scale = self.network.rule_logit_scale
+            rule_logit_scale["op"][[LifecycleOp.WAIT, LifecycleOp.GERMINATE]] = 0.0
+            rule_logit_scale["slot"][LifecycleOp.GERMINATE] = 0.0
+            rule_logit_scale["seed"].zero_()
 
     def losses(self, network: TokenActorCritic, data: Gains, anchors: Anchors) -> dict[str, Tensor]:
         count, worth = len(data.gains), data.worth(self.harm, self.unit)
-        *logits, _ = at_once(network, torch.cat((data.observations, anchors.observations)))
-        preferred = Preferences.of([each[:count] for each in logits], data)
-        legal = logits[0][count:].masked_fill(~anchors.mask, -1e9)
+        observations = torch.cat((data.observations, anchors.observations))
+        logits, _ = decode_without_memory(network, observations)
+        data_logits = {head: head_logits[:count] for head, head_logits in logits.items()}
+        preferred = Preferences.of(data_logits, data)
+        legal = logits["op"][count:].masked_fill(~anchors.mask, -1e9)
         tended = cross_entropy(legal, anchors.op, reduction="sum") / max(1, len(legal))
         return {"rank": ranking_loss(preferred.scores, data.worth(0.0, self.unit)[:, 1:]),
                 "plant": planting_loss(preferred, worth), "tend": tended,
-                "leave": leaving_loss(logits[0][:count], data)}  # fmt: skip
+                "leave": leaving_loss(data_logits["op"], data)}  # fmt: skip
 
     def learn(self, data: Gains, anchors: Anchors) -> None:
         self.step(torch.stack(list(self.losses(self.network, data, anchors).values())).sum())
@@ -132,7 +134,8 @@ def figures_of(fitting: Fitting, data: Gains, anchors: Anchors) -> dict[str, flo
     known of it: nothing, or an estimate, with the price of harm; who waits is not harmed here."""
     losses = fitting.losses(fitting.mean, data, anchors)
     found = {name: float(loss) for name, loss in losses.items()}
-    preferred = Preferences.of(at_once(fitting.mean, data.observations)[:-1], data)
+    logits, _ = decode_without_memory(fitting.mean, data.observations)
+    preferred = Preferences.of(logits, data)
     first = data.first
     gains, there = data.gains[:, 1:], ~data.gains[:, 1:].isnan()
     liked = preferred.liked(there)
@@ -181,7 +184,7 @@ def fit(options: argparse.Namespace) -> None:
     made = prices(options) | {"contexts": options.contexts, "waiting": None}
     made |= {"hasty": options.hasty}
     if options.waiting is not None:
-        made["waiting"] = read_kept(options.waiting).controller().fingerprint
+        made["waiting"] = load_saved(options.waiting).controller().fingerprint
     at, state, done = options.out / "best", options.out / "state", list[dict[str, float]]()
     if state.exists():
         saved = read_archive(state, kind=KIND, version=VERSION)
@@ -203,7 +206,7 @@ def fit(options: argparse.Namespace) -> None:
         print(f"epoch {len(done)}: {told}", flush=True)
         if _lost(figures) == min(map(_lost, done)):
             lacks = {ABLATION: options.ablation} if options.ablation else {}
-            keep_controller(fitting.mean, at, None, {"figures": figures, **lacks})
+            save_controller(fitting.mean, at, None, {"figures": figures, **lacks})
         notes = {"done": done, "made": made}
         write_archive(state, kind=KIND, version=VERSION, tensors=fitting.tensors(), notes=notes)
         write_whole(options.out / DONE, json.dumps(done))
@@ -234,7 +237,7 @@ def _together() -> Processes:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Processes()
     torch.distributed.init_process_group("gloo")
-    return Processes.joined()
+    return Processes.from_default_group()
 
 
 def _hold_policy(network: torch.nn.Module) -> list[RemovableHandle]:
@@ -254,7 +257,7 @@ def train(options: argparse.Namespace) -> None:
     how |= {"plots": options.plots // processes.size, "players": options.players}
     how |= {"place": processes.rank, "of": processes.size}
     world = Plots(house, envs, device=options.device, **how)
-    config = PPOConfig(learning_rate=options.rate, entropy_coef=options.entropy, epochs=4,
+    config = PPOConfig(lr=options.rate, entropy_coef=options.entropy, epochs=4,
                        minibatches=options.minibatches)  # fmt: skip
     done = json.loads(state.read_text()) if state.exists() else []
     where: Any = {"device": options.device, "processes": processes}
@@ -262,17 +265,25 @@ def train(options: argparse.Namespace) -> None:
         agent = PPOAgent.load(agent_at / f"round-{len(done)}", **where)
         seen = world.load_state_dict({"number": torch.full((envs,), len(done))})
     else:
-        sizes = (LAYOUT.space, LAYOUT.state_dim, envs, options.longest, config)
-        agent = PPOAgent.build(*sizes, layout=LAYOUT, seed=options.seed, **where)
+        with initial_weights(options.seed):
+            network = TokenActorCritic(LAYOUT)
+        agent = PPOAgent(
+            network=network.to(options.device),
+            num_envs=envs,
+            max_steps_per_env=options.longest,
+            config=config,
+            seed=options.seed,
+            processes=processes,
+        )
         if options.fitted is not None:
-            agent.network.load_state_dict(read_kept(options.fitted).network.state_dict())
+            agent.network.load_state_dict(load_saved(options.fitted).network.state_dict())
         seen = world.reset()
     until = deadline(options)
     while len(done) < options.rounds:
-        if processes.largest(time.monotonic() > until, torch.device("cpu")):
+        if processes.max_int(time.monotonic() > until, torch.device("cpu")):
             break
         began, paid = time.monotonic(), Paid(envs)
-        seen = play_round(agent, world, seen, listen=paid)
+        seen = collect_rollout(agent, world, seen, on_step=paid)
         played = time.monotonic() - began
         held = _hold_policy(agent.network) if len(done) < options.warm else []
         metrics, worth = agent.update(), paid.mean(processes)
@@ -288,7 +299,7 @@ def train(options: argparse.Namespace) -> None:
         write_whole(state, json.dumps(done))
         if len(done) > 1:
             shutil.rmtree(agent_at / f"round-{len(done) - 1}")
-        keep_controller(agent.network, options.out / "last", None, {"rounds": len(done)})
+        save_controller(agent.network, options.out / "last", None, {"rounds": len(done)})
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:

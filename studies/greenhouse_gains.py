@@ -40,7 +40,7 @@ from esper.leyline import Actions, Blend, LifecycleOp
 from esper.leyline.constants import SCORED_EPOCHS
 from esper.leyline.streams import derive_seed
 from esper.tamiyo import TokenActorCritic
-from esper.tamiyo.controllers.learned import read_kept
+from esper.tamiyo.controllers.learned import load_saved
 from esper.tamiyo.controllers.specs import Arm
 from esper.tamiyo.token_layout import WHOLE_TOKEN
 from studies.garden_plots import house_of
@@ -194,12 +194,13 @@ def torched(array: Any) -> Tensor:
     return whole.float() if whole.is_floating_point() else whole
 
 
-def places_liked(logits: Sequence[Tensor], masks: Mapping[str, Tensor]) -> Tensor:
+def places_liked(logits: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> Tensor:
     """[D, S, P]: log-probs of slot and blueprint if something is planted."""
     legal = masks["blueprint"] & masks["slot"][:, LifecycleOp.GERMINATE, :, None]
-    where = logits[1][:, LifecycleOp.GERMINATE].masked_fill(~legal.any(2), -torch.inf)
-    what = logits[2].masked_fill(~legal, -torch.inf).log_softmax(2)
-    return where.log_softmax(1)[..., None] + what.masked_fill(~legal, -torch.inf)
+    slot_logits = logits["slot"][:, LifecycleOp.GERMINATE].masked_fill(~legal.any(2), -torch.inf)
+    blueprint_log_probs = logits["blueprint"].masked_fill(~legal, -torch.inf).log_softmax(2)
+    slot_log_probs = slot_logits.log_softmax(1)
+    return slot_log_probs[..., None] + blueprint_log_probs.masked_fill(~legal, -torch.inf)
 
 
 class Noted:
@@ -373,10 +374,11 @@ class Measurement:
         if self.network is None:
             return [Asked()] * len(rows)
         seen = self.bed.observations[rows].to(self.network.return_scale.device)
-        logits = [each.cpu() for each in self.network(seen, None).logits]
+        output = self.network(seen)
+        logits = {head: head_logits.cpu() for head, head_logits in output.logits.items()}
         masks = {head: mask[rows] for head, mask in self.bed.legal.masks.items()}
-        op = logits[0].masked_fill(~masks["op"], -torch.inf).argmax(1)
-        blends = logits[3].masked_fill(~masks["blend"], -torch.inf).argmax(-1)
+        op = logits["op"].masked_fill(~masks["op"], -torch.inf).argmax(1)
+        blends = logits["blend"].masked_fill(~masks["blend"], -torch.inf).argmax(-1)
         wants, liked = (op == LifecycleOp.GERMINATE).tolist(), places_liked(logits, masks)
         return [Asked(*each) for each in zip(wants, zip(liked, blends, strict=True), strict=True)]
 
@@ -482,9 +484,9 @@ def collect(options: argparse.Namespace) -> None:
     network: TokenActorCritic | None = None
     made = {}
     if options.fitted is not None:
-        kept = read_kept(options.fitted)
+        kept = load_saved(options.fitted)
         assert isinstance(kept.network, TokenActorCritic), "what `fit` wrote"
-        network = kept.network.to(options.device).laid_out(LAYOUT)
+        network = kept.network.to(options.device).with_layout(LAYOUT)
         made["fitted"] = kept.controller().fingerprint
     play = lambda plot, number: Measurement(plot, number, options.device, network).run()  # noqa: E731
     collect_parts(options, play, **made)

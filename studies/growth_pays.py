@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from esper.distributed import SINGLE_PROCESS
 from esper.garden import Context, Controls, Result, ResultFile, find_suite, shipped_atlas
 from esper.garden.cases import EVALUATION_SEED, Case
-from esper.garden.dealing import ALONE, Ranks
+from esper.garden.dealing import Ranks
 from esper.garden.episodes import EPOCHS_ALONE, Episodes
 from esper.leyline.constants import DEFAULT_EPISODE_LENGTH, SCORED_EPOCHS
 from esper.leyline.errors import DataError, UnknownNameError
@@ -113,7 +114,7 @@ def run_c1(
     *,
     tell: Tell = lambda what, done, total: None,
     seconds: float | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> bool:
     """Run the study, or go on with it; False if the time was over before it was finished.
 
@@ -135,7 +136,7 @@ def study_growth(
     size: str = "own",
     tell: Tell = lambda what, done, total: None,
     seconds: float | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> bool:
     """The study over these growths; see `run_c1`."""
     config = PopulationConfig(rate=GARDEN_RATE, deterministic=True)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from esper.leyline import Actions, AgreementError, Legality
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import NonFiniteError
-from esper.tamiyo.choosing import MaskedCategorical
+from esper.simic.agent.update import step_optimizer
+from esper.tamiyo import MaskedCategorical, stack_logits
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ def blurred(agent: PPOAgent, states: Tensor, noise: float) -> Tensor:
 def learn_lessons(agent: PPOAgent, lessons: Lessons, settings: LessonSettings) -> float:
     """Make the teacher's decisions likelier; returns the mean -log-probability of the last pass."""
     network = agent.network
+    for group in agent.optimizer.param_groups:
+        group["lr"] = settings.learning_rate
     seen: list[Tensor] = []
     broken = torch.zeros((), dtype=torch.bool, device=agent.device)
     for _ in range(settings.passes):
@@ -92,17 +95,18 @@ def learn_lessons(agent: PPOAgent, lessons: Lessons, settings: LessonSettings) -
         seen = []
         for rows in order.split(settings.sequences):
             part = lessons.rows(rows.to(agent.device))
-            outlook = network(blurred(agent, part.states, settings.noise))
-            log_probs = MaskedCategorical(outlook.logits, part.masks, False).log_prob(part.labels)
+            output = network(blurred(agent, part.states, settings.noise))
+            logits = stack_logits(output.logits, agent.action_space, part.labels)
+            log_probs = MaskedCategorical(logits, part.masks, False).log_prob(part.labels)
             steps = part.valid.sum().clamp(min=1)
             missed = -(log_probs.sum(-1).masked_fill(~part.valid, 0.0)).sum() / steps
-            apart = (outlook.values - part.returns) / network.return_scale
+            apart = (output.values - part.returns) / network.return_scale
             error = apart.square().masked_fill(~part.valid, 0.0).sum() / steps
             loss = missed + settings.value_coef * error
             loss.backward()
             norm = nn.utils.clip_grad_norm_(network.parameters(), agent.config.max_grad_norm)
             broken = broken | ~(loss.isfinite() & norm.isfinite())
-            agent.optimizer.step_unless(broken, settings.learning_rate)
+            step_optimizer(agent.optimizer, broken.float())
             seen.append(missed.detach())
     if bool(broken):
         raise NonFiniteError(

@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 
+from esper.distributed import SINGLE_PROCESS
 from esper.garden import Atlas, Draw, Garden, Suite, find_suite, shipped_atlas
 from esper.garden.atlas import MEASURED
 from esper.garden.controller_choice import Renamed, controller_of
-from esper.garden.dealing import ALONE, Ranks
+from esper.garden.dealing import Ranks
 from esper.garden.evaluation import evaluate, fingerprint_of
 from esper.garden.playing import Controls, Playground, StoppedError
 from esper.leyline import DEFAULT_EPISODE_LENGTH, DataError, UnknownNameError
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training.config import changed_settings
 from esper.tamiyo.controllers import Controller, LearnedController, make_controller
-from esper.tamiyo.controllers.learned import keep_controller
+from esper.tamiyo.controllers.learned import save_controller
 from studies.bandit import fit_bandit
 from studies.cohort import Cohort, MemberReport, MemberSettings, shares
 from studies.folders import DESCRIPTION, RESULTS, Clock, StudyFolder, Tell
@@ -46,7 +47,7 @@ def run_c2(
     *,
     tell: Tell = lambda what, done, total: None,
     seconds: float | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> bool:
     """Go on with the study in `folder`; False if the time was over before it was finished.
 
@@ -188,14 +189,15 @@ class _Study:
         rounds = cohort.settings.rounds
         while not cohort.over:
             played = [(report.name, _point(report)) for report in cohort.one_round()]
-            for name, point in (each for some in self.ranks.each(played) for each in some):
-                curves[name].append(point)
+            for points_of_rank in self.ranks.all_gather_object(played):
+                for name, point in points_of_rank:
+                    curves[name].append(point)
             self.tell("training, rounds", cohort.round, rounds)
             if cohort.round == cohort.settings.lesson_rounds:
                 for member in cohort.members:
                     if member.settings.apprentice:
                         member.agent.save(self.folder / APPRENTICES / member.name)
-            stopping = any(self.ranks.each(self.clock.over))
+            stopping = any(self.ranks.all_gather_object(self.clock.over))
             if stopping or cohort.over or cohort.round % self.size.save_every == 0:
                 self.kept.write(CURVES_FILE, curves)
                 cohort.save(self.folder / COHORT)
@@ -237,7 +239,7 @@ class _Study:
         network = cohort.networks(self.folder / COHORT)[name]
         catalogue = cohort.garden.catalogue
         card = card_of(self.kept.read(DESCRIPTION), name)
-        keep_controller(network, self.folder / TAMIYO, catalogue, card)
+        save_controller(network, self.folder / TAMIYO, catalogue, card)
 
     def _describe(
         self, tuned: dict[str, Tuned], bandit: dict[str, float], controllers: Sequence[Controller]

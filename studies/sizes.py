@@ -27,7 +27,7 @@ class C2Size:
 
 
 _PPO = PPOConfig(
-    learning_rate=4e-4, epochs=6, minibatches=4, target_kl=0.04, entropy_coef=0.005, gae_lambda=0.95
+    lr=4e-4, epochs=6, minibatches=4, target_kl=0.04, entropy_coef=0.005, gae_lambda=0.95
 )
 SIZES = {
     "quick": C2Size(

@@ -15,14 +15,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-import torch
-
 from esper.archive.files import write_whole
 from esper.garden.evaluation import HARM, fingerprint_of
 from esper.garden.greenhouse import GROUPS, TRAINING, VALIDATION
 from esper.leyline import LifecycleOp
 from esper.leyline.errors import DataError
-from esper.tamiyo.controllers.learned import is_kept, keep_controller, read_kept
+from esper.tamiyo.controllers.learned import is_saved, load_saved, save_controller
 from studies import greenhouse, greenhouse_gains
 from studies.ablations import ABLATION, ONE_SHOT, PROPERTIES, SHADOWS
 from studies.garden_plots import GARDEN
@@ -286,7 +284,7 @@ class Study:
         name = f"{fitted}-{WAITING}"
         words = ["waiting", *self._common(name), "--fitted", str(self.folder(fitted)), *more]
         words += ["--gains", *map(str, self._gains(False)), "--moments", *map(str, moments)]
-        return Task(words, partial(is_kept, self.out / name), needs_gains=True)
+        return Task(words, partial(is_saved, self.out / name), needs_gains=True)
 
     def _gains(self, one_collection: bool) -> list[Path]:
         """List the files of measured gains.
@@ -384,12 +382,10 @@ class Study:
         for fitted, wary in zip(self.trained("fit"), self.trained("wary"), strict=True):
             if self.folder(wary).exists():
                 continue
-            kept = read_kept(self.folder(fitted))
-            with torch.no_grad():
-                ops = kept.network.get_parameter("heads.0.2.bias")
-                ops[LifecycleOp.GERMINATE] -= RESERVE
-            card = {**kept.card, "reserve": RESERVE}
-            keep_controller(kept.network, self.folder(wary), None, card, rule=kept.rule)
+            saved = load_saved(self.folder(fitted))
+            saved.network.bias_action_logit("op", LifecycleOp.GERMINATE, -RESERVE)
+            card = {**saved.card, "reserve": RESERVE}
+            save_controller(saved.network, self.folder(wary), None, card, rule=saved.rule)
 
     def _choose(self) -> None:
         """Of a training's candidates, on validation worlds: of those that do little enough harm the
@@ -415,9 +411,9 @@ class Study:
         """All that were trained to lack something; who may plant once are the learners again."""
         once = []
         for number, name in enumerate(self.learners):
-            kept = read_kept(self.folder(name))
+            kept = load_saved(self.folder(name))
             once.append(f"one_shot-{number}")
             card = {**kept.card, ABLATION: ONE_SHOT}
             if not self.folder(once[-1]).exists():
-                keep_controller(kept.network, self.folder(once[-1]), None, card, rule=kept.rule)
+                save_controller(kept.network, self.folder(once[-1]), None, card, rule=kept.rule)
         return [HASTY, *self.lacking, *self.trained("ppo", self.size.alone), *once]

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import torch
 
+from esper.distributed import SINGLE_PROCESS
 from esper.garden import Case, Controls, Episodes, Job, Playground, Result, ResultFile
-from esper.garden.dealing import ALONE, Ranks
+from esper.garden.dealing import Ranks
 from esper.garden.playing import StoppedError
 from esper.leyline.errors import AgreementError
 from esper.tamiyo.controllers import Arm, RandomLegal
@@ -64,7 +65,7 @@ class Workshop:
     controls: Controls
     clock: Clock
     tell: Tell
-    ranks: Ranks = ALONE  # that share the work
+    ranks: Ranks = SINGLE_PROCESS  # that share the work
 
     def run(
         self, what: str, trials: Sequence[Trial], file: ResultFile, *, last: bool = False
@@ -86,7 +87,7 @@ class Workshop:
                     self.tell(what, finished, len(trials))
             except StoppedError:
                 return False
-        return last or not todo or not any(self.ranks.each(self._is_over()))
+        return last or not todo or not any(self.ranks.all_gather_object(self._is_over()))
 
     def _is_over(self) -> bool:
         return self.clock.over
@@ -96,7 +97,7 @@ class Workshop:
         begun = False
         for way in WAYS:
             own = [trial for trial in trials if trial.setting.way == way]
-            if begun and own and any(self.ranks.each(self._is_over())):
+            if begun and own and any(self.ranks.all_gather_object(self._is_over())):
                 raise StoppedError("The time is over", given=f"{len(own)} trials left")
             yield from self._fixed(own) if way == FIXED else self._grown(way, own)
             begun = begun or bool(own)

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.distributed import SINGLE_PROCESS
 from esper.garden import Atlas, Case, Controls, Job, Playground, Suite
 from esper.garden.controller_choice import TUNED
-from esper.garden.dealing import ALONE, Ranks
+from esper.garden.dealing import Ranks
 from esper.leyline.constants import DEFAULT_RENT
 from esper.tamiyo.controllers import Controller, make_controller
 
@@ -130,7 +131,7 @@ def tune(
     device: torch.device | str = "cpu",
     controls: Controls,
     tell: Callable[[str, int, int], None] = lambda what, done, total: None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> dict[str, Tuned]:
     """The best rule of each kind. All kinds of one heat are played side by side."""
     size = size or TuningSize()

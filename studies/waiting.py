@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from esper.garden import LAYOUT
+from esper.leyline import HEAD_NAMES
 from esper.leyline.streams import derive_seed
 from esper.tamiyo import TokenActorCritic
-from esper.tamiyo.controllers.learned import is_kept, keep_controller, read_kept
+from esper.tamiyo.controllers.learned import is_saved, load_saved, save_controller
 from studies.ablations import ablated
-from studies.averaged import Averaged, at_once
+from studies.averaged import Averaged, decode_without_memory
 from studies.greenhouse_gains import Gains
 from studies.listening import EPOCHS, Moments
 from studies.preferences import Preferences
@@ -39,7 +40,7 @@ class Worth(Averaged):
         chance = torch.Generator().manual_seed(derive_seed(seed, "order"))
         for _ in range(epochs):
             for index in torch.randperm(len(seen), generator=chance).split(BATCH):
-                found = at_once(self.network, seen[index])[-1]
+                found = decode_without_memory(self.network, seen[index])[1]
                 loss = weight[index] * (found - worth[index]).square()
                 self.step(loss.sum() / weight[index].sum().clamp(min=1e-6))
 
@@ -51,7 +52,8 @@ class Worth(Averaged):
 @torch.no_grad()
 def value_of(network: TokenActorCritic, seen: Tensor) -> Tensor:
     """[D] of rows [D, F]"""
-    return torch.cat([at_once(network, each)[-1] for each in seen.split(8 * BATCH)])
+    batches = seen.split(8 * BATCH)
+    return torch.cat([decode_without_memory(network, batch)[1] for batch in batches])
 
 
 @torch.no_grad()
@@ -60,9 +62,13 @@ def planted_worth(
 ) -> tuple[Tensor, Tensor]:
     """[D] each: what the seed that it likes best of those tried is worth, and how near that is to
     what it would plant; 0 where nothing was tried."""
-    logits = [at_once(network, each)[:-1] for each in data.observations.split(8 * BATCH)]
-    whole = [torch.cat(each) for each in zip(*logits, strict=True)]
-    preferred, worth = Preferences.of(whole, data), data.worth(harm, unit)[:, 1:]
+    batches = data.observations.split(8 * BATCH)
+    logits_of_batches = [decode_without_memory(network, batch)[0] for batch in batches]
+    logits = {
+        head: torch.cat([batch_logits[head] for batch_logits in logits_of_batches])
+        for head in HEAD_NAMES
+    }
+    preferred, worth = Preferences.of(logits, data), data.worth(harm, unit)[:, 1:]
     there = ~worth.isnan()
     liked = preferred.liked(there)
     near = preferred.near.gather(1, liked)[:, 0] * there.any(1)
@@ -100,7 +106,7 @@ def worth_of_waiting(
 
 def estimate_waiting(options: argparse.Namespace) -> None:
     """Keep a network whose value says what waiting is worth, for a fit and a price of harm."""
-    if is_kept(options.out):
+    if is_saved(options.out):
         return
     data, moments = Gains.load(options.gains), Moments.load(options.moments)
     learned = data.first & (data.plot % 8 != 7)  # others judge fits
@@ -108,9 +114,9 @@ def estimate_waiting(options: argparse.Namespace) -> None:
     data = data.changed(lambda part: part.to(options.device))
     moments = ablated(options.ablation, moments)
     moments = Moments(*(part.to(options.device) for part in moments))
-    network = read_kept(options.fitted).network.to(options.device)
+    network = load_saved(options.fitted).network.to(options.device)
     assert isinstance(network, TokenActorCritic), "what `fit` wrote"
-    worth, near = planted_worth(network.laid_out(LAYOUT), data, options.harm, options.unit)
+    worth, near = planted_worth(network.with_layout(LAYOUT), data, options.harm, options.unit)
     estimates = []
     for half in (0, 1):
         own, other = ((data.plot % 2 == each).nonzero()[:, 0] for each in (half, 1 - half))
@@ -124,7 +130,7 @@ def estimate_waiting(options: argparse.Namespace) -> None:
               flush=True)  # fmt: skip
         estimates.append(known.of(moments.observations))
     found = worth_of_waiting(moments, (estimates[0], estimates[1]))
-    keep_controller(found.mean, options.out, None, prices(options))
+    save_controller(found.mean, options.out, None, prices(options))
 
 
 def prices(options: argparse.Namespace) -> dict[str, float | str | None]:
@@ -135,7 +141,7 @@ def prices(options: argparse.Namespace) -> dict[str, float | str | None]:
 def waits_known(data: Gains, options: argparse.Namespace) -> Gains:
     """First decisions know what waiting is worth: as it was measured, or else as an estimate has it
     that was made alike."""
-    kept, asked = read_kept(options.waiting), prices(options)
+    kept, asked = load_saved(options.waiting), prices(options)
     made = {name: kept.card.get(name) for name in asked}
     if made != asked:
         raise SystemExit(f"{options.waiting} was estimated with {made}; asked for is {asked}")
@@ -143,5 +149,5 @@ def waits_known(data: Gains, options: argparse.Namespace) -> Gains:
     told = torch.zeros_like(data.rule)
     open_ = data.first & ~data.waits
     seen = data.observations[open_]
-    told[open_] = options.unit * value_of(kept.network.laid_out(LAYOUT), seen).clamp(min=0.0)
+    told[open_] = options.unit * value_of(kept.network.with_layout(LAYOUT), seen).clamp(min=0.0)
     return data.waiting(told, open_)

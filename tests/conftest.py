@@ -67,7 +67,7 @@ SLOW_MODULES = {
         "nissa": ("trackers",),
         "show": ("report",),
         "simic": ("ppo", "waiting"),
-        "simic/training": ("selection", "trainer"),
+        "simic/training": ("evaluator", "trainer"),
         "studies": (
             "cohort",
             "greenhouse",

@@ -7,7 +7,7 @@ from typing import Protocol
 from esper.garden.dealing import Ranks
 from esper.leyline.errors import EsperError
 from esper.show.terminal import progress, write_flat
-from esper.simic.training.run_processes import joined, require_device
+from esper.simic.training.run_processes import init_distributed, require_device
 from studies.commands import GrowthStudy, LearningStudy, StudyReport
 from studies.folders import Tell
 from studies.growth_pays import run_c1
@@ -54,7 +54,7 @@ def _run(runner: Runner, options: GrowthStudy | LearningStudy) -> bool:
             "A study needs time", given=f"--seconds {options.seconds:g}", valid="more than 0"
         )
     with (
-        joined(options.device) as ranks,
+        init_distributed(options.device) as ranks,
         progress(quiet=options.quiet or ranks.rank > 0) as report,
     ):
         finished = runner(

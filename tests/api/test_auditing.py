@@ -231,7 +231,7 @@ def test_a_run_plants_what_an_audit_found_also_when_it_goes_on(
     whole = esper.grow(net(), *data, **given)
     with pytest.raises(KeyboardInterrupt):
         esper.grow(net(), *data, **given, out=tmp_path / "run", on_epoch=stop)
-    monkeypatch.setattr(ranks, "goes_on", lambda *_: True)  # as after a process was lost
+    monkeypatch.setattr(ranks, "is_restart_of", lambda *_: True)  # as after a process was lost
     with pytest.raises(KeyboardInterrupt):
         esper.grow(net(), *data, **given, out=tmp_path / "run", on_epoch=stop)
     again = esper.resume(tmp_path / "run", net(), *data, quiet=True)

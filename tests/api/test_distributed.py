@@ -24,7 +24,7 @@ from esper.kasmina.flow_statistics import flow_statistics
 from esper.kasmina.gates import GateRules
 from esper.leyline.errors import EsperError
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.training.run_processes import joined
+from esper.simic.training.run_processes import init_distributed
 from esper.tamiyo.features import FeatureTable
 from tests.api.tables import CLASSES, INPUTS, LABELS, TRAIN, VAL, Script, mlp, wrapped
 from tests.ranks import torchrun
@@ -53,7 +53,7 @@ def tell(found: dict[str, Any]) -> None:
 
 
 def other_samples() -> None:
-    with joined("cpu"):
+    with init_distributed("cpu"):
         tell(decided_with_a_sample_of_its_own())
 
 
@@ -88,9 +88,9 @@ def decided_with_a_sample_of_its_own() -> dict[str, Any]:
 
 def test_processes_with_other_samples_decide_alike_by_what_both_measured(tmp_path: Path) -> None:
     host = wrapped()
-    trained = PPOAgent.build(host.space, FeatureTable.of(host.catalogue).size, 1, seed=3)
+    trained = PPOAgent(host.space, state_dim=FeatureTable.of(host.catalogue).size, seed=3)
     for op in (1, 2, 3):
-        trained.network.prefer("op", op, 1.0)
+        trained.network.bias_action_logit("op", op, 1.0)
     first, second = run_two("other_samples", tmp_path, trained.save(tmp_path / "agent"))
     assert first.pop("own"), "the flow is that of the first one's sample"
     assert not second.pop("own")
@@ -126,7 +126,7 @@ def trained_with_dual_pass(size: int) -> dict[str, Any]:
 
 
 def dual_pass() -> None:
-    with joined("cpu"):
+    with init_distributed("cpu"):
         tell(trained_with_dual_pass(2))
 
 
@@ -255,7 +255,7 @@ def uneven() -> None:
         given |= {"epochs": 2, "optimizer": "SGD", "quiet": True, "batch_size": 61} | named
         return grow(model, data, data, **given)
 
-    with joined("cpu"):
+    with init_distributed("cpu"):
         run, turned = made(Uneven(), metric=Opinion()), (TRAIN[0].roll(ranks.rank(), 0), TRAIN[1])
         words, sparse = torch.arange(64) % 7, nn.Embedding(7, 8, sparse=True)
         refused = []
@@ -290,7 +290,9 @@ def test_processes_meet_where_the_model_is_to_be(
 ) -> None:
     met: list[str] = []
     monkeypatch.setattr(ranks.run_processes, "is_launched", lambda: True)
-    monkeypatch.setattr(ranks.run_processes, "joined", lambda on: nullcontext(met.append(on)))
+    monkeypatch.setattr(
+        ranks.run_processes, "init_distributed", lambda on: nullcontext(met.append(on))
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     ranks.together(lambda *_, **__: None)("folder", nn.Linear(1, 1), **named)
     assert met == [place]

@@ -48,9 +48,9 @@ def sequence_host(**options: Any) -> GrowingModel:
 def agent(tmp_path: Path) -> Path:
     """An agent for two dense slots that likes to do things."""
     host = wrapped()
-    trained = PPOAgent.build(host.space, FeatureTable.of(host.catalogue).size, 1, seed=3)
+    trained = PPOAgent(host.space, state_dim=FeatureTable.of(host.catalogue).size, seed=3)
     for op in (1, 2, 3):
-        trained.network.prefer("op", op, 1.0)
+        trained.network.bias_action_logit("op", op, 1.0)
     return trained.save(tmp_path / "agent")
 
 
@@ -82,7 +82,7 @@ def test_a_run_goes_on_with_the_controller_that_it_began_with(agent: Path, tmp_p
         esper.resume(tmp_path / "run", mlp(), TRAIN, VAL, controller="heuristic")
     shutil.rmtree(agent)
     host = wrapped()
-    PPOAgent.build(host.space, FeatureTable.of(host.catalogue).size, 1, seed=4).save(agent)
+    PPOAgent(host.space, state_dim=FeatureTable.of(host.catalogue).size, seed=4).save(agent)
     with pytest.raises(EsperError, match="led by another controller"):
         esper.resume(tmp_path / "run", mlp(), TRAIN, VAL)
 
@@ -99,7 +99,7 @@ def test_it_is_refused_for_hosts_that_it_does_not_know(agent: Path) -> None:
 
 def test_refusal_names_blueprints_if_one_family_has_that_many(tmp_path: Path) -> None:
     sequences = sequence_host()
-    agent = PPOAgent.build(sequences.space, FeatureTable.of(sequences.catalogue).size, 1)
+    agent = PPOAgent(sequences.space, state_dim=FeatureTable.of(sequences.catalogue).size)
     folder = agent.save(tmp_path / "agent")
     images = wrap(build_host("conv2d"), torch.randn(2, 3, 32, 32), budget=esper.Budget(epochs=9))
     names = "norm, squeeze, pointwise, depthwise, conv, token_mix, attention, block"

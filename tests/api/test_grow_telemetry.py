@@ -341,7 +341,7 @@ def test_what_has_learned_tells_what_it_saw_and_how_sure_it_was(tmp_path: Path) 
     catalogue = wrapped().catalogue
     space, size = wrapped().space, FeatureTable.of(catalogue).size
     torch.manual_seed(3)
-    network = FactoredRecurrentActorCritic(space, size, 8, 1).eval()
+    network = FactoredRecurrentActorCritic(space, state_dim=size, lstm_hidden_dim=8).eval()
     listener = Listener()
     controller = LearnedController(network, greedy=False)
     grown(out=tmp_path, controller=controller, sinks=[listener])

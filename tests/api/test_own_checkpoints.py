@@ -58,9 +58,9 @@ def through_a_file(pair: Made) -> Made:
 def learned(tmp_path: Path) -> Path:
     """A recurrent one that likes to do things."""
     host = made()[0]
-    agent = PPOAgent.build(host.space, FeatureTable.of(host.catalogue).size, 1, seed=3)
+    agent = PPOAgent(host.space, state_dim=FeatureTable.of(host.catalogue).size, seed=3)
     for op in (1, 2, 3):
-        agent.network.prefer("op", op, 1.0)
+        agent.network.bias_action_logit("op", op, 1.0)
     return agent.save(tmp_path / "agent")
 
 

@@ -22,7 +22,7 @@ from esper.leyline import LifecycleOp
 from esper.leyline.catalogue import REMOVED_BLUEPRINTS, BlueprintCatalogue
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.slots import Family, SlotSpec
-from esper.tamiyo.controllers.learned import keep_controller
+from esper.tamiyo.controllers.learned import save_controller
 from esper.tamiyo.features import FeatureTable
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 from tests.api.tables import TRAIN, VAL, Script, mlp, require_same, states, wrapped
@@ -177,8 +177,9 @@ def test_rule_with_a_removed_blueprint_is_refused(controller: str) -> None:
 def save_trained_controller(folder: Path, catalogue: BlueprintCatalogue) -> Path:
     """Save an untrained network as a controller whose choices are those of this catalogue."""
     space = wrapped().space
-    network = FactoredRecurrentActorCritic(space, FeatureTable.of(catalogue).size, 4)
-    return keep_controller(network, folder, catalogue, {})
+    state_dim = FeatureTable.of(catalogue).size
+    network = FactoredRecurrentActorCritic(space, state_dim=state_dim, lstm_hidden_dim=4)
+    return save_controller(network, folder, catalogue, {})
 
 
 def test_trained_controller_with_a_removed_choice_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from esper.kasmina.shadow_seeds import COUNTS, ShadowKey
 from esper.leyline.errors import DataError, EsperError
 from esper.leyline.shadows import AuditionPlan, ShadowReadings
 from esper.tamiyo import TokenActorCritic
-from esper.tamiyo.controllers.learned import keep_controller
+from esper.tamiyo.controllers.learned import save_controller
 
 # Listens, and plants nothing
 SILENT = "audition:tries=0,spend=50,certain=1000,unlearned=1,rounds=3,finalists=99"
@@ -260,7 +260,7 @@ def test_a_run_that_stops_in_its_audition_goes_on_to_the_bit(after: int, tmp_pat
 def test_an_untrained_network_over_tokens_grows_a_model_as_its_rule_does(tmp_path: Path) -> None:
     """Kept in a directory, on a model that it never met; and a run of it goes on to the bit."""
     rule = "audition:tries=0,spend=50,unlearned=0,most_gap=9,rounds=2,certain=0,least=0,margin=-100"
-    kept = str(keep_controller(TokenActorCritic(), tmp_path / "kept", None, {}, rule=rule))
+    kept = str(save_controller(TokenActorCritic(), tmp_path / "kept", None, {}, rule=rule))
     by_rule, whole = run(rule), run(kept)
     told = [[record["decision"] for record in each.history] for each in (by_rule, whole)]
     assert told[0] == told[1]

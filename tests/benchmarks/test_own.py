@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from esper.tamiyo import TokenActorCritic
-from esper.tamiyo.controllers.learned import keep_controller
+from esper.tamiyo.controllers.learned import save_controller
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -37,7 +37,7 @@ def test_every_controller_is_trained_once_and_known_by_what_it_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     network = TokenActorCritic()
-    keep_controller(network, tmp_path / "kept", None, {})
+    save_controller(network, tmp_path / "kept", None, {})
     who = ["periodic@*/cheapest:every=2,seeds=1", f"mine={tmp_path / 'kept'}"]
     words = ["own.py", "--runs", str(tmp_path / "runs"), "--quick", "--final", "--controllers"]
     monkeypatch.setattr("sys.argv", [*words, who[0]])
@@ -55,8 +55,8 @@ def test_every_controller_is_trained_once_and_known_by_what_it_is(
     )
     assert len(found["grown"]) <= 1
     assert json.loads((tmp_path / "runs" / "whole.json").read_text()) == [who[0], "mine"]
-    network.prefer("op", 1, 1.0)
-    keep_controller(network, tmp_path / "kept", None, {})
+    network.bias_action_logit("op", 1, 1.0)
+    save_controller(network, tmp_path / "kept", None, {})
     assert str(own.number_of(who[1])) not in named  # another controller under the same name
 
 

@@ -122,7 +122,9 @@ def main() -> None:
             resume_alone(run, alone)
             with RunReader(run.path) as reader:
                 notes = [str(note) for note in reader.each("notes")]
-            assert any("Where 2 processes learned, 1 go on" in note for note in notes), notes
+            assert any("The number of processes changed from 2 to 1" in note for note in notes), (
+                notes
+            )
             print("With processes = 1, esper resume finished the run.", flush=True)
 
         whole = tiny_run(place / "whole", processes=2, rounds=3)

@@ -46,8 +46,9 @@ MUTATIONS = (
     ),
     Mutation(
         "finite check", "simic/agent/update.py",
-        "if wrong := [name for name in signs if found[name][0]]:", "if wrong := []:",
-        "tests/faults/test_not_finite.py -k undone",
+        'if broken := [name for name in nonfinite if numbers[f"nonfinite {name}"][0]]:',
+        "if broken := []:",
+        "tests/faults/test_not_finite.py -k reverted",
     ),
     Mutation(
         "escape", "leyline/errors.py", '    return "".join(each if each.isprintable()',
@@ -64,8 +65,9 @@ MUTATIONS = (
         "tests/faults/test_data_and_exports.py -k changed_byte",
     ),
     Mutation(
-        "rotation", "simic/training/training_runs.py", "KEPT = 3 ", "KEPT = 1 ",
-        "tests/faults/test_folders.py -k goes_on_from_the_one_before",
+        "rotation", "simic/training/training_runs.py",
+        "MAX_CHECKPOINTS = 3 ", "MAX_CHECKPOINTS = 1 ",
+        "tests/faults/test_folders.py -k checkpoint_before_a_damaged_one",
     ),
     Mutation(
         "umask", "archive/tensors.py", "    digest = hashlib.sha256(data).hexdigest()\n",

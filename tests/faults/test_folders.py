@@ -12,10 +12,10 @@ import torch
 
 import esper
 from esper.archive import ArchiveError, read_archive, write_archive
-from esper.karn.train_commands import _trained
+from esper.distributed import Processes
+from esper.karn.train_commands import _train_here
 from esper.kasmina.export_files import writing
 from esper.leyline.errors import EsperError
-from esper.simic.agent.processes import Processes
 from esper.simic.training import RoundReport, RunFolder, train_run
 from tests import programs
 from tests.programs import esper_here
@@ -78,7 +78,7 @@ def test_a_run_whose_folder_is_no_longer_there_stops_and_makes_nothing(
 
     def go() -> None:
         if kind == "train":
-            train_run(tiny_run(path, rounds=2), listener=listen)
+            train_run(tiny_run(path, rounds=2), on_round=listen)
         else:
             grow(path, 2, happen)
 
@@ -142,14 +142,14 @@ def test_a_network_that_ended_before_its_first_checkpoint_is_started_again(
     assert grow(path, 0, lambda: None).finished
 
 
-def test_where_the_last_checkpoint_is_damaged_training_goes_on_from_the_one_before(
+def test_training_resumes_from_the_checkpoint_before_a_damaged_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, whole = tiny_run(tmp_path / "run"), tiny_run(tmp_path / "whole")
     assert train_run(whole)
     shutil.copytree(whole.path, run.path, dirs_exist_ok=True)
-    told_of_rounds = lambda: _trained(run, False, None, Processes()) == 0  # noqa: E731
-    for part, train in (("agent-0", lambda: train_run(run)), ("state", told_of_rounds)):
+    train_with_output = lambda: _train_here(run, False, None, Processes()) == 0  # noqa: E731
+    for part, train in (("agent-0", lambda: train_run(run)), ("state", train_with_output)):
         (tensors,) = (run.checkpoint(ROUNDS) / part).glob("*.safetensors")
         data = bytearray(tensors.read_bytes())
         data[-1] ^= 1

@@ -16,13 +16,13 @@ import esper
 from esper.nissa import RunReader
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import RunFolder, Trainer, run_processes
-from esper.simic.training.run_processes import joined
+from esper.simic.training.run_processes import init_distributed
 from tests.ranks import ESPER, run, torchrun
 from tests.simic.training.tiny import ENVS, assert_same, tiny_files, tiny_run
 
 # Which rank dies where, and the how manieth time it comes there: one in every start of all.
 KILLS: tuple[tuple[int, Any, str, int], ...] = (
-    (1, Trainer, "_play", 2),
+    (1, Trainer, "_collect_rollout", 2),
     (0, PPOAgent, "update", 2),
     (0, RunFolder, "finish_checkpoint", 1),
 )
@@ -51,11 +51,11 @@ def change(owner: Any, name: str, number: int, strike: Callable[[], None]) -> No
 
 
 @pytest.mark.slow
-def test_ranks_killed_while_they_play_learn_and_write_lose_nothing(tmp_path: Path) -> None:
+def test_killed_ranks_restart_and_match_uninterrupted_run(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("whole", "killed")]
     for folder in folders:
         folder.mkdir()
-    tiny_files(tmp_path, processes=2, rounds=3, watched=ENVS)
+    tiny_files(tmp_path, processes=2, rounds=3, logged_envs=ENVS)
     whole, killed = (RunFolder(folder / "run") for folder in folders)
     undisturbed = torchrun(2, ESPER, *TRAIN, cwd=folders[0])
     assert undisturbed.returncode == 0, undisturbed.stderr
@@ -81,7 +81,7 @@ def fill_disk() -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_all_ranks_in_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
+def test_full_disk_ends_all_ranks_with_one_sentence(tmp_path: Path) -> None:
     whole = tiny_run(tmp_path / "run", processes=2, rounds=2)
     done = torchrun(2, f"{__name__}:fill_disk", cwd=tmp_path, restarts=3)
     assert done.returncode == 2
@@ -97,11 +97,11 @@ def test_a_full_disk_ends_all_ranks_in_one_sentence_and_loses_nothing(tmp_path: 
 def other_version() -> None:
     if os.environ["RANK"] == "1":
         esper.__version__ = "99.0"
-    with joined("cpu"):
+    with init_distributed("cpu"):
         raise AssertionError("they met")
 
 
-def test_ranks_with_other_packages_are_refused(tmp_path: Path) -> None:
+def test_ranks_with_different_versions_are_refused(tmp_path: Path) -> None:
     done = torchrun(2, f"{__name__}:other_version", cwd=tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
@@ -110,15 +110,15 @@ def test_ranks_with_other_packages_are_refused(tmp_path: Path) -> None:
 
 
 def late() -> None:
-    run_processes.PATIENCE = timedelta(seconds=2)
+    run_processes.TIMEOUT = timedelta(seconds=2)
     time.sleep(4.0 * int(os.environ["RANK"]))
-    with joined("cpu"):
+    with init_distributed("cpu"):
         raise AssertionError("they met")
 
 
 def stuck() -> None:
-    run_processes.PATIENCE = timedelta(seconds=2)
-    with joined("cpu") as processes:
+    run_processes.TIMEOUT = timedelta(seconds=2)
+    with init_distributed("cpu") as processes:
         if processes.rank == 1:
             time.sleep(600)
         processes.sum_(torch.zeros(1))
@@ -132,7 +132,7 @@ def stuck() -> None:
         (stuck, "esper: Process 1 of the 2 that learn together ended, as after 0 restarts"),
     ],
 )
-def test_nobody_waits_longer_than_patience_for_a_rank(
+def test_ranks_wait_for_each_other_at_most_the_timeout(
     fault: Callable[[], None], sentence: str, tmp_path: Path
 ) -> None:
     done = torchrun(2, f"{__name__}:{fault.__name__}", cwd=tmp_path)

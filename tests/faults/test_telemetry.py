@@ -8,7 +8,7 @@ from signal import SIGINT
 import pytest
 
 from esper.nissa import Noted, RunLayout, RunReader, RunStore
-from esper.simic.training import RunFolder, Stopping, train_run
+from esper.simic.training import GracefulShutdown, RunFolder, train_run
 from tests.programs import esper_here
 from tests.simic.training.tiny import kept, tiny_run
 
@@ -18,8 +18,8 @@ def test_a_run_whose_telemetry_is_damaged_goes_on_and_says_what_is_missing(
 ) -> None:
     whole, run = (tiny_run(tmp_path / name, rounds=2) for name in ("whole", "run"))
     assert train_run(whole)
-    stop = Stopping(say=False)
-    assert not train_run(run, listener=lambda report: vars(stop).update(signal=SIGINT), stop=stop)
+    stop = GracefulShutdown(say=False)
+    assert not train_run(run, on_round=lambda report: vars(stop).update(signal=SIGINT), stop=stop)
     (run.path / "events.sqlite").write_bytes(b"no database" * 100)
     capsys.readouterr()
     assert train_run(RunFolder.open(run.path))

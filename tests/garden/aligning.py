@@ -115,7 +115,7 @@ def align(
     garden = Garden(Listed(everyone), len(everyone), horizon=horizon, test=True, config=config)
     garden.reset()
     together = Together(controllers, [case.context.name for case in cases])
-    starts = torch.ones(garden.envs, dtype=torch.bool)
+    starts = torch.ones(garden.num_envs, dtype=torch.bool)
     steps = []
     for _ in range(horizon):
         steps.append(garden.step(together.act(garden.signals(), garden.legal(), starts)))

@@ -59,7 +59,7 @@ def walk(
 ) -> list[Transition]:
     """Some steps from where the garden is; `look` is called before each decision."""
     controller = controller or RandomLegal()
-    starts = torch.ones(garden.envs, dtype=torch.bool)
+    starts = torch.ones(garden.num_envs, dtype=torch.bool)
     made = []
     for _ in range(steps):
         look(garden)

@@ -14,8 +14,8 @@ class Side:
     def __init__(self, rank: int, said: list[object], barrier: threading.Barrier) -> None:
         self.rank, self.size, self._said, self._barrier = rank, len(said), said, barrier
 
-    def each(self, what: T) -> list[T]:
-        self._said[self.rank] = what
+    def all_gather_object(self, value: T) -> list[T]:
+        self._said[self.rank] = value
         self._barrier.wait(60)
         heard = list(self._said)
         self._barrier.wait(60)

@@ -141,7 +141,7 @@ def test_a_garden_trains_the_shadows_of_a_step() -> None:
     garden = make_garden(2)
     garden.reset()
     plan = plan_of(garden.signals(), garden.catalogue.index("convpool"))
-    garden.step(Actions.of(garden.space, 2), plan)
+    garden.step(Actions.of(garden.action_space, 2), plan)
     heard = garden.signals().shadows
     assert heard is not None
     assert torch.equal(heard.epochs > 0, plan.where)

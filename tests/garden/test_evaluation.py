@@ -20,7 +20,7 @@ from esper.leyline import (
     EsperError,
     LifecycleOp,
 )
-from esper.simic.training.config import MOST_CASES
+from esper.simic.training.config import MAX_SEEDS_PER_CONTEXT
 from esper.tamiyo import FactoredRecurrentActorCritic, FeatureTable
 from esper.tamiyo.controllers import (
     Arm,
@@ -251,8 +251,8 @@ def test_results_of_another_controller_under_the_same_name_are_not_taken_for_its
     played = []
     for seed in range(2):
         torch.manual_seed(seed)
-        network = FactoredRecurrentActorCritic(space, table.size, 8)
-        network.prefer("op", (LifecycleOp.WAIT, LifecycleOp.GERMINATE)[seed], 10.0)
+        network = FactoredRecurrentActorCritic(space, state_dim=table.size, lstm_hidden_dim=8)
+        network.bias_action_logit("op", (LifecycleOp.WAIT, LifecycleOp.GERMINATE)[seed], 10.0)
         who = [LearnedController(network)]
         played.append(run(controls, controllers=who, file=tmp_path / "results.jsonl", seeds=1))
     assert played[0][0].made != played[1][0].made
@@ -264,4 +264,4 @@ def test_the_seeds_of_training_atlas_tuning_selection_and_evaluation_are_apart()
     tuned = [tuning.TUNING_SEED, growth_pays.TUNING_SEED]
     starts = [0, FIRST_ATLAS_SEED, *tuned, SELECTION_SEED, EVALUATION_SEED]
     assert sorted(starts) == starts
-    assert min(later - earlier for earlier, later in pairwise(starts)) >= MOST_CASES
+    assert min(later - earlier for earlier, later in pairwise(starts)) >= MAX_SEEDS_PER_CONTEXT

@@ -15,8 +15,8 @@ from esper.garden import Draw  # noqa: E402
 from esper.garden.gym_view import CompositeActions, GardenVectorEnv  # noqa: E402
 from esper.garden.reward_settings import MODES  # noqa: E402
 from esper.leyline import ActionError, Actions, LifecycleOp, UnknownNameError  # noqa: E402
-from esper.rl.gym_worlds import GymWorld  # noqa: E402
 from esper.simic.agent import PPOAgent  # noqa: E402
+from esper.simic.gym.worlds import GymWorld  # noqa: E402
 from esper.tamiyo.controllers import RandomLegal  # noqa: E402
 from tests.garden.plots import CONTEXTS, HORIZON, make_garden, walk  # noqa: E402
 from tests.simic.toys import train  # noqa: E402
@@ -45,7 +45,7 @@ def sampled(masks: Any, seed: int) -> Any:
 
 
 def test_every_number_is_another_decision_without_what_does_not_matter() -> None:
-    space = make_garden(1).space
+    space = make_garden(1).action_space
     actions = CompositeActions(space)
     slots, kinds, blends = (space.size(name) for name in ("slot", "blueprint", "blend"))
     assert len(actions) == 1 + slots * kinds * blends + 3 * slots
@@ -62,7 +62,7 @@ def test_every_number_is_another_decision_without_what_does_not_matter() -> None
 def test_masks_are_exact_in_every_state_that_random_decisions_reach() -> None:
     garden = make_garden(8)
     garden.reset()
-    actions = CompositeActions(garden.space)
+    actions = CompositeActions(garden.action_space)
     everything = actions.decode(torch.arange(len(actions)))
     opened = torch.zeros(len(actions), dtype=torch.bool)
 
@@ -70,8 +70,10 @@ def test_masks_are_exact_in_every_state_that_random_decisions_reach() -> None:
         legality = garden.legal()
         masks = actions.masks(legality)
         for number in range(len(actions)):
-            values = everything.values[number].repeat(garden.envs, 1)
-            assert torch.equal(masks[:, number], legality.permits(Actions(garden.space, values)))
+            values = everything.values[number].repeat(garden.num_envs, 1)
+            assert torch.equal(
+                masks[:, number], legality.permits(Actions(garden.action_space, values))
+            )
         opened.logical_or_(masks.any(0))
 
     walk(garden, controller=RandomLegal(rate=0.9), look=look)
@@ -120,7 +122,13 @@ def test_illegal_actions_wait_and_are_told() -> None:
 
 def test_our_own_learner_trains_on_the_gymnasium_view() -> None:
     world = GymWorld(vector(obeyed=True))
-    agent = PPOAgent.build(world.space, world.state_dim, ROWS, HORIZON, lstm_hidden_dim=8)
+    agent = PPOAgent(
+        world.action_space,
+        state_dim=world.state_dim,
+        num_envs=ROWS,
+        max_steps_per_env=HORIZON,
+        lstm_hidden_dim=8,
+    )
     before = [parameter.clone() for parameter in agent.network.parameters()]
     train(agent, world, 2)
     after = list(agent.network.parameters())

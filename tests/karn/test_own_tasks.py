@@ -26,8 +26,8 @@ class Net(nn.Sequential):
 """
 # So small that it takes seconds; nothing that the page says depends on it.
 SMALL = {
-    "train": "--rounds 1 --envs 4 --horizon 6 --cases 1 --lstm 16 --ppo.minibatches 1 --quiet "
-    "--processes 1 --evaluation.seeds 1 --evaluation.baselines random",
+    "train": "--rounds 1 --envs 4 --horizon 6 --seeds-per-context 1 --lstm 16 "
+    "--ppo.minibatches 1 --quiet --processes 1 --evaluation.seeds 1 --evaluation.baselines random",
     "grow": "--budget.epochs 6 --quiet",
 }
 

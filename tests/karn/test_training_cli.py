@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from esper import __version__ as esper_version
-from esper.karn.train_commands import best_scores, figures_of, untold
+from esper.karn.train_commands import best_scores, describe_missing_telemetry, figures_of
 from esper.show.run_facts import read_facts
 from esper.show.training_page import page
 from esper.simic.training import RunFolder, read_config
@@ -238,7 +238,7 @@ def test_where_the_store_is_damaged_scores_are_shown_and_what_is_missing_is_said
         assert said in " ".join(told.stdout.split())
         assert str(best_scores(run.path)["tamiyo"]) in told.stdout
         assert figures_of(copy) == figures | {"telemetry.whole": 0}
-        assert said in untold(copy)
+        assert said in describe_missing_telemetry(copy)
         facts = read_facts(copy)
         assert (facts.best, facts.last_round) == (read_facts(run.path).best, 2)
         assert said in str(page(facts))

@@ -191,7 +191,7 @@ class Run:
                 f"gradient_norms.heads.{head}": 1.0,
             }
         self.hub.emit(UpdateMetrics(round=number, metrics=metrics))
-        times = {"play": 10.0, "step": 7.0, "decide": 1.0, "tell": 0.5, "learn": 2.0}
+        times = {"play": 10.0, "step": 7.0, "decide": 1.0, "report": 0.5, "learn": 2.0}
         values = {f"seconds_{name}": value for name, value in times.items()}
         self.hub.emit(Sampled(round=number, values=values))
 
@@ -228,7 +228,7 @@ class Run:
 
 def keep(path: Path, number: int, judged: list[list[Any]], **controls: Any) -> Path:
     """A checkpoint of a round, as far as reports look at it."""
-    notes = {"round": number, "parts": {}, "judged": judged}
+    notes = {"round": number, "parts": {}, "eval_history": judged}
     place = path / "checkpoints" / f"round-{number:06d}" / "state"
     write_archive(place, kind=KIND, version=VERSION, tensors=controls, notes=notes)
     return place

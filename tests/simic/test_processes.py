@@ -1,371 +1,482 @@
-"""Two processes that learn together make the update that one would make with everything."""
+"""Two processes that learn together make the update of one process with all environments.
+
+The two processes run once, in `both_processes`; each test checks a part of their results.
+
+Shapes: `E` environments, `T` time, `H` heads.
+"""
 
 import multiprocessing
 import random
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import distributed
+from torch import Tensor, distributed
 
-from esper.archive import KeepingError
-from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM, Legality
-from esper.leyline.constants import KL_STOP_FACTOR
-from esper.simic.agent import (
-    NonFiniteError,
-    PPOAgent,
-    PPOConfig,
-    Processes,
-    ProcessesError,
-    RolloutError,
-    StoredLogProbError,
-    collect,
-)
-from esper.simic.agent.processes import _letter, _said
-from esper.simic.agent.update import Update
+from esper.distributed import SINGLE_PROCESS, Processes, ProcessesError
+from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM, EsperError, Legality
+from esper.leyline.constants import KL_EARLY_STOP_MULTIPLIER
+from esper.simic.agent import PPOAgent, PPOConfig, TamiyoRolloutBuffer, collect
+from esper.simic.agent.update import _evaluate
 from esper.tamiyo import RunningNorm
 from tests.simic.toys import Noise
 
-HIDDEN, TIME = DEFAULT_LSTM_HIDDEN_DIM // 8, DEFAULT_EPISODE_LENGTH // 4
-ROWS = ((0, 4), (4, 7))  # whose environments are whose
-Rows = tuple[tuple[int, int], ...]
-ENVS = ROWS[-1][1]
-RANDOM = 12  # rollouts of random sizes, in float64
-BASE = PPOConfig(learning_rate=1e-2, target_kl=None, strict=True)
-NAMES = ("one minibatch", "several minibatches", "stopped", "one has no steps")
+HIDDEN_DIM = DEFAULT_LSTM_HIDDEN_DIM // 8
+NUM_STEPS = DEFAULT_EPISODE_LENGTH // 4
+CPU = torch.device("cpu")
+
+EnvRanges = tuple[tuple[int, int], ...]  # environments of each rank: first, end
+ENV_RANGES: EnvRanges = ((0, 4), (4, 7))
+NUM_RANKS = len(ENV_RANGES)
+NUM_ENVS = ENV_RANGES[-1][1]
+
+NUM_RANDOM_UPDATES = 12  # with random sizes, in float64
+CONFIG = PPOConfig(lr=1e-2, target_kl=None, strict=True)
+
+ONE_MINIBATCH = "one minibatch"
+SEVERAL_MINIBATCHES = "several minibatches"
+ACCUMULATION = "accumulation"
+KL_STOP = "stopped by KL"
+EMPTY_RANK = "one rank has no steps"
+CASES = (ONE_MINIBATCH, SEVERAL_MINIBATCHES, ACCUMULATION, KL_STOP, EMPTY_RANK)
+
+BUFFER_TENSORS = (
+    "states",
+    "actions",
+    "action_masks",
+    "log_probs",
+    "values",
+    "rewards",
+    "terminals",
+    "truncations",
+    "bootstrap_values",
+    "episode_starts",
+    "hidden_h",
+    "hidden_c",
+    "step_counts",
+    "next_starts",
+    "entropy_masks",
+    "entropy_conditions",
+)
 
 
-def cases() -> dict[str, PPOConfig]:
-    """Settings whose limits lie between what one process sees and what all of them see."""
-    agent = filled(BASE)
-    batch = agent.buffer.get_batched_sequences("cpu")
-    with torch.no_grad():
-        update = Update(agent.network, agent.optimizer, config=agent.config)
-        entropies = update.evaluate(batch).entropies[..., 0]
-    counted = batch.matters[..., 0]
-    first = entropies[: ROWS[0][1]][counted[: ROWS[0][1]]].mean()
-    target = float((entropies[counted].mean() + first) / 2)
-    kl = filled(replace(BASE, epochs=2)).update()["kl"]
-    base = replace(BASE, entropy_targets={"op": target, "slot": 0.5})
-    return {
-        "one minibatch": base,
-        "several minibatches": replace(base, minibatches=3, epochs=2),
-        "stopped": replace(BASE, target_kl=0.9 * kl / KL_STOP_FACTOR, epochs=8),
-        "one has no steps": replace(base, minibatches=2),
-    }
+def build_agent(
+    config: PPOConfig, num_envs: int, processes: Processes = SINGLE_PROCESS
+) -> PPOAgent:
+    world = Noise(1, 0)
+    return PPOAgent(
+        world.action_space,
+        state_dim=world.state_dim,
+        num_envs=num_envs,
+        max_steps_per_env=NUM_STEPS,
+        config=config,
+        lstm_hidden_dim=HIDDEN_DIM,
+        processes=processes,
+    )
 
 
-def filled(config: PPOConfig, envs: int = ENVS, seed: int = 3) -> PPOAgent:
-    """An agent with a rollout of all the environments, some of which took fewer steps."""
-    world = Noise(envs, seed=seed)
-    agent = build(config, envs)
+def agent_with_rollout(config: PPOConfig, num_envs: int = NUM_ENVS, seed: int = 3) -> PPOAgent:
+    """Return an agent with a rollout of all environments, one of which took fewer steps."""
+    world = Noise(num_envs, seed=seed)
+    agent = build_agent(config, num_envs)
     collect(agent, world, world.reset())
-    agent.buffer.counts[1] = TIME // 2
-    agent.buffer._even = False
-    agent.buffer.compute_advantages_and_returns(torch.zeros(envs))
+    agent.buffer.step_counts[1] = NUM_STEPS // 2
+    agent.buffer._is_uniform = False
+    agent.buffer.compute_advantages_and_returns()
     return agent
 
 
-def build(config: PPOConfig, envs: int, processes: Processes | None = None) -> PPOAgent:
-    world = Noise(1, 0)
-    return PPOAgent.build(
-        world.space,
-        world.state_dim,
-        envs,
-        TIME,
-        config,
-        lstm_hidden_dim=HIDDEN,
-        processes=processes or Processes(),
-    )
-
-
-def divided(whole: PPOAgent, processes: Processes, rows: Rows = ROWS) -> PPOAgent:
-    """This process's agent: the same weights, and the rollout of its own environments."""
-    first, after = rows[processes.rank]
-    part = build(whole.config, after - first, processes)
-    for name, data in whole.buffer._data.items():
-        part.buffer[name].copy_(data[first:after])
-    for name in ("counts", "next_starts"):
-        getattr(part.buffer, name).copy_(getattr(whole.buffer, name)[first:after])
-    part.buffer.longest, part.buffer._even = whole.buffer.longest, False
-    part.buffer._advantages = whole.buffer.advantages[first:after].clone()
-    part.buffer._returns = whole.buffer.returns[first:after].clone()
+def agent_of_rank(
+    agent: PPOAgent, processes: Processes, env_ranges: EnvRanges = ENV_RANGES
+) -> PPOAgent:
+    """Return an agent with the same weights and the rollout of this rank's environments."""
+    first, end = env_ranges[processes.rank]
+    part = build_agent(agent.config, end - first, processes)
+    for name in BUFFER_TENSORS:
+        getattr(part.buffer, name).copy_(getattr(agent.buffer, name)[first:end])
+    part.buffer.max_length = agent.buffer.max_length
+    part.buffer._is_uniform = False
+    part.buffer._advantages = agent.buffer.advantages[first:end].clone()
+    part.buffer._returns = agent.buffer.returns[first:end].clone()
     return part
 
 
-def flat(agent: PPOAgent, metrics: Any) -> dict[str, Any]:
-    """All that an update changes and reports."""
-    heads = {name: dict(head) for name, head in metrics["heads"].items()}
-    norms = {name: float(norm) for name, norm in metrics["gradient_norms"].heads.items()}
+def configs_by_case() -> dict[str, PPOConfig]:
+    """Return settings whose limits lie between the values of one process and of all of them."""
+    # An entropy target between the entropy of the first rank's environments and that of all.
+    agent = agent_with_rollout(CONFIG)
+    batch = agent.buffer.get_batched_sequences()
+    with torch.no_grad():
+        entropies = _evaluate(agent.network, batch, CONFIG).entropies[..., 0]
+    is_counted = batch.head_mask[..., 0]
+    first_rank = slice(*ENV_RANGES[0])
+    entropy_of_first_rank = entropies[first_rank][is_counted[first_rank]].mean()
+    entropy_target = float((entropies[is_counted].mean() + entropy_of_first_rank) / 2)
+    with_targets = replace(CONFIG, entropy_targets={"op": entropy_target, "slot": 0.5})
+
+    # A KL limit that is exceeded in the second epoch.
+    kl = agent_with_rollout(replace(CONFIG, epochs=2)).update()["kl"]
+    target_kl = 0.9 * kl / KL_EARLY_STOP_MULTIPLIER
+    return {
+        ONE_MINIBATCH: with_targets,
+        SEVERAL_MINIBATCHES: replace(with_targets, minibatches=3, epochs=2),
+        ACCUMULATION: replace(with_targets, minibatches=2, accumulation_steps=2),
+        KL_STOP: replace(CONFIG, target_kl=target_kl, epochs=8),
+        EMPTY_RANK: replace(with_targets, minibatches=2),
+    }
+
+
+def remove_steps_of_second_rank(agent: PPOAgent, first_env: int = 0) -> None:
+    agent.buffer.step_counts[max(ENV_RANGES[1][0] - first_env, 0) :] = 0
+
+
+def results_of(agent: PPOAgent, metrics: Any) -> dict[str, Any]:
+    """Return the state and the metrics after an update as plain numbers."""
+    norms = metrics["gradient_norms"]
+    plain_metrics = {
+        **metrics,
+        "heads": {name: dict(head) for name, head in metrics["heads"].items()},
+        "gradient_norms": {**norms.heads, "value": norms.value},
+    }
     state = {name: tensor.tolist() for name, tensor in agent.network.state_dict().items()}
-    value = metrics["gradient_norms"].value
-    return {"metrics": {**metrics, "heads": heads, "gradient_norms": (norms, value)}, **state}
+    return {"metrics": plain_metrics, "state": state}
 
 
-def empty_the_second(name: str, agent: PPOAgent, first: int = 0) -> None:
-    if name == "one has no steps":
-        agent.buffer.counts[max(ROWS[1][0] - first, 0) :] = 0
+# --- what each process does ---------------------------------------------------------------------
 
 
-def learn(rank: int, folder: str, results: Any) -> None:
-    """What each process does."""
+def run_rank(rank: int, folder: str, queue: Any) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=len(ROWS)
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=NUM_RANKS
     )
     try:
-        results.put((rank, findings(rank, Processes.joined(), folder)))
+        queue.put((rank, results_of_rank(Processes.from_default_group(), folder)))
     except Exception as error:
-        results.put((rank, {"failed": repr(error)}))
+        queue.put((rank, {"error": repr(error)}))
         raise
     finally:
         distributed.destroy_process_group()
 
 
-def findings(rank: int, processes: Processes, folder: str) -> dict[str, Any]:
-    """What comes of all cases, of weights that differ, and of what must be refused."""
-    found: dict[str, Any] = {}
-    for name, config in cases().items():
-        agent = divided(filled(config), processes)
-        empty_the_second(name, agent, ROWS[rank][0])
-        found[name] = flat(agent, agent.update())
-    network = build(BASE, 1).network
-    network.lstm.weight_hh_l0.data.fill_(rank)
-    agent = PPOAgent(network, build(BASE, 1).buffer, processes=processes)
-    found["weights"] = agent.network.lstm.weight_hh_l0.tolist()
-    found["actions"] = played(processes)
-    found |= kept(processes, folder)
-
-    wrong = divided(filled(BASE), processes)
-    if rank == 1:
-        wrong.buffer["log_probs"].add_(0.01)
-    found["refusals"] = []
-    before = wrong.network.lstm.weight_hh_l0.clone()
-    for agent in (wrong, build(BASE, 1, processes)):
-        agent.buffer._advantages = agent.buffer._returns = torch.zeros_like(agent.buffer["values"])
-        try:
-            agent.update()
-        except (StoredLogProbError, RolloutError) as error:
-            found["refusals"].append(type(error).__name__)
-    found["untouched"] = torch.equal(before, wrong.network.lstm.weight_hh_l0)
-
-    broken = divided(filled(BASE), processes)
-    state = {name: tensor.clone() for name, tensor in broken.network.state_dict().items()}
-    if rank == 1:
-        broken.buffer["rewards"][0, 2] = torch.nan
-    broken.buffer.compute_advantages_and_returns(torch.zeros(broken.buffer.envs))
-    try:
-        broken.update()
-    except (NonFiniteError, ProcessesError) as error:
-        found["refusals"].append(type(error).__name__)
-    after = broken.network.state_dict()
-    found["untouched"] &= all(torch.equal(state[name], after[name]) for name in state)
-    compute_in_double()
-    found["apart"] = [apart(seed, processes) for seed in range(RANDOM)]
-    return found
+def results_of_rank(processes: Processes, folder: str) -> dict[str, Any]:
+    results: dict[str, Any] = {"updates": updates_of_all_cases(processes)}
+    results["collectives"] = call_collectives(processes)
+    results["first weights"] = weights_after_construction(processes)
+    results["actions"] = sample_actions_of_rank(processes)
+    results["hidden"] = save_and_load(processes, folder)
+    results["errors"] = errors_of_faults(processes)
+    compute_in_float64()
+    results["differences"] = [
+        difference_to_single_process(seed, processes) for seed in range(NUM_RANDOM_UPDATES)
+    ]
+    return results
 
 
-def apart(seed: int, processes: Processes) -> float:
-    """By how much weights differ after the updates of all processes and of one, at random sizes."""
-    draw = random.Random(seed)
-    envs = draw.randint(3, 9)
-    middle = draw.randint(1, envs - 1)
-    config = replace(
-        BASE,
-        epochs=draw.randint(1, 3),
-        minibatches=draw.randint(1, min(4, envs)),
-        gae_lambda=draw.random(),
-        entropy_coef=0.1 * draw.random(),
-        normalize_observations=draw.random() < 0.5,
-    )
-    whole = filled(config, envs, seed)
-    part = divided(whole, processes, ((0, middle), (middle, envs)))
-    part.update()
-    whole.update()
-    ours, theirs = part.network.state_dict(), whole.network.state_dict()
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+def updates_of_all_cases(processes: Processes) -> dict[str, Any]:
+    updates = {}
+    for case, config in configs_by_case().items():
+        agent = agent_of_rank(agent_with_rollout(config), processes)
+        if case == EMPTY_RANK:
+            remove_steps_of_second_rank(agent, ENV_RANGES[processes.rank][0])
+        updates[case] = results_of(agent, agent.update())
+    return updates
 
 
-def compute_in_double() -> None:
-    """From here on this process computes in float64 what is computed in float32 otherwise."""
-    torch.set_default_dtype(torch.float64)
-    torch.float32, narrow = torch.float64, torch.Tensor.float  # type: ignore[misc]
-    torch.Tensor.float = (  # type: ignore[method-assign,assignment]
-        lambda each: each.double() if each.is_floating_point() else narrow(each)
-    )
+def call_collectives(processes: Processes) -> dict[str, Any]:
+    rank = processes.rank
+    env_slice = processes.env_slice(rank + 1, CPU)
+    rows = torch.full((rank + 1, 2), float(rank))
+    flags = torch.tensor([[rank == 1] * (rank + 1)])
+    tree = {"rank": rank, "nested": [(rank, "text"), None], "tensor": torch.arange(rank + 1)}
+    return {
+        "sum": processes.sum_(torch.tensor([1.0, rank])).tolist(),
+        "max": processes.max_(torch.tensor([1.0, rank])).tolist(),
+        "max_int": processes.max_int(10 * rank, CPU),
+        "env_slice": env_slice,
+        "rows": processes.all_gather_rows(rows, env_slice).tolist(),
+        "flags": processes.all_gather_rows(flags, env_slice, dim=1).tolist(),
+        "all_gather_object": [item["rank"] for item in processes.all_gather_object(tree)],
+        "gather_object": [
+            (item["nested"], item["tensor"].tolist()) for item in processes.gather_object(tree)
+        ],
+    }
 
 
-def played(processes: Processes) -> list[Any]:
-    """Actions of this process's environments, in the same states: [envs, steps, H]."""
-    first, after = ROWS[processes.rank] if processes.size > 1 else (0, ENVS)
-    world = Noise(ENVS, seed=5)
-    states, legal = world.reset(), world.legal()
-    masks = {name: mask[first:after] for name, mask in legal.masks.items()}
-    own = Legality(legal.space, after - first, masks)
-    agent = build(BASE, after - first, processes)
-    actions: list[Any] = torch.stack(
-        [agent.act(states[first:after], own).actions for _ in range(3)], 1
-    ).tolist()
-    return actions
+def weights_after_construction(processes: Processes) -> dict[str, Any]:
+    """Build an agent from a network that differs between ranks."""
+    network = build_agent(CONFIG, 1).network
+    network.lstm.weight_hh_l0.data.fill_(processes.rank)
+    states = torch.full((1, network.state_dim), 8.0)
+    network.observation_norm.observe(torch.randn(20, network.state_dim) + 3 * processes.rank)
+    agent = PPOAgent(network=network, buffer=build_agent(CONFIG, 1).buffer, processes=processes)
+    return {
+        "weights": agent.network.lstm.weight_hh_l0.tolist(),
+        "normalised": agent.network.observation_norm(states).tolist(),
+    }
 
 
-def kept(processes: Processes, folder: str) -> dict[str, Any]:
-    """The memory of this process's environments, that of the saved agent, and what is its share."""
-    first, after = ROWS[processes.rank]
-    agent = build(BASE, after - first, processes)
-    agent.hidden = tuple(torch.rand_like(each) for each in agent.hidden)  # type: ignore[assignment]
+def sample_actions_of_rank(processes: Processes) -> list[Any]:
+    """Sample three times in the same states; return actions of this rank, [E, 3, H]."""
+    first, end = ENV_RANGES[processes.rank] if processes.size > 1 else (0, NUM_ENVS)
+    world = Noise(NUM_ENVS, seed=5)
+    states, legality = world.reset(), world.legal()
+    masks = {name: mask[first:end] for name, mask in legality.masks.items()}
+    own_legality = Legality(legality.space, end - first, masks)
+    agent = build_agent(CONFIG, end - first, processes)
+    actions = [agent.act(states[first:end], own_legality).actions for _ in range(3)]
+    result: list[Any] = torch.stack(actions, 1).tolist()
+    return result
+
+
+def save_and_load(processes: Processes, folder: str) -> dict[str, Any]:
+    """Return cell states: before saving, of the saved agent, and of this rank's share."""
+    first, end = ENV_RANGES[processes.rank]
+    agent = build_agent(CONFIG, end - first, processes)
+    h, c = agent.hidden
+    agent.hidden = torch.rand_like(h), torch.rand_like(c)
     agent.save(f"{folder}/agent")
-    processes.sum_(torch.zeros(1))
-    loaded = PPOAgent.load(f"{folder}/agent", processes=processes)
-    saved = PPOAgent.load(f"{folder}/agent")
-    memories = {"memory": agent, "saved": saved, "loaded": loaded}
-    return {name: each.hidden[1].tolist() for name, each in memories.items()}
+    processes.sum_(torch.zeros(1))  # wait until the file is written
+    share = PPOAgent.load(f"{folder}/agent", processes=processes)
+    complete = PPOAgent.load(f"{folder}/agent")
+    agents = {"before": agent, "saved": complete, "loaded": share}
+    return {name: agent.hidden[1].tolist() for name, agent in agents.items()}
+
+
+def errors_of_faults(processes: Processes) -> dict[str, Any]:
+    """Return, for several faults of one rank, this rank's error and whether its state is intact."""
+    errors = {}
+
+    wrong_log_probs = agent_of_rank(agent_with_rollout(CONFIG), processes)
+    if processes.rank == 1:
+        wrong_log_probs.buffer.log_probs.add_(0.01)
+    errors["log-probs"] = error_of(wrong_log_probs, "lstm")
+
+    empty = build_agent(CONFIG, 1, processes)
+    empty.buffer.compute_advantages_and_returns()
+    errors["all empty"] = error_of(empty)
+
+    nan_reward = agent_of_rank(agent_with_rollout(CONFIG), processes)
+    if processes.rank == 1:
+        nan_reward.buffer.rewards[0, 2] = torch.nan
+    nan_reward.buffer.compute_advantages_and_returns()
+    errors["reward"] = error_of(nan_reward)
+
+    diverging = agent_of_rank(agent_with_rollout(replace(CONFIG, lr=1e30)), processes)
+    remove_steps_of_second_rank(diverging, ENV_RANGES[processes.rank][0])
+    errors["divergence"] = error_of(diverging)
+    return errors
+
+
+def error_of(agent: PPOAgent, compared: str = "") -> tuple[str, str, bool]:
+    """Update; return type and text of the error, and whether the compared tensors are unchanged."""
+    before = {name: tensor.clone() for name, tensor in agent.network.state_dict().items()}
+    name = text = "none"
+    try:
+        agent.update()
+    except EsperError as error:
+        name, text = type(error).__name__, str(error)
+    after = agent.network.state_dict()
+    compared_names = [name for name in before if name.startswith(compared)]
+    is_unchanged = all(torch.equal(before[name], after[name]) for name in compared_names)
+    return name, text, is_unchanged
+
+
+def difference_to_single_process(seed: int, processes: Processes) -> float:
+    """Return the largest difference of weights between an update of all ranks and of one process.
+
+    Sizes and settings are random.
+    """
+    generator = random.Random(seed)
+    num_envs = generator.randint(3, 9)
+    middle = generator.randint(1, num_envs - 1)
+    config = replace(
+        CONFIG,
+        epochs=generator.randint(1, 3),
+        minibatches=generator.randint(1, min(4, num_envs)),
+        gae_lambda=generator.random(),
+        entropy_coef=0.1 * generator.random(),
+        normalize_observations=generator.random() < 0.5,
+    )
+    single = agent_with_rollout(config, num_envs, seed)
+    part = agent_of_rank(single, processes, ((0, middle), (middle, num_envs)))
+    part.update()
+    single.update()
+    state, expected = part.network.state_dict(), single.network.state_dict()
+    return max(float((state[name] - expected[name]).abs().max()) for name in state)
+
+
+def compute_in_float64() -> None:
+    """Replace float32 by float64 in the rest of this process."""
+    torch.set_default_dtype(torch.float64)
+    to_float: Callable[[Tensor], Tensor] = torch.Tensor.float
+
+    def to_double(tensor: Tensor) -> Tensor:
+        return tensor.double() if tensor.is_floating_point() else to_float(tensor)
+
+    torch.float32 = torch.float64  # type: ignore[misc]
+    torch.Tensor.float = to_double  # type: ignore[method-assign,assignment]
+    TamiyoRolloutBuffer._allocate.__kwdefaults__["dtype"] = torch.float64
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What the two processes found, by rank."""
+def both_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return the results of both processes, by rank."""
     folder: Path = tmp_path_factory.mktemp("processes")
-    forked = multiprocessing.get_context("fork")
-    results = forked.Queue()
-    started = [
-        forked.Process(target=learn, args=(rank, str(folder), results)) for rank in range(len(ROWS))
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    processes = [
+        context.Process(target=run_rank, args=(rank, str(folder), queue))
+        for rank in range(NUM_RANKS)
     ]
-    for process in started:
+    for process in processes:
         process.start()
     try:
-        by_rank = dict(results.get(timeout=60) for _ in started)
+        results = dict(queue.get(timeout=60) for _ in processes)
     finally:
-        for process in started:
+        for process in processes:
             process.join(timeout=20)
             process.kill()
-    failed = [found["failed"] for found in by_rank.values() if "failed" in found]
-    assert not failed, failed
-    return [by_rank[rank] for rank in range(len(ROWS))]
+    errors = [result["error"] for result in results.values() if "error" in result]
+    assert not errors, errors
+    return [results[rank] for rank in range(NUM_RANKS)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_an_update_of_two_processes_is_that_of_one(
-    name: str, together: list[dict[str, Any]]
+# --- tests --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_update_of_two_processes_equals_that_of_one(
+    case: str, both_processes: list[dict[str, Any]]
 ) -> None:
-    config = cases()[name]
-    whole = filled(config)
-    empty_the_second(name, whole)
-    expected = flat(whole, whole.update())
-    first, second = (found[name] for found in together)
-    assert first == second  # to the bit, decisions included
-    for key, value in expected.items():
-        if key != "metrics":
-            found = torch.tensor(first[key])
-            torch.testing.assert_close(found, torch.tensor(value), atol=2e-5, rtol=1e-4, msg=key)
-    theirs, ours = first["metrics"], expected["metrics"]
-    assert theirs.keys() == ours.keys()
-    for key in ours:
-        if key == "gradient_norms":
-            assert theirs[key][0] == pytest.approx(ours[key][0], rel=1e-3)
-            assert theirs[key][1] == pytest.approx(ours[key][1], rel=1e-3)
-        elif key == "heads":
-            for head in ours[key]:
-                assert theirs[key][head] == pytest.approx(ours[key][head], rel=1e-3, abs=1e-5)
+    config = configs_by_case()[case]
+    single = agent_with_rollout(config)
+    if case == EMPTY_RANK:
+        remove_steps_of_second_rank(single)
+    expected = results_of(single, single.update())
+    first, second = (result["updates"][case] for result in both_processes)
+    assert first == second  # bit for bit
+
+    for name, numbers in expected["state"].items():
+        tensor, expected_tensor = torch.tensor(first["state"][name]), torch.tensor(numbers)
+        torch.testing.assert_close(tensor, expected_tensor, atol=2e-5, rtol=1e-4, msg=name)
+    metrics, expected_metrics = first["metrics"], expected["metrics"]
+    assert metrics.keys() == expected_metrics.keys()
+    for name, value in expected_metrics.items():
+        if name == "heads":
+            for head in value:
+                assert metrics[name][head] == pytest.approx(value[head], rel=1e-3, abs=1e-5)
         else:
-            assert theirs[key] == pytest.approx(ours[key], rel=1e-3, abs=1e-5), key
-    assert ours["stopped_by_kl"] == (name == "stopped")
-    steps = 1 if name == "stopped" else config.epochs * config.minibatches
-    assert ours["optimizer_steps"] == steps
+            assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    assert metrics["stopped_by_kl"] == (case == KL_STOP)
+    num_steps = 1 if case == KL_STOP else config.epochs * config.minibatches
+    assert metrics["optimizer_steps"] == num_steps
 
 
-@pytest.mark.slow
-def test_updates_on_random_rollouts_are_those_of_one_process_to_a_millionth(
-    together: list[dict[str, Any]],
+def test_random_updates_equal_those_of_one_process_in_float64(
+    both_processes: list[dict[str, Any]],
 ) -> None:
-    for found in together:
-        assert len(found["apart"]) == RANDOM
-        assert max(found["apart"]) < 1e-6, found["apart"]
+    for result in both_processes:
+        assert len(result["differences"]) == NUM_RANDOM_UPDATES
+        assert max(result["differences"]) < 1e-6, result["differences"]
 
 
-def test_every_process_starts_from_the_same_weights(together: list[dict[str, Any]]) -> None:
-    first, second = together
+def test_collectives_return_values_of_all_ranks(both_processes: list[dict[str, Any]]) -> None:
+    for rank, result in enumerate(both_processes):
+        collectives = result["collectives"]
+        assert collectives["sum"] == [2.0, 1.0]
+        assert collectives["max"] == [1.0, 1.0]
+        assert collectives["max_int"] == 10
+        assert collectives["env_slice"] == ((0, 3), (1, 3))[rank]
+        assert collectives["rows"] == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
+        assert collectives["flags"] == [[False, True, True]]
+        assert collectives["all_gather_object"] == [0, 1]
+        gathered = [([(0, "text"), None], [0]), ([(1, "text"), None], [0, 1])]
+        assert collectives["gather_object"] == (gathered if rank == 0 else [])
+
+
+def test_all_processes_begin_with_the_network_of_rank_0(
+    both_processes: list[dict[str, Any]],
+) -> None:
+    first, second = (result["first weights"] for result in both_processes)
     assert first["weights"] == second["weights"]
     assert not torch.tensor(first["weights"]).any()
+    assert first["normalised"] == second["normalised"]
 
 
-def test_statistics_of_the_first_process_count_at_once_where_others_were_used_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def told(tensor: torch.Tensor, **_: object) -> None:  # as messages do, unseen by torch
+def test_broadcast_statistics_are_used_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def receive_fours(tensor: Tensor, **_: object) -> None:
         tensor.data.fill_(4.0)
 
     norm, states = RunningNorm(2), torch.full((1, 2), 8.0)
     assert torch.equal(norm(states), states)
-    monkeypatch.setattr(distributed, "broadcast", told)
+    monkeypatch.setattr(distributed, "broadcast", receive_fours)
     group: Any = object()
-    Processes(rank=1, size=2, group=group).share(norm)
+    Processes(rank=1, size=2, group=group).broadcast_module(norm)
     assert torch.equal(norm(states), torch.full((1, 2), (8.0 - 4.0) / 2.0))
 
 
-def test_an_environment_gets_the_same_actions_whichever_process_plays_it(
-    together: list[dict[str, Any]],
+def test_environment_gets_the_same_actions_in_any_process(
+    both_processes: list[dict[str, Any]],
 ) -> None:
-    """Streams belong to environments: three steps, in states that do not depend on actions."""
-    first, second = (found["actions"] for found in together)
-    assert first + second == played(Processes())
+    first, second = (result["actions"] for result in both_processes)
+    assert first + second == sample_actions_of_rank(SINGLE_PROCESS)
 
 
-def test_one_agent_is_saved_and_any_number_of_processes_goes_on_with_it(
-    together: list[dict[str, Any]],
+def test_saved_agent_is_shared_by_any_number_of_processes(
+    both_processes: list[dict[str, Any]],
 ) -> None:
-    alone = torch.tensor(together[0]["saved"])
-    assert torch.equal(alone, torch.cat([torch.tensor(f["memory"]) for f in together], 1))
-    for rank, found in enumerate(together):
-        first = ENVS * rank // 2
-        assert torch.equal(torch.tensor(found["loaded"]), alone[:, first : ENVS * (rank + 1) // 2])
+    hidden = [result["hidden"] for result in both_processes]
+    saved = torch.tensor(hidden[0]["saved"])
+    before = [torch.tensor(hidden_of_rank["before"]) for hidden_of_rank in hidden]
+    assert torch.equal(saved, torch.cat(before, 1))
+    for rank, hidden_of_rank in enumerate(hidden):
+        first, end = NUM_ENVS * rank // 2, NUM_ENVS * (rank + 1) // 2
+        assert torch.equal(torch.tensor(hidden_of_rank["loaded"]), saved[:, first:end])
 
 
-def test_what_one_process_refuses_all_of_them_refuse_and_nothing_has_changed(
-    together: list[dict[str, Any]],
-) -> None:
-    for found, last in zip(together, (ProcessesError, NonFiniteError), strict=True):
-        errors = (StoredLogProbError, RolloutError, last)
-        assert found["refusals"] == [error.__name__ for error in errors]
-        assert found["untouched"]
-
-
-def test_a_process_is_alone_unless_it_was_started_with_others() -> None:
-    alone = Processes()
-    tensor = torch.arange(3.0)
-    assert alone.sum_(tensor) is alone.max_(tensor) is tensor
-    assert alone.largest(7, torch.device("cpu")) == 7
-    with pytest.raises(ProcessesError, match="torchrun"):
-        Processes.joined()
-    assert asdict(alone) == {"rank": 0, "size": 1, "group": None}
-
-
-TREES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats() | st.text(max_size=4),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.tuples(inner, inner)
-        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
-        | st.builds(lambda rows: np.arange(rows, dtype="<i4"), st.integers(0, 3))
-        | st.builds(lambda rows: torch.full((rows, 2), torch.nan), st.integers(0, 3))
-    ),
-    max_leaves=8,
+@pytest.mark.parametrize(
+    ("fault", "expected_errors"),
+    [
+        ("log-probs", ("StoredLogProbError", "StoredLogProbError")),
+        ("all empty", ("RolloutError", "RolloutError")),
+        ("reward", ("ProcessesError", "NonFiniteError")),
+    ],
 )
+def test_error_of_one_process_is_raised_in_all(
+    fault: str, expected_errors: tuple[str, str], both_processes: list[dict[str, Any]]
+) -> None:
+    for result, expected_error in zip(both_processes, expected_errors, strict=True):
+        error, _, is_unchanged = result["errors"][fault]
+        assert error == expected_error
+        assert is_unchanged
 
 
-@given(TREES, st.integers(0, 9))
-def test_a_message_between_processes_is_read_as_it_was_written(what: object, padding: int) -> None:
-    letter = _letter(what)
-    arrived = _said(torch.cat([letter, torch.zeros(padding, dtype=torch.uint8)]))
-    assert repr(arrived) == repr(what)
+def test_divergence_is_named_in_a_process_without_steps(
+    both_processes: list[dict[str, Any]],
+) -> None:
+    locations = ("environment 0, step 0", "a step of another process")
+    for result, location in zip(both_processes, locations, strict=True):
+        error, text, _ = result["errors"]["divergence"]
+        assert error == "NonFiniteError"
+        assert "optimiser step 2" in text
+        assert location in text
 
 
-def test_what_is_no_data_is_not_sent_to_other_processes() -> None:
-    with pytest.raises(KeepingError, match="message between processes"):
-        _letter([print])
+def test_single_process_returns_its_arguments() -> None:
+    single = Processes()
+    tensor = torch.arange(3.0)
+    assert single.sum_(tensor) is single.max_(tensor) is tensor
+    assert single.max_int(7, CPU) == 7
+    assert single.env_slice(3, CPU) == (0, 3)
+    assert single.all_gather_rows(tensor, (0, 3)) is tensor
+    assert single.all_gather_object("text") == single.gather_object("text") == ["text"]
+    assert asdict(single) == {"rank": 0, "size": 1, "group": None}
+
+
+def test_missing_process_group_raises() -> None:
+    with pytest.raises(ProcessesError, match="torchrun"):
+        Processes.from_default_group()

@@ -1,99 +1,114 @@
-"""PPO with the network over tokens: exact, resumable to the bit, and able to overrule advice."""
+"""PPO with the network over tokens: exact, resumable bit for bit, and able to overrule the rule."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.leyline import Legality, LifecycleOp
-from esper.simic.agent import Outcome, PPOAgent, PPOConfig
-from esper.simic.agent.rollouts import collect
+from esper.leyline import Legality, LifecycleOp, PPOUpdateMetrics
+from esper.simic.agent import Outcome, PPOAgent, PPOConfig, collect, initial_weights
 from esper.tamiyo import TokenActorCritic, TokenLayout
 from esper.tamiyo.token_layout import ADVISED, WIDTHS
 from tests.simic.toys import Toy, train
 from tests.tamiyo.spaces import esper_space, random_legality
 
 LAYOUT = TokenLayout(2, 3)
+SEED = 3
 
 
-class Misled(Toy):
-    """Rows of hosts of two shapes; the advice is to wait, which pays nothing, pruning does.
+class WrongProposal(Toy):
+    """The rule proposes WAIT, which pays nothing; PRUNE pays 1.
 
-    Episodes end at random.
+    Half of the environments have one slot and two blueprints, and padding for the rest. Episodes
+    end at random.
     """
 
-    space, state_dim = LAYOUT.space, LAYOUT.state_dim
+    action_space = LAYOUT.space
+    state_dim = LAYOUT.state_dim
 
     def legal(self) -> Legality:
-        halves = [random_legality(esper_space(*size), self.envs // 2, self.draw)
-                  for size in ((1, 2), (2, 3))]  # fmt: skip
-        for half in halves:
-            half.masks["op"][:] = True
-        masks = [LAYOUT.widen(half).masks for half in halves]
-        together = {name: torch.cat([each[name] for each in masks]) for name in masks[0]}
-        return Legality(LAYOUT.space, self.envs, together)
+        halves = []
+        for size in ((1, 2), (2, 3)):
+            legality = random_legality(esper_space(*size), self.num_envs // 2, self.generator)
+            legality.masks["op"][:] = True
+            halves.append(LAYOUT.widen(legality).masks)
+        masks = {name: torch.cat([half[name] for half in halves]) for name in halves[0]}
+        return Legality(LAYOUT.space, self.num_envs, masks)
 
     def reset(self) -> Tensor:
-        states = torch.rand(self.envs, LAYOUT.state_dim, generator=self.draw)
-        whole, own, seeds = LAYOUT.split(states)
-        for tokens, size in zip((whole, own, seeds), ADVISED, strict=True):
+        states = torch.rand(self.num_envs, LAYOUT.state_dim, generator=self.generator)
+        global_token, slots, candidates = LAYOUT.split(states)
+        for tokens, size in zip((global_token, slots, candidates), ADVISED, strict=True):
             tokens[..., -size:] = 0.0
-        whole[:, WIDTHS[0] - ADVISED[0] + LifecycleOp.WAIT] = 1.0
-        own[..., 0] = seeds[..., 0] = 1.0
-        half = self.envs // 2
-        own[:half, 1:] = 0.0
-        seeds[:half, 1:] = seeds[:half, :, 2:] = 0.0
+        global_token[:, WIDTHS[0] - ADVISED[0] + LifecycleOp.WAIT] = 1.0
+        slots[..., 0] = 1.0
+        candidates[..., 0] = 1.0
+        half = self.num_envs // 2
+        slots[:half, 1:] = 0.0
+        candidates[:half, 1:] = 0.0
+        candidates[:half, :, 2:] = 0.0
         return states
 
     def step(self, actions: Tensor) -> Outcome:
-        self.chosen = actions[:, 0]
-        ends = torch.rand(self.envs, generator=self.draw) < 0.3
-        return self.outcome(self.reset(), (self.chosen == LifecycleOp.PRUNE).float(), ends)
+        rewards = (actions[:, 0] == LifecycleOp.PRUNE).float()
+        terminals = torch.rand(self.num_envs, generator=self.generator) < 0.3
+        return self.outcome(self.reset(), rewards, terminals)
 
 
-def agent_of(envs: int, steps: int = 6, **settings: object) -> PPOAgent:
+def make_agent(num_envs: int, **settings: Any) -> PPOAgent:
+    with initial_weights(SEED):
+        network = TokenActorCritic(LAYOUT)
     config = PPOConfig(strict=True, **settings)
-    size = (LAYOUT.space, LAYOUT.state_dim, envs, steps)
-    return PPOAgent.build(*size, config, layout=LAYOUT, seed=3)
+    return PPOAgent(
+        network=network, num_envs=num_envs, max_steps_per_env=6, config=config, seed=SEED
+    )
 
 
-def test_stored_and_recomputed_log_probs_agree_with_episodes_that_begin_anywhere() -> None:
-    agent, world = agent_of(4, learning_rate=0.01), Misled(4, 0)
-    found: list[float] = []
-    train(agent, world, 72, lambda _, metrics: found.append(metrics["stored_log_prob_error"]))
-    assert len(found) == 3
-    assert max(found) < 1e-4
-    assert bool(agent.network.heads[0][-1].weight.any())
+def test_updates_reproduce_stored_log_probs_of_token_networks() -> None:
+    agent, world = make_agent(4, lr=0.01), WrongProposal(4, 0)
+    errors: list[float] = []
+
+    def store_error(_: int, metrics: PPOUpdateMetrics) -> None:
+        errors.append(metrics["stored_log_prob_error"])
+
+    train(agent, world, 72, store_error)
+    assert len(errors) == 3
+    assert max(errors) < 1e-4
+    assert bool(agent.network.heads["op"][-1].weight.any())
 
 
-def test_a_saved_agent_goes_on_to_the_bit(tmp_path: Path) -> None:
-    def rounds(agent: PPOAgent, world: Misled, observations: Tensor, count: int) -> Tensor:
-        for _ in range(count):
+def test_loaded_token_agent_continues_bit_for_bit(tmp_path: Path) -> None:
+    def run_rounds(
+        agent: PPOAgent, world: WrongProposal, observations: Tensor, rounds: int
+    ) -> Tensor:
+        for _ in range(rounds):
             observations = collect(agent, world, observations)
             agent.update()
         return observations
 
-    whole, world = agent_of(4), Misled(4, 0)
-    rounds(whole, world, world.reset(), 2)
-    first, world = agent_of(4), Misled(4, 0)
-    observations = rounds(first, world, world.reset(), 1)
-    loaded = PPOAgent.load(first.save(tmp_path / "agent"))
+    uninterrupted, world = make_agent(4), WrongProposal(4, 0)
+    run_rounds(uninterrupted, world, world.reset(), 2)
+
+    interrupted, world = make_agent(4), WrongProposal(4, 0)
+    observations = run_rounds(interrupted, world, world.reset(), 1)
+    loaded = PPOAgent.load(interrupted.save(tmp_path / "agent"))
     assert isinstance(loaded.network, TokenActorCritic)
     assert loaded.network.layout == LAYOUT
-    rounds(loaded, world, observations, 1)
-    for name, tensor in whole.network.state_dict().items():
+    run_rounds(loaded, world, observations, 1)
+    for name, tensor in uninterrupted.network.state_dict().items():
         assert torch.equal(loaded.network.state_dict()[name], tensor), name
 
 
-def test_advice_that_does_not_pay_is_overruled() -> None:
-    agent, world = agent_of(16, learning_rate=0.01, minibatches=2), Misled(16, 0)
-    shares: list[float] = []
+def test_proposal_that_does_not_pay_is_overruled() -> None:
+    agent, world = make_agent(16, lr=0.01, minibatches=2), WrongProposal(16, 0)
+    prune_probabilities: list[float] = []
 
-    def listen(_: int, __: object) -> bool:
+    def has_learned_to_prune(_: int, metrics: PPOUpdateMetrics) -> bool:
         with torch.no_grad():
-            op = agent.network(world.reset()).logits[0].softmax(-1)
-        shares.append(float(op[:, LifecycleOp.PRUNE].mean()))
-        return shares[-1] > 0.5
+            op_probabilities = agent.network(world.reset()).logits["op"].softmax(-1)
+        prune_probabilities.append(float(op_probabilities[:, LifecycleOp.PRUNE].mean()))
+        return prune_probabilities[-1] > 0.5
 
-    train(agent, world, 96 * 40, listen)
-    assert shares[-1] > 0.5
+    train(agent, world, 96 * 40, has_learned_to_prune)
+    assert prune_probabilities[-1] > 0.5

@@ -1,9 +1,9 @@
-"""Where the learner waits for its device, counted on a device that has no numbers at all.
+"""Where the learner waits for its device, counted on a device whose tensors have no values.
 
-Tensors on `meta` have shapes only: to look at one, to copy one out or to pick rows by a mask is an
-error there, exactly where a GPU would have to be waited for. What is allowed to wait goes through
-`fetched` and the buffer's look at counts and starts, which are counted here. Copies *to* the
-device must not block either.
+Tensors on `meta` have shapes only. Reading a value, copying to the CPU, or selecting rows by a mask
+is an error there, exactly where a GPU would have to be waited for. Only `_to_host` of the update
+and the buffer's `_validate_and_sync` may wait. Their calls are counted here. Copies *to* the device
+must not block either.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,164 +21,193 @@ from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_LSTM_HIDDEN_DIM, Legal
 from esper.simic.agent import Outcome, PPOAgent, PPOConfig, TamiyoRolloutBuffer
 from esper.simic.agent import ppo as ppo_module
 from esper.simic.agent import update as update_module
+from esper.tamiyo import InvalidStateMachineError
 from tests.simic.toys import Noise
 
-ENVS, TIME, HIDDEN = 6, DEFAULT_EPISODE_LENGTH // 5, DEFAULT_LSTM_HIDDEN_DIM // 8
+NUM_ENVS = 6
+NUM_STEPS = DEFAULT_EPISODE_LENGTH // 5
+HIDDEN_DIM = DEFAULT_LSTM_HIDDEN_DIM // 8
 META = torch.device("meta")
 
 
-class Lists(TorchFunctionMode):
-    """Notes tensors that are made on the device from numbers in Python: copies that block."""
+class TensorCreations(TorchFunctionMode):
+    """Records tensors that are created on the device from Python numbers: copies that block."""
 
-    def __init__(self, found: list[str]) -> None:
+    def __init__(self, blocking_calls: list[str]) -> None:
         super().__init__()
-        self.found = found
+        self.blocking_calls = blocking_calls
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in (torch.tensor, torch.as_tensor) and result.device == META:
-            self.found.append("tensor")
+            self.blocking_calls.append("tensor")
         return result
 
 
-class Blocking(TorchDispatchMode):
-    """Notes copies from the CPU to the device that block."""
+class BlockingCopies(TorchDispatchMode):
+    """Records copies from the CPU to the device that block."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.blocking_calls: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func.overloadpacket.__name__
         if name == "_to_copy":
-            outward = args[0].device.type == "cpu" and result.device == META
-            if outward and not kwargs.get("non_blocking"):
-                self.found.append(name)
+            is_to_device = args[0].device.type == "cpu" and result.device == META
+            if is_to_device and not kwargs.get("non_blocking"):
+                self.blocking_calls.append(name)
         elif name == "copy_":
-            inward, source = args[0].device == META, args[1].device.type == "cpu"
-            # A number without axes goes along with the kernel; it is no transfer.
-            if inward and source and args[1].ndim and not (len(args) > 2 and args[2]):
-                self.found.append(name)
+            is_to_device = args[0].device == META and args[1].device.type == "cpu"
+            is_non_blocking = len(args) > 2 and args[2]
+            # A tensor without dimensions is passed to the kernel as a number: no transfer.
+            if is_to_device and args[1].ndim and not is_non_blocking:
+                self.blocking_calls.append(name)
         return result
 
 
 @contextmanager
-def blocking() -> Iterator[list[str]]:
-    """The copies to the device that block while this is open."""
-    with Blocking() as mode, Lists(mode.found):
-        yield mode.found
+def record_blocking_calls() -> Iterator[list[str]]:
+    """Record the copies to the device that block."""
+    with BlockingCopies() as mode, TensorCreations(mode.blocking_calls):
+        yield mode.blocking_calls
 
 
-def on_meta(config: PPOConfig, monkeypatch: pytest.MonkeyPatch) -> PPOAgent:
-    """An agent whose tensors are all on the device without numbers, and without chance."""
-    world = Noise(ENVS, 0)
+def make_meta_agent(config: PPOConfig, monkeypatch: pytest.MonkeyPatch) -> PPOAgent:
+    """Return an agent on the meta device, which has no random generators."""
+    world = Noise(NUM_ENVS, 0)
+
+    def no_generator(*names: object) -> None:
+        return None
+
     with monkeypatch.context() as patched:
-        patched.setattr(ppo_module, "_stream", lambda *names: None)
-        agent = PPOAgent.build(
-            world.space, world.state_dim, ENVS, TIME, config, lstm_hidden_dim=HIDDEN, device=META
+        patched.setattr(ppo_module, "_generator", no_generator)
+        agent = PPOAgent(
+            world.action_space,
+            state_dim=world.state_dim,
+            num_envs=NUM_ENVS,
+            max_steps_per_env=NUM_STEPS,
+            config=config,
+            lstm_hidden_dim=HIDDEN_DIM,
+            device=META,
         )
     agent.shuffler = torch.Generator()
     return agent
 
 
-def roll_out(agent: PPOAgent, *, cut: bool = False, idle: bool = False) -> None:
-    """A whole rollout; the world is on the CPU, its actions are not looked at."""
-    world = Noise(ENVS, 0)
-    never = torch.zeros(ENVS, dtype=torch.bool)
-    for _ in range(TIME):
+def roll_out(agent: PPOAgent, *, truncated: bool = False, inactive: bool = False) -> None:
+    """Fill the agent's buffer; the world is on the CPU and ignores the actions."""
+    world = Noise(NUM_ENVS, 0)
+    no_ends = torch.zeros(NUM_ENVS, dtype=torch.bool)
+    for _ in range(NUM_STEPS):
         decision = agent.act(world.reset(), world.legal())
         assert decision.actions.device == META
         outcome = Outcome(
             observations=world.reset(),
-            rewards=torch.zeros(ENVS),
-            terminals=never,
-            truncations=never,
-            final_observations=world.reset() if cut else None,
-            active=~never if idle else None,
+            rewards=torch.zeros(NUM_ENVS),
+            terminals=no_ends,
+            truncations=no_ends,
+            final_observations=world.reset() if truncated else None,
+            active=~no_ends if inactive else None,
         )
         agent.record(decision, outcome)
-    agent.finish(world.reset())
+    agent.bootstrap_and_compute_returns(world.reset())
 
 
-@pytest.mark.parametrize("settings", [{}, {"cut": True}, {"idle": True}])
+@pytest.mark.parametrize("options", [{}, {"truncated": True}, {"inactive": True}])
 def test_acting_and_recording_never_wait(
-    settings: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = on_meta(PPOConfig(), monkeypatch)
-    roll_out(agent, **settings)  # tables are made once
+    agent = make_meta_agent(PPOConfig(), monkeypatch)
+    roll_out(agent, **options)  # cached tables are created once
     agent.buffer.reset()
-    with blocking() as found:
-        roll_out(agent, **settings)
-    assert found == []
+    with record_blocking_calls() as blocking_calls:
+        roll_out(agent, **options)
+    assert blocking_calls == []
 
 
-def test_what_waits_or_blocks_is_noticed_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, world = on_meta(PPOConfig(), monkeypatch), Noise(ENVS, 0)
+def test_waiting_and_blocking_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, world = make_meta_agent(PPOConfig(), monkeypatch), Noise(NUM_ENVS, 0)
     with pytest.raises(RuntimeError, match="meta"):
         agent.act(world.reset(), world.legal(), validate=True)
     with pytest.raises(NotImplementedError, match="meta"):
-        agent.buffer.counts.cpu()
-    with blocking() as found:
+        agent.buffer.step_counts.cpu()
+    with record_blocking_calls() as blocking_calls:
         torch.tensor([1.0]).to(META)
         torch.empty(1, device=META).copy_(torch.ones(1))
         torch.tensor([1.0], device=META)
-    assert found == ["_to_copy", "copy_", "tensor"]
+    assert blocking_calls == ["_to_copy", "copy_", "tensor"]
+
+
+TO_HOST = "to host"
+VALIDATE = "validate"
 
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list of every time the device is waited for in an update."""
-    noted: list[str] = []
+    """The times that an update waits for the device, in order."""
+    calls: list[str] = []
 
-    def fetched(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
-        noted.append("fetched")
+    def to_host(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
+        calls.append(TO_HOST)
         return {name: [0.0] * tensor.numel() for name, tensor in tensors.items()}
 
-    def looked_up(buffer: TamiyoRolloutBuffer) -> tuple[Tensor, Tensor]:
-        noted.append("looked up")
-        starts = torch.zeros(ENVS, TIME, dtype=torch.bool)
-        starts[:, 0] = starts[0, 2] = True
-        return torch.full((ENVS,), TIME), starts
+    def validate_and_sync(buffer: TamiyoRolloutBuffer) -> tuple[Tensor, Tensor]:
+        calls.append(VALIDATE)
+        starts = torch.zeros(NUM_ENVS, NUM_STEPS, dtype=torch.bool)
+        starts[:, 0] = True
+        starts[0, 2] = True
+        return torch.full((NUM_ENVS,), NUM_STEPS), starts
 
-    monkeypatch.setattr(update_module, "fetched", fetched)
-    monkeypatch.setattr(TamiyoRolloutBuffer, "_looked_up", looked_up)
-    return noted
+    monkeypatch.setattr(update_module, "_to_host", to_host)
+    monkeypatch.setattr(TamiyoRolloutBuffer, "_validate_and_sync", validate_and_sync)
+    return calls
 
 
+@pytest.mark.parametrize("inactive", [False, True])
 @pytest.mark.parametrize(("minibatches", "accumulation_steps"), [(1, 1), (2, 3)])
-def test_an_update_waits_once_for_where_episodes_begin_and_once_for_its_metrics(
+def test_update_waits_for_validation_and_metrics_only(
     waits: list[str],
     minibatches: int,
     accumulation_steps: int,
+    inactive: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = PPOConfig(target_kl=None, minibatches=minibatches, epochs=2)
-    agent = on_meta(config, monkeypatch)
-    roll_out(agent)
-    with blocking() as found:
+    agent = make_meta_agent(config, monkeypatch)
+    roll_out(agent, inactive=inactive)
+    with record_blocking_calls() as blocking_calls:
         agent.update(accumulation_steps=accumulation_steps)
-    assert waits == ["looked up", "fetched"]
-    assert found == []
+    assert waits == [VALIDATE, TO_HOST]
+    assert blocking_calls == []
 
+    # A KL limit waits once in every optimiser step, a strict update once before the first.
     waits.clear()
     agent.config = replace(config, target_kl=1.0, strict=True)
-    roll_out(agent)
+    roll_out(agent, inactive=inactive)
     agent.update(accumulation_steps=accumulation_steps)
-    steps = config.epochs * minibatches  # a limit adds one wait to every optimiser step
-    assert waits == ["looked up", "fetched", *["fetched"] * steps, "fetched"]
+    num_optimizer_steps = config.epochs * minibatches
+    assert waits == [VALIDATE, TO_HOST, *[TO_HOST] * num_optimizer_steps, TO_HOST]
 
 
-def test_on_a_gpu_a_head_without_a_choice_is_found_by_the_update() -> None:
-    # Without the check at once, on a device whose numbers can be seen.
-    world = Noise(ENVS, 0)
-    agent = PPOAgent.build(world.space, world.state_dim, ENVS, TIME, lstm_hidden_dim=HIDDEN)
-    closed = {"op": torch.ones(ENVS, world.space.size("op"), dtype=torch.bool)}
-    closed["op"][4] = False
-    legality = Legality(world.space, ENVS, closed)
+def test_update_finds_heads_without_legal_action() -> None:
+    """On a GPU, acting does not check masks; here the check is turned off."""
+    world = Noise(NUM_ENVS, 0)
+    agent = PPOAgent(
+        world.action_space,
+        state_dim=world.state_dim,
+        num_envs=NUM_ENVS,
+        max_steps_per_env=NUM_STEPS,
+        lstm_hidden_dim=HIDDEN_DIM,
+    )
+    op_mask = torch.ones(NUM_ENVS, world.action_space.size("op"), dtype=torch.bool)
+    op_mask[4] = False
+    legality = Legality(world.action_space, NUM_ENVS, {"op": op_mask})
     decision = agent.act(world.reset(), legality, validate=False)
     agent.record(decision, world.step(decision.actions))
-    agent.finish(world.reset())
-    with pytest.raises(Exception, match=r"Head 'op' has no legal action; given: row \[4, 0\]"):
+    agent.bootstrap_and_compute_returns(world.reset())
+    message = r"Head 'op' has no legal action; given: row \[4, 0\]"
+    with pytest.raises(InvalidStateMachineError, match=message):
         agent.update()

@@ -12,7 +12,7 @@ from esper.garden import LAYOUT, Bed, Greenhouse
 from esper.kasmina.blueprints import blueprint_names
 from esper.leyline import Family, LifecycleOp
 from esper.tamiyo import TokenActorCritic
-from esper.tamiyo.controllers.learned import keep_controller, kept_controller
+from esper.tamiyo.controllers.learned import load_saved_controller, save_controller
 from esper.tamiyo.token_layout import CANDIDATE_TOKEN, SLOT_TOKEN, WHOLE_TOKEN, TokenLayout
 from studies.ablations import (
     ABLATION,
@@ -150,10 +150,10 @@ def test_what_decides_sees_what_its_fit_saw(ablation: str) -> None:
 class Eager(AblatedController):
     """Plants wherever it may, and prunes what it planted."""
 
-    def _observed(self, signals: object, legality: object, starts: Tensor) -> Tensor:
-        seen = super()._observed(signals, legality, starts)  # type: ignore[arg-type]
-        self.network.prefer("op", PLANT, 50.0)
-        self.network.prefer("op", int(LifecycleOp.PRUNE), 40.0)
+    def _encode_signals(self, signals: object, legality: object, starts: Tensor) -> Tensor:
+        seen = super()._encode_signals(signals, legality, starts)  # type: ignore[arg-type]
+        self.network.bias_action_logit("op", PLANT, 50.0)
+        self.network.bias_action_logit("op", int(LifecycleOp.PRUNE), 40.0)
         return seen
 
 
@@ -180,11 +180,11 @@ def test_who_may_plant_once_never_plants_twice(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_kept_controller_carries_what_it_lacks(tmp_path: Path) -> None:
     network = TokenActorCritic()
-    keep_controller(network, tmp_path / "one", None, {ABLATION: "one_shot"})
-    keep_controller(network, tmp_path / "whole", None, {})
+    save_controller(network, tmp_path / "one", None, {ABLATION: "one_shot"})
+    save_controller(network, tmp_path / "whole", None, {})
     lacking, whole = controller_in(tmp_path / "one", "a"), controller_in(tmp_path / "whole", "a")
     assert isinstance(lacking, AblatedController)
     assert lacking.ablation == "one_shot"
     assert not isinstance(whole, AblatedController)
-    assert whole.fingerprint == kept_controller(tmp_path / "whole", "a").fingerprint
+    assert whole.fingerprint == load_saved_controller(tmp_path / "whole", "a").fingerprint
     assert lacking.fingerprint != whole.fingerprint

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.garden import Draw
-from esper.leyline import AgreementError, LifecycleOp
+from esper.leyline import HEAD_NAMES, AgreementError, LifecycleOp
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.agent.rollout_buffer import NonFiniteError
@@ -95,15 +95,22 @@ def test_resolved_masks_permit_exactly_what_was_chosen_and_its_alternatives() ->
     masks = legal.resolved(actions.canonical().values)
     picked = masks.gather(2, actions.canonical().values[..., None])[..., 0]
     assert bool(picked.all())
-    for head, size in enumerate(garden.space.sizes):
+    for head, size in enumerate(garden.action_space.sizes):
         assert not bool(masks[:, head, size:].any()), "padding is closed"
 
 
 def test_an_apprentice_learns_what_its_teacher_does_from_what_it_sees() -> None:
     """Two kinds of states, told apart by one feature: wait in one, plant in the other."""
     garden = make_garden(4)
-    space, width = garden.space, garden.state_dim
-    agent = PPOAgent.build(space, width, 64, 5, PPO, lstm_hidden_dim=16)
+    space, width = garden.action_space, garden.state_dim
+    agent = PPOAgent(
+        space,
+        state_dim=width,
+        num_envs=64,
+        max_steps_per_env=5,
+        config=PPO,
+        lstm_hidden_dim=16,
+    )
     chance = torch.Generator().manual_seed(0)
     kind = torch.arange(64) % 2
     states = 0.1 * torch.randn(64, 5, width, generator=chance)
@@ -144,13 +151,15 @@ def test_members_have_rows_of_their_own_and_blanked_ones_see_the_time_alone() ->
     assert all(report.metrics is not None for report in second), "then all learn by themselves"
     assert [report.episodes for report in second] == [8, 8, 8]
     network = cohort.members[1].agent.network
-    visible = network.visible
-    assert float(visible.sum()) == 2
+    feature_mask = network.feature_mask
+    assert float(feature_mask.sum()) == 2
     states = torch.randn(3, network.state_dim)
-    other = torch.where(visible.bool(), states, torch.randn_like(states))
-    assert torch.equal(network(states).logits, network(other).logits)
+    other = torch.where(feature_mask.bool(), states, torch.randn_like(states))
+    logits, other_logits = network(states).logits, network(other).logits
+    assert all(torch.equal(logits[head], other_logits[head]) for head in HEAD_NAMES)
     seeing_network = cohort.members[0].agent.network
-    assert not torch.equal(seeing_network(states).logits, seeing_network(other).logits)
+    logits, other_logits = seeing_network(states).logits, seeing_network(other).logits
+    assert not any(torch.equal(logits[head], other_logits[head]) for head in HEAD_NAMES)
 
 
 def test_what_the_teacher_played_is_not_told_as_its_pupils_score() -> None:
@@ -180,7 +189,7 @@ def test_a_cohort_goes_on_to_the_bit(tmp_path: Path) -> None:
         rest = [again.one_round() for _ in range(3 - stop)]
         assert rest == told[stop:]
         assert all(map(torch.equal, weights(again), weights(whole)))
-    other = cohort_of(replace(members[0], patience=1.0), members[1], lesson_rounds=2)
+    other = cohort_of(replace(members[0], prune_logit_bias=1.0), members[1], lesson_rounds=2)
     with pytest.raises(AgreementError, match="trainings with other members"):
         other.load(tmp_path / "after 2")
 

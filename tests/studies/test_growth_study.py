@@ -14,7 +14,7 @@ from esper.garden.atlas import FIRST_ATLAS_SEED
 from esper.garden.cases import SELECTION_SEED
 from esper.leyline import AgreementError, DataError, UnknownNameError
 from esper.leyline.constants import SCORED_EPOCHS
-from esper.simic.training.run_processes import joined
+from esper.simic.training.run_processes import init_distributed
 from esper.tamiyo.controllers import Arm
 from studies.cubes import Results, read_results
 from studies.fixed import FixedRun, Start, train_fixed
@@ -111,7 +111,7 @@ def test_settings_are_chosen_by_validation_on_seeds_that_are_not_reported(study:
 
 def go_on() -> None:
     """The study in the present folder, by all processes that were launched."""
-    with short_epochs(), joined("cpu") as processes:
+    with short_epochs(), init_distributed("cpu") as processes:
         assert study_growth(Path(), [GROWTH], PLAN, ranks=processes)
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from esper.garden import Atlas, Context, Suite, episodes
 from esper.leyline.errors import DataError
 from esper.simic.agent.ppo_config import PPOConfig
-from esper.simic.training.run_processes import joined
+from esper.simic.training.run_processes import init_distributed
 from esper.tamiyo.controllers import Arm
-from esper.tamiyo.controllers.learned import is_kept, kept_controller
+from esper.tamiyo.controllers.learned import is_saved, load_saved_controller
 from studies import learning_pays as c2
 from studies.cohort import CohortSettings, MemberSettings, shares
 from studies.folders import RESULTS, read_description
@@ -116,15 +116,15 @@ def test_in_parts_and_twice_it_leaves_the_same(whole: Path, tmp_path: Path) -> N
     measured += atlas.plans.episodes if atlas.plans else 0
     assert study["episodes"]["tamiyo-0"] == 4 * 2 + measured, "who was taught pays for the teacher"
     assert study["episodes"]["untaught-0"] == 2 * 2
-    assert is_kept(whole / "tamiyo")
-    kept = kept_controller(whole / "tamiyo", "best")
+    assert is_saved(whole / "tamiyo")
+    kept = load_saved_controller(whole / "tamiyo", "best")
     best = c2.best_training({n: [{"score": s} for _, s in p] for n, p in study["curves"].items()})
     assert kept.fingerprint == study["made"][best]
 
 
 def go_on() -> None:
     """The next part of the study in the present folder, by all processes that were launched."""
-    with tiny(), joined("cpu") as processes:
+    with tiny(), init_distributed("cpu") as processes:
         assert not c2.run_c2(Path(), "tiny", seconds=0.0, ranks=processes)
 
 

@@ -17,7 +17,7 @@ from esper.garden.greenhouse import GROUPS
 from esper.leyline import LifecycleOp
 from esper.leyline.errors import DataError
 from esper.tamiyo import TokenActorCritic
-from esper.tamiyo.controllers.learned import keep_controller, read_kept
+from esper.tamiyo.controllers.learned import load_saved, save_controller
 from studies import greenhouse_gains, transfer
 from studies.boxed import box
 from studies.judging import read_judged
@@ -401,8 +401,8 @@ def test_a_training_is_reported_with_the_candidate_that_gains_most_without_much_
     study = Study(tmp_path, replace(SIZES["tiny"], trainings=3, both=3))
     for number, name in enumerate(study.candidates):
         torch.manual_seed(number)
-        keep_controller(TokenActorCritic(), study.folder(name), None, {})
-    made = {name: read_kept(study.folder(name)).controller(name).fingerprint
+        save_controller(TokenActorCritic(), study.folder(name), None, {})
+    made = {name: load_saved(study.folder(name)).controller(name).fingerprint
             for name in study.candidates}  # fmt: skip
     played(tmp_path / "validated" / "validation-000.jsonl", ours, made)
     of_before = {name: [99.0] * 200 for name in gains}  # by controllers that are not there any more
@@ -413,15 +413,16 @@ def test_a_training_is_reported_with_the_candidate_that_gains_most_without_much_
 
 def test_who_is_wary_plants_what_the_fit_would_but_less_readily(tmp_path: Path) -> None:
     study = Study(tmp_path, SIZES["tiny"])
-    keep_controller(TokenActorCritic(), study.folder("fit-0"), None, {})
+    save_controller(TokenActorCritic(), study.folder("fit-0"), None, {})
     study._keep_wary()
-    fit, wary = (read_kept(study.folder(name)).network for name in ("fit-0", "wary-0"))
+    fit, wary = (load_saved(study.folder(name)).network for name in ("fit-0", "wary-0"))
     seen = torch.rand(3, fit.state_dim, generator=torch.Generator().manual_seed(0))
     theirs, ours = (network(seen).logits for network in (fit, wary))
     less = torch.zeros(len(LifecycleOp))
     less[LifecycleOp.GERMINATE] = RESERVE
-    torch.testing.assert_close(theirs[0] - ours[0], less.expand(3, -1))
-    assert all(map(torch.equal, theirs[1:], ours[1:]))
+    torch.testing.assert_close(theirs["op"] - ours["op"], less.expand(3, -1))
+    for head in ("slot", "blueprint", "blend"):
+        assert torch.equal(theirs[head], ours[head])
     before = study.folder("wary-0").stat().st_mtime_ns
     study._keep_wary()
     assert study.folder("wary-0").stat().st_mtime_ns == before
@@ -456,11 +457,13 @@ def test_the_training_in_the_box_is_the_one_that_did_best_where_nothing_is_held_
     (runs / "chosen.json").write_text(json.dumps(chosen))
     for seed in range(4):
         torch.manual_seed(seed)
-        keep_controller(TokenActorCritic(), runs / f"both-{seed}" / "last", None, {"seed": seed})
+        save_controller(TokenActorCritic(), runs / f"both-{seed}" / "last", None, {"seed": seed})
     target = tmp_path / "tamiyo"
     assert box(runs, target) == "both-2"
-    kept = read_kept(target)
-    assert kept.controller().fingerprint == read_kept(runs / "both-2/last").controller().fingerprint
+    kept = load_saved(target)
+    assert (
+        kept.controller().fingerprint == load_saved(runs / "both-2/last").controller().fingerprint
+    )
     assert kept.card["validation"] == {"net_points": 1.5, "harmful_rate": 0.04}
     figures = figures_of(Results.read(runs))
     for name in ("c2_heldout_drift_vs_strongest_rule_lo", "c2_heldout_harmful_rate"):

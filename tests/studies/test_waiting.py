@@ -13,7 +13,7 @@ from esper.garden import LAYOUT, Greenhouse
 from esper.garden.plots import Bed
 from esper.leyline import LifecycleOp
 from esper.tamiyo import TokenActorCritic
-from esper.tamiyo.controllers.learned import keep_controller
+from esper.tamiyo.controllers.learned import save_controller
 from esper.tamiyo.token_layout import WHOLE_TOKEN
 from studies import greenhouse_gains, waiting
 from studies.greenhouse import parsed
@@ -41,7 +41,7 @@ def run(*words: object) -> None:
 def planter() -> TokenActorCritic:
     """Plants whenever it may."""
     network = TokenActorCritic(LAYOUT)
-    network.prefer("op", LifecycleOp.GERMINATE, 20.0)
+    network.bias_action_logit("op", LifecycleOp.GERMINATE, 20.0)
     return network
 
 
@@ -180,7 +180,7 @@ def test_what_waiting_is_worth_stands_where_a_fit_looks_for_it(
     with torch.no_grad():
         estimate.mean.value_head[-1].bias += 0.5  # type: ignore[index,operator]
     card = {"harm": 3.0, "unit": 10.0, "ablation": None}
-    keep_controller(estimate.mean, tmp_path / "kept", None, card)
+    save_controller(estimate.mean, tmp_path / "kept", None, card)
     words = ["fit", "--gains", str(collected), "--out", str(tmp_path / "fit")]
     words += ["--waiting", str(tmp_path / "kept"), "--unit", "10"]
     with pytest.raises(SystemExit, match=r"'harm': 4\.0"):
@@ -207,7 +207,7 @@ def test_what_waiting_is_worth_stands_where_a_fit_looks_for_it(
 def test_the_whole_way_from_gains_to_what_waiting_is_worth(
     folder: Path, collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keep_controller(planter(), tmp_path / "fit", None, {})
+    save_controller(planter(), tmp_path / "fit", None, {})
     run("waiting", "--gains", collected, "--moments", folder, "--fitted",
         tmp_path / "fit", "--harm", 3, "--out", tmp_path / "kept")  # fmt: skip
     assert "turn 5: waiting is worth" in capsys.readouterr().out
@@ -219,9 +219,9 @@ def test_of_what_was_tried_that_counts_which_would_be_planted(collected: Path) -
     data = Gains.load([collected])
     network = planter()
     with torch.no_grad():  # it has likings, and no memory
-        for each in network.recalled.parameters():
+        for each in network.memory_proj.parameters():
             each.zero_()
-        for head in (network.heads[2], network.heads[3]):
+        for head in (network.heads["blueprint"], network.heads["blend"]):
             head[-1].weight.normal_(generator=torch.Generator().manual_seed(3))  # type: ignore[index]
         preferred = Preferences.of(network(data.observations, None).logits, data)
     worth, near = planted_worth(network, data, 0.0, 12.0)
@@ -241,7 +241,7 @@ def test_one_plot_is_too_few_to_tell_what_waiting_is_worth(
     (tmp_path / "gains").mkdir()
     shutil.copy(collected / "gains-000000.npz", tmp_path / "gains")
     shutil.copy(collected / "made.json", tmp_path / "gains")
-    keep_controller(planter(), tmp_path / "fit", None, {})
+    save_controller(planter(), tmp_path / "fit", None, {})
     with pytest.raises(SystemExit, match="one plot is too few"):
         run("waiting", "--gains", tmp_path / "gains", "--moments", folder, "--fitted",
             tmp_path / "fit", "--out", tmp_path / "kept")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Action spaces and random legality for tests."""
+"""Action spaces and random legal actions for tests."""
 
 import torch
 
@@ -16,23 +16,24 @@ from esper.leyline import (
 
 
 def esper_space(slots: int = DEFAULT_SLOT_COUNT, blueprints: int = 4) -> ActionSpace:
-    """Esper's four heads for that many slots and blueprints."""
+    """Return Esper's four heads for a number of slots and blueprints."""
     return space_of(HEADS, slots, blueprints)
 
 
 def space_of(table: HeadTable, slots: int = DEFAULT_SLOT_COUNT, blueprints: int = 4) -> ActionSpace:
-    """The heads of a table for that many slots and blueprints."""
+    """Return the heads of a table for a number of slots and blueprints."""
     names = tuple(f"blueprint{index}" for index in range(blueprints))
     costs = ((1,) * blueprints,) * slots
-    blends = ((0,) * len(Blend),) * slots
-    return table.resolve(BlueprintCatalogue(SlotConfig.of_size(slots), names, costs, blends, 10))
+    blend_costs = ((0,) * len(Blend),) * slots
+    catalogue = BlueprintCatalogue(SlotConfig.of_size(slots), names, costs, blend_costs, 10)
+    return table.resolve(catalogue)
 
 
-def random_legality(space: ActionSpace, rows: int, draw: torch.Generator) -> Legality:
-    """Masks that leave the canonical action and a random half of the others."""
+def random_legality(space: ActionSpace, rows: int, generator: torch.Generator) -> Legality:
+    """Return masks in which the canonical action and a random half of the others are legal."""
     masks = {}
-    for name, size, given in zip(space.names, space.sizes, space.given, strict=True):
-        shape = (rows, *(space.size(earlier) for earlier in given), size)
-        masks[name] = torch.rand(shape, generator=draw) < 0.5
+    for name, size, earlier_heads in zip(space.names, space.sizes, space.given, strict=True):
+        shape = (rows, *(space.size(earlier) for earlier in earlier_heads), size)
+        masks[name] = torch.rand(shape, generator=generator) < 0.5
         masks[name][..., CANONICAL_ACTION] = True
     return Legality(space, rows, masks)

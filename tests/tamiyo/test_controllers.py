@@ -65,8 +65,10 @@ def learned(greedy: bool) -> Controller:
     torch.manual_seed(0)
     garden = TapeGarden(Tape.random(1))
     size = FeatureTable.of(CATALOGUE).size
-    network = FactoredRecurrentActorCritic(garden.space, size, lstm_hidden_dim=16)
-    for head in network.heads:  # far from uniform, so that greedy decisions differ between rows
+    network = FactoredRecurrentActorCritic(garden.space, state_dim=size, lstm_hidden_dim=16)
+    for (
+        head
+    ) in network.heads.values():  # far from uniform, so that greedy decisions differ between rows
         torch.nn.init.normal_(head[-1].weight)  # type: ignore[index]
     return LearnedController(network, greedy=greedy)
 
@@ -74,7 +76,7 @@ def learned(greedy: bool) -> Controller:
 def over_tokens(greedy: bool) -> Controller:
     torch.manual_seed(0)
     network = TokenActorCritic()
-    for head in network.heads:  # so that it often does something else than the rule says
+    for head in network.heads.values():  # so that it often does something else than the rule says
         torch.nn.init.normal_(head[-1].weight)  # type: ignore[index]
     return TokenController(network, greedy=greedy)
 

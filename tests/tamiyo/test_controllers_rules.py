@@ -280,12 +280,13 @@ def test_a_sampling_network_follows_its_own_probabilities() -> None:
     rows = 4096
     tape = replace(Tape.random(rows, seed=2), budget=torch.full((rows,), 10_000))
     garden = TapeGarden(tape)
-    network = FactoredRecurrentActorCritic(garden.space, FeatureTable.of(CATALOGUE).size, 16)
-    torch.nn.init.normal_(network.heads[0][-1].bias)  # type: ignore[index, arg-type]
+    state_dim = FeatureTable.of(CATALOGUE).size
+    network = FactoredRecurrentActorCritic(garden.space, state_dim=state_dim, lstm_hidden_dim=16)
+    torch.nn.init.normal_(network.heads["op"][-1].bias)  # type: ignore[index, arg-type]
     signals, legal = garden.signals(), garden.legal()
     starts = torch.ones(rows, dtype=torch.bool)
     actions = LearnedController(network, greedy=False).act(signals, legal, starts)
-    logits = network(signals_to_features(signals)).logits[:, 0, : len(LifecycleOp)]
+    logits = network(signals_to_features(signals)).logits["op"]
     chances = MaskedCategorical(logits, legal.masks["op"]).probs.mean(0)
     shares = actions["op"].bincount(minlength=len(LifecycleOp)) / rows
     torch.testing.assert_close(shares, chances, atol=0.03, rtol=0)

@@ -21,13 +21,14 @@ from esper.tamiyo.controllers.auditioning import ATTENTIVE
 from esper.tamiyo.controllers.learned import (
     KIND,
     VERSION,
-    is_kept,
-    keep_controller,
-    kept_controller,
-    read_kept,
-    shipped,
-    shipped_controller,
+    bundled,
+    bundled_controller,
+    is_saved,
+    load_saved,
+    load_saved_controller,
+    save_controller,
 )
+from esper.tamiyo.saved_names import original_name
 from tests.tamiyo.gardens import Tape, TapeGarden, catalogue_of, decisions, play
 
 CATALOGUE = catalogue_of()
@@ -38,18 +39,20 @@ CARD = {"name": "own", "contexts": ["a", "b"], "score": 0.5, "cost": {"episodes"
 def trained() -> FactoredRecurrentActorCritic:
     """Far from uniform, with everything set that training sets."""
     torch.manual_seed(0)
-    network = FactoredRecurrentActorCritic(HEADS.resolve(CATALOGUE), STATE, HIDDEN, LAYERS)
-    for head in network.heads:
+    network = FactoredRecurrentActorCritic(
+        HEADS.resolve(CATALOGUE), state_dim=STATE, lstm_hidden_dim=HIDDEN, lstm_layers=LAYERS
+    )
+    for head in network.heads.values():
         torch.nn.init.normal_(head[-1].weight)  # type: ignore[index]
     network.observation_norm.observe(torch.randn(50, STATE) * 2 + 1)
-    network.observation_norm.floor.fill_(0.25)
-    network.visible[::5] = 0.0
+    network.observation_norm.set_variance_floor(0.25)
+    network.feature_mask[::5] = 0.0
     return network
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return keep_controller(trained(), tmp_path / "controller", CATALOGUE, CARD)
+    return save_controller(trained(), tmp_path / "controller", CATALOGUE, CARD)
 
 
 def rewritten(
@@ -65,13 +68,13 @@ def rewritten(
 def refusal(path: Path) -> str:
     """What is said to who reads it: one sentence."""
     with pytest.raises(ArchiveError) as refused:
-        kept_controller(path, "own")
+        load_saved_controller(path, "own")
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
 
 def test_what_is_read_decides_as_what_was_kept(folder: Path) -> None:
-    before, after = LearnedController(trained(), name="own"), kept_controller(folder, "own")
+    before, after = LearnedController(trained(), name="own"), load_saved_controller(folder, "own")
     assert after.name == "own"
     assert after.greedy
     assert not after.network.training
@@ -83,31 +86,31 @@ def test_what_is_read_decides_as_what_was_kept(folder: Path) -> None:
 
 
 def test_slots_blueprints_and_card_come_back(folder: Path) -> None:
-    kept = read_kept(folder)
+    kept = load_saved(folder)
     assert kept.slots == CATALOGUE.slots.names
     assert kept.blueprints == CATALOGUE.names
     assert kept.card == CARD
-    assert kept.network.space == HEADS.resolve(CATALOGUE)
-    assert kept_controller(folder, "own").blueprints == CATALOGUE.names
+    assert kept.network.action_space == HEADS.resolve(CATALOGUE)
+    assert load_saved_controller(folder, "own").blueprints == CATALOGUE.names
 
 
 def test_what_is_kept_again_takes_the_place_of_what_was_there(folder: Path) -> None:
     other = trained()
-    other.prefer("op", 0, 3.0)
-    keep_controller(other, folder, CATALOGUE, {})
-    assert kept_controller(folder, "own").fingerprint == LearnedController(other).fingerprint
-    assert read_kept(folder).card == {}
+    other.bias_action_logit("op", 0, 3.0)
+    save_controller(other, folder, CATALOGUE, {})
+    assert load_saved_controller(folder, "own").fingerprint == LearnedController(other).fingerprint
+    assert load_saved(folder).card == {}
     assert len(list(folder.iterdir())) == 2
 
 
 def test_only_directories_of_this_kind_are_kept_controllers(folder: Path, tmp_path: Path) -> None:
     other = write_archive(tmp_path / "other", kind="esper atlas", version=1, tensors={}, notes={})
     (tmp_path / "empty").mkdir()
-    assert is_kept(folder)
+    assert is_saved(folder)
     for path in (other, tmp_path / "empty", tmp_path / "missing"):
-        assert not is_kept(path)
+        assert not is_saved(path)
         refusal(path)
-    assert "given: esper atlas version 1; valid: esper controller version 1" in refusal(other)
+    assert "given: esper atlas version 1; valid: esper controller version 2 or 1" in refusal(other)
 
 
 def test_another_version_is_refused(folder: Path) -> None:
@@ -116,9 +119,25 @@ def test_another_version_is_refused(folder: Path) -> None:
     assert f"version {VERSION + 1}" in refusal(folder)
 
 
+def test_version_1_archive_loads_with_the_same_fingerprint(folder: Path) -> None:
+    """Version 1 has the tensor names of Esper 0.1, under which fingerprints are computed."""
+    expected = load_saved_controller(folder, "own")
+    archive = read_archive(folder, kind=KIND, version=VERSION)
+    names = HEADS.names
+    tensors = {original_name(name, names): each for name, each in archive.tensors.items()}
+    assert {"features.0.weight", "memory_norm.bias", "visible", "heads.3.2.bias"} <= set(tensors)
+    write_archive(folder, kind=KIND, version=1, tensors=tensors, notes=archive.notes)
+
+    loaded = load_saved_controller(folder, "own")
+
+    assert loaded.fingerprint == expected.fingerprint
+    tape = Tape.random(8, seed=3)
+    assert torch.equal(decisions(TapeGarden(tape), loaded), decisions(TapeGarden(tape), expected))
+
+
 def test_random_damage_is_refused_with_one_sentence_or_changes_nothing(folder: Path) -> None:
     whole = {file: file.read_bytes() for file in folder.iterdir()}
-    expected = kept_controller(folder, "own").fingerprint
+    expected = load_saved_controller(folder, "own").fingerprint
     dice = random.Random(1)
     refused = 0
     for _ in range(60):
@@ -130,7 +149,7 @@ def test_random_damage_is_refused_with_one_sentence_or_changes_nothing(folder: P
             data[dice.randrange(len(data))] = dice.randrange(256)
         file.write_bytes(data)
         try:
-            assert kept_controller(folder, "own").fingerprint == expected
+            assert load_saved_controller(folder, "own").fingerprint == expected
         except ArchiveError as error:
             refused += "\n" not in str(error)
         file.write_bytes(whole[file])
@@ -185,8 +204,8 @@ def test_sizes_are_compared_before_memory_is_taken_for_them(
 ) -> None:
     rewritten(folder, lambda notes, tensors: notes.update(lie))
 
-    def build(*sizes: object) -> None:
-        pytest.fail(f"a network was built that the tensors do not have: {sizes[1:]}")
+    def build(*args: object, **sizes: int) -> None:
+        pytest.fail(f"a network was built that the tensors do not have: {sizes}")
 
     monkeypatch.setattr(module, "FactoredRecurrentActorCritic", build)
     refusal(folder)
@@ -229,7 +248,7 @@ def others() -> dict[str, BlueprintCatalogue]:
 
 @pytest.mark.parametrize("which", ["in another order", "under another name", "of another host"])
 def test_other_blueprints_than_it_was_trained_on_are_refused(folder: Path, which: str) -> None:
-    controller = kept_controller(folder, "own")
+    controller = load_saved_controller(folder, "own")
     controller.require_possible(CATALOGUE, DEFAULT_EPISODE_LENGTH)
     with pytest.raises(AgreementError, match="trained controller and the host disagree"):
         controller.require_possible(others()[which], DEFAULT_EPISODE_LENGTH)
@@ -238,10 +257,10 @@ def test_other_blueprints_than_it_was_trained_on_are_refused(folder: Path, which
 def test_a_directory_is_loaded_like_a_run(folder: Path) -> None:
     loaded = load_controller(folder)
     assert loaded.name == "tamiyo(controller)"
-    assert loaded.fingerprint == kept_controller(folder, "own").fingerprint
+    assert loaded.fingerprint == load_saved_controller(folder, "own").fingerprint
     assert loaded.blueprints == CATALOGUE.names
     tape = Tape.random(8, seed=5)
-    own = kept_controller(folder, "own")
+    own = load_saved_controller(folder, "own")
     assert torch.equal(decisions(TapeGarden(tape), loaded), decisions(TapeGarden(tape), own))
     rewritten(folder, lambda notes, tensors: notes.update(state_dim=1))
     with pytest.raises(ArchiveError, match="does not describe a controller"):
@@ -250,7 +269,7 @@ def test_a_directory_is_loaded_like_a_run(folder: Path) -> None:
 
 # --- what comes with Esper -------------------------------------------------------------------
 
-specialist = partial(shipped_controller, "specialist")
+specialist = partial(bundled_controller, "specialist")
 
 
 def test_the_specialist_decides_legally_on_the_hosts_it_was_made_for() -> None:
@@ -272,7 +291,7 @@ def test_two_specialists_do_not_share_what_they_remember() -> None:
 
 
 def test_the_specialist_says_what_it_is() -> None:
-    kept = shipped("specialist")
+    kept = bundled("specialist")
     assert kept.slots == CATALOGUE.slots.names
     assert kept.blueprints == CATALOGUE.names
     assert kept.network.state_dim == STATE
@@ -282,14 +301,14 @@ def test_the_specialist_says_what_it_is() -> None:
 
 
 def test_tamiyo_hears_as_much_as_it_was_taught_with_and_says_what_it_is() -> None:
-    kept = shipped()
+    kept = bundled()
     assert kept.rule == ATTENTIVE.name
     assert kept.slots == kept.blueprints == ()
     assert (kept.card["name"], kept.card["suite"]) == ("tamiyo", "greenhouse")
     assert kept.card["episodes"] > 0
     assert kept.card["limits"]
     assert set(kept.card["validation"]) == {"net_points", "harmful_rate"}
-    assert shipped_controller().network is not shipped_controller().network
+    assert bundled_controller().network is not bundled_controller().network
 
 
 def test_the_specialist_is_made_by_its_name() -> None:

@@ -17,9 +17,9 @@ from esper.tamiyo.controllers.learned import (
     KIND,
     VERSION,
     controller_of_network,
-    keep_controller,
-    kept_controller,
-    read_kept,
+    load_saved,
+    load_saved_controller,
+    save_controller,
 )
 from tests.tamiyo.gardens import Tape, TapeGarden, decisions, play
 from tests.tamiyo.test_controllers import over_tokens
@@ -63,7 +63,8 @@ def test_it_adds_what_it_has_learned_to_the_rules_hopes_of_who_is_tried_out_alon
     waits = Actions.of(legal.space, 1, op=LifecycleOp.WAIT)
     with torch.no_grad():
         seen = controller.network.layout.observe(signals, waits)
-        _, slots, kinds, _ = controller.network(seen).logits
+        logits = controller.network(seen).logits
+    slots, kinds = logits["slot"], logits["blueprint"]
     for slot, kind in fits.nonzero().tolist():
         rows = torch.tensor([s for s in range(len(fits)) if fits[s].any()])
         own = slots[0, LifecycleOp.GERMINATE].double()
@@ -106,20 +107,20 @@ def test_it_goes_on_with_what_it_is_told_that_it_remembered() -> None:
 
 def test_the_rule_counts_what_was_planted_and_not_what_it_said() -> None:
     network = TokenActorCritic()
-    network.prefer("op", LifecycleOp.GERMINATE, -50.0)
+    network.bias_action_logit("op", LifecycleOp.GERMINATE, -50.0)
     controller = TokenController(network, make_controller(SPEC))
     garden, advised = TapeGarden(Tape.random(16, seed=5)), 0
     for actions in play(garden, controller):
         assert not bool((actions["op"] == LifecycleOp.GERMINATE).any())
-        advised += int((controller._advice["op"] == LifecycleOp.GERMINATE).sum())
+        advised += int((controller._proposed_actions["op"] == LifecycleOp.GERMINATE).sum())
         assert not bool(controller.rule.remembered.planted.any())
     assert advised > 3 * 16  # it says so again and again
 
 
 def test_it_is_kept_with_its_rule_and_read_back(tmp_path: Path) -> None:
     controller = over_tokens(True)
-    path = keep_controller(controller.network, tmp_path / "own", None, {"name": "own"}, rule=SPEC)
-    kept, back = read_kept(path), kept_controller(path, "own")
+    path = save_controller(controller.network, tmp_path / "own", None, {"name": "own"}, rule=SPEC)
+    kept, back = load_saved(path), load_saved_controller(path, "own")
     assert (kept.slots, kept.blueprints, kept.card, kept.rule) == ((), (), {"name": "own"}, SPEC)
     assert isinstance(back, TokenController)
     assert back.rule.name == SPEC
@@ -132,18 +133,18 @@ def test_it_is_kept_with_its_rule_and_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", ["heuristic", "audition:first=", 3, None])
 def test_a_rule_that_is_none_is_refused(rule: Any, tmp_path: Path) -> None:
-    path = keep_controller(TokenActorCritic(), tmp_path / "own", None, {})
+    path = save_controller(TokenActorCritic(), tmp_path / "own", None, {})
     old = read_archive(path, kind=KIND, version=VERSION)
     notes = dict(old.notes) | {"rule": rule}
     write_archive(path, kind=KIND, version=VERSION, tensors=old.tensors, notes=notes)
     with pytest.raises(ArchiveError, match="does not describe a controller"):
-        read_kept(path)
+        load_saved(path)
 
 
 def test_weights_of_another_kind_are_refused(tmp_path: Path) -> None:
-    path = keep_controller(TokenActorCritic(), tmp_path / "own", None, {})
+    path = save_controller(TokenActorCritic(), tmp_path / "own", None, {})
     old = read_archive(path, kind=KIND, version=VERSION)
-    tensors = {name: each for name, each in old.tensors.items() if name != "recalled.bias"}
+    tensors = {name: each for name, each in old.tensors.items() if name != "memory_proj.bias"}
     write_archive(path, kind=KIND, version=VERSION, tensors=tensors, notes=old.notes)
-    with pytest.raises(ArchiveError, match="other tensors: recalled"):
-        read_kept(path)
+    with pytest.raises(ArchiveError, match="other tensors: memory_proj"):
+        load_saved(path)

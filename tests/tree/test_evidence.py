@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from esper.garden.statistics import Array, Estimate
-from esper.tamiyo.controllers.learned import shipped, shipped_controller
+from esper.tamiyo.controllers.learned import bundled, bundled_controller
 from studies.boxed import best_of, card_of
 from studies.garden_plots import GARDEN
 from studies.judging import read_judged
@@ -28,10 +28,10 @@ def study() -> LearningStudy:
 
 
 def test_the_specialist_in_the_box_is_one_of_those_that_were_measured(study: LearningStudy) -> None:
-    card = shipped("specialist").card
+    card = bundled("specialist").card
     assert card["training"] in study.trainings[TAMIYO]
     made = study.description["made"][card["training"]]
-    assert shipped_controller("specialist").fingerprint == made
+    assert bundled_controller("specialist").fingerprint == made
     assert card["contexts"] == study.groups[TRAINING]
 
 
@@ -67,13 +67,13 @@ def computed_once(compare: Compare) -> Compare:
 
 
 @pytest.mark.slow
-def test_the_study_of_transfer_is_what_its_raw_results_say_and_its_best_training_is_shipped(
+def test_the_study_of_transfer_is_what_its_raw_results_say_and_its_best_training_is_bundled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("paired_difference", "difference_elsewhere"):
         compare = getattr(transfer_results, name)
         monkeypatch.setattr(transfer_results, name, computed_once(compare))
-    card = shipped().card
+    card = bundled().card
     with opened(TRANSFER / "results.tar.xz") as folder:
         results = Results.read(folder)
         assert page_of(results) == (DOCS / "transfer.md").read_text(encoding="utf-8")
@@ -87,4 +87,4 @@ def test_the_study_of_transfer_is_what_its_raw_results_say_and_its_best_training
     assert {**card, "evidence": None} == {**wanted, "evidence": None}
     assert card["training"] == best
     (made,) = {net.made for net in nets if net.controller == card["training"]}
-    assert shipped_controller().fingerprint == made
+    assert bundled_controller().fingerprint == made

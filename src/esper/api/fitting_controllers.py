@@ -28,7 +28,7 @@ def _known(controller: LearnedController) -> tuple[str, ...]:
     if (folder / CONFIG).is_file():
         return RunFolder.open(folder).suite.training[0].catalogue().names
     lists = [blueprint_names(kind, wrapped=both) for kind in Family for both in (False, True)]
-    number = controller.network.space.size("blueprint")
+    number = controller.network.action_space.size("blueprint")
     alike = [names for names in lists if len(names) == number]
     return alike[0] if len(alike) == 1 else ()
 
@@ -65,7 +65,7 @@ def require_fitting(
     except AgreementError as error:
         if type(controller) is not LearnedController:
             raise
-        known, slots = controller.blueprints, controller.network.space.size("slot")
+        known, slots = controller.blueprints, controller.network.action_space.size("slot")
         named = f"give blueprints={list(known)} and " if known else ""
         raise EsperError(
             f"Controller {controller.name!r} was trained for other hosts",

@@ -106,7 +106,7 @@ def grow(
     if audit is not None:
         controller, slots = audited(audit, model, controller, slots)
     folder = None if out is None else GrowthFolder(out)
-    if folder is not None and ranks.goes_on(model, folder):
+    if folder is not None and ranks.is_restart_of(model, folder):
         return resume(
             folder.path, model, train, val, loss=loss, metric=metric, optimizer=optimizer,
             scheduler=scheduler, controller=controller, test=test, sample=sample,

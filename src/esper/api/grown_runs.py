@@ -236,7 +236,7 @@ class GrownRun:
         """Before the first epoch."""
         self.before = dict(scores)
         if self.folder is not None and ranks.rank() == 0:
-            run_processes.begins(self.folder)
+            run_processes.mark_started(self.folder)
             self.folder.keep_sample(self.sample)
 
     def finish(

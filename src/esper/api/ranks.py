@@ -14,9 +14,9 @@ from torch import Tensor, distributed, nn
 
 from esper.api.batches import Pair, part_of, samples_of
 from esper.archive import KeptFolder
+from esper.distributed import Processes
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import derive_seed
-from esper.simic.agent.processes import Processes
 from esper.simic.training import run_processes
 
 P = ParamSpec("P")
@@ -32,10 +32,15 @@ def rank() -> int:
     return distributed.get_rank() if count() > 1 else 0
 
 
-def goes_on(model: nn.Module, folder: KeptFolder) -> bool:
-    """Did this launch begin the run in the folder, and lose a process of it?"""
-    kept = run_processes.goes_on(folder)
-    return bool(run_processes.started_again()) and bool(shared(model, torch.tensor(kept)))
+def is_restart_of(model: nn.Module, folder: KeptFolder) -> bool:
+    """Return whether this launch started the run in the folder and then lost a process.
+
+    All processes get the answer of rank 0.
+    """
+    if not run_processes.restart_count():
+        return False
+    is_restart = torch.tensor(run_processes.is_restart_of(folder))
+    return bool(shared(model, is_restart))
 
 
 def together(work: Callable[P, T]) -> Callable[P, T]:
@@ -49,7 +54,7 @@ def together(work: Callable[P, T]) -> Callable[P, T]:
         present = [parameter.device for model in given for parameter in model.parameters()]
         where = str(named.get("device") or next(iter(present), "cpu"))
         cuda = torch.cuda.is_available() and not where.startswith("cpu")
-        with run_processes.joined("cuda" if cuda else "cpu"):
+        with run_processes.init_distributed("cuda" if cuda else "cpu"):
             return work(*args, **named)
 
     return met
@@ -77,9 +82,10 @@ def gathered(model: nn.Module, values: Tensor) -> Tensor:
     """[samples of all processes]: their values, in the order of ranks."""
     if count() == 1:
         return values
-    everyone, device = Processes.joined(), next(model.parameters()).device
-    place = everyone.place(len(values), device)
-    return everyone.united(values.to(device), place).cpu()
+    processes = Processes.from_default_group()
+    device = next(model.parameters()).device
+    row_slice = processes.env_slice(len(values), device)
+    return processes.all_gather_rows(values.to(device), row_slice).cpu()
 
 
 def _agreed(model: nn.Module, values: Tensor, agree: Callable[[Tensor], object]) -> Tensor:

@@ -29,6 +29,7 @@ from esper.archive.files import unfinished, write_whole
 from esper.leyline.errors import EsperError, in_words
 
 LOCK = "lock"
+LAUNCH = "launch.json"  # the launch of several processes that started the run
 LOCK_SECONDS = 3.0  # time in which the child processes of a killed run have to end
 LOCK_RETRY_SECONDS = 0.05  # between two attempts to lock
 
@@ -80,8 +81,9 @@ class KeptFolder:
         """Is it absent, empty, or what is left of a run that was never made?"""
         if not self.path.is_dir():
             return not self.path.exists()
-        ours = {LOCK, *self.beginnings}
-        ours |= {unfinished(self.path / each).name for each in (*self.beginnings, self.kind)}
+        beginnings = (LAUNCH, *self.beginnings)
+        ours = {LOCK, *beginnings}
+        ours |= {unfinished(self.path / name).name for name in (*beginnings, self.kind)}
         return not self.holds_run and {each.name for each in self.path.iterdir()} <= ours
 
     def require_fresh(self, *, fix: str) -> None:

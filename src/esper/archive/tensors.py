@@ -46,8 +46,11 @@ def describing(said: str) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Archive:
+    """Tensors and notes of an archive, and the version of their format."""
+
     tensors: Mapping[str, Tensor]
     notes: Notes
+    version: int = 0  # 0: not read from a file
 
     def part(self, prefix: str) -> dict[str, Tensor]:
         """The tensors whose names begin with this word and a dot, by what follows."""
@@ -99,33 +102,42 @@ def write_archive(
     return folder
 
 
-def read_archive(path: str | Path, *, kind: str, version: int) -> Archive:
-    """Read an archive of this kind and version; anything else is refused before it is used.
+def read_archive(
+    path: str | Path, *, kind: str, version: int, older_versions: tuple[int, ...] = ()
+) -> Archive:
+    """Read an archive; an archive that is replaced meanwhile is read again.
 
-    One that is replaced meanwhile is read again.
+    Args:
+        path: Directory of the archive.
+        kind: Kind of the archive.
+        version: Version of its format that is written today.
+        older_versions: Versions that the caller can read as well.
+
+    Raises:
+        ArchiveError: The archive is missing, damaged, or of another kind or version.
     """
     folder = Path(path)
     while True:
         seal = seal_of(folder) if (folder / MANIFEST).is_file() else None
         try:
             with in_words(f"{folder} cannot be read", OSError, error=ArchiveError):
-                return _read(folder, kind, version)
+                return _read(folder, kind, (version, *older_versions))
         except ArchiveError:
             if seal is None or seal == seal_of(folder):
                 raise
 
 
-def _read(folder: Path, kind: str, version: int) -> Archive:
+def _read(folder: Path, kind: str, versions: tuple[int, ...]) -> Archive:
     body, file = require_whole(folder)
-    if body["kind"] != kind or body["version"] != version:
+    if body["kind"] != kind or body["version"] not in versions:
         raise ArchiveError(
             f"{folder} holds something else",
             given=f"{body['kind']} version {body['version']}",
-            valid=f"{kind} version {version}",
+            valid=f"{kind} version {' or '.join(map(str, versions))}",
             fix="load it with the version of Esper that wrote it",
         )
     with in_words(f"{file} cannot be read", SafetensorError, error=ArchiveError):
-        return Archive(load_file(file), body["notes"])
+        return Archive(load_file(file), body["notes"], body["version"])
 
 
 def require_whole(folder: Path) -> tuple[dict[str, Any], Path]:

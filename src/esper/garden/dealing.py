@@ -3,14 +3,16 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
+
+from esper.distributed import SINGLE_PROCESS
 
 T = TypeVar("T")
 TURN = 4  # parts of every rank between two exchanges: what a lost rank may cost at most
 
 
 class Ranks(Protocol):
-    """Processes that play together; each hears what every one of them says."""
+    """Processes that share work; `esper.distributed.Processes` is one."""
 
     @property
     def rank(self) -> int: ...
@@ -18,20 +20,9 @@ class Ranks(Protocol):
     @property
     def size(self) -> int: ...
 
-    def each(self, what: T) -> list[T]: ...
-
-
-class Alone(NamedTuple):
-    """A process that plays everything itself."""
-
-    rank: int = 0
-    size: int = 1
-
-    def each(self, what: T) -> list[T]:
-        return [what]
-
-
-ALONE = Alone()
+    def all_gather_object(self, value: T) -> list[T]:
+        """Return the values of all processes in the order of ranks, in every process."""
+        ...
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
@@ -62,7 +53,11 @@ class Costs:
 
 
 def in_turns(
-    do: Callable[[int], T], work: Sequence[tuple[str, float]], *, costs: Costs, ranks: Ranks = ALONE
+    do: Callable[[int], T],
+    work: Sequence[tuple[str, float]],
+    *,
+    costs: Costs,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> Iterator[list[tuple[int, T]]]:
     """Do all parts, each in one of the ranks; what came of them, the same for all, in their order.
 
@@ -78,7 +73,9 @@ def in_turns(
         for number in own:
             began = time.perf_counter()
             done[number] = do(number), time.perf_counter() - began
-        found = {number: each for some in ranks.each(done) for number, each in some.items()}
+        results: dict[int, tuple[T, float]] = {}
+        for rank_results in ranks.all_gather_object(done):
+            results |= rank_results
         for number in turn:
-            costs.learn(*work[number], found[number][1])
-        yield [(number, found[number][0]) for number in turn]
+            costs.learn(*work[number], results[number][1])
+        yield [(number, results[number][0]) for number in turn]

@@ -63,9 +63,11 @@ class Garden:
             raise AgreementError("A garden is in the world of its controls", given=list(world))
         self.controls = controls
         self.episodes = Episodes(draw.contexts, envs, test=test, **controls.world)
-        self.envs, self.horizon = envs, self.episodes.horizon
+        self.num_envs = envs
+        self.horizon = self.episodes.horizon
         self.population = self.episodes.population  # the hosts themselves, for whoever inspects
-        self.catalogue, self.space = self.population.catalogue, self.population.space
+        self.catalogue = self.population.catalogue
+        self.action_space = self.population.space
         self.table = FeatureTable.of(self.catalogue)
         self.state_dim = self.table.size
         self.reward.check_budget(int(self.population.budget.max()) / self.catalogue.host_params)
@@ -92,7 +94,7 @@ class Garden:
         if draw is not None:
             self.draw = draw
             self._number.fill_(-1)
-        self._begin(torch.arange(self.envs))
+        self._begin(torch.arange(self.num_envs))
         return self.observations()
 
     def legal(self) -> Legality:
@@ -108,7 +110,7 @@ class Garden:
     def step(self, actions: Actions | Tensor, plan: AuditionPlan | None = None) -> Transition:
         """One decision and one epoch of every row, and of the shadows in `plan`."""
         if isinstance(actions, Tensor):
-            actions = Actions(self.space, actions.cpu())
+            actions = Actions(self.action_space, actions.cpu())
         chosen = idle_where(~self.episodes.running, actions)
         cases = self.cases
         epoch = self.episodes.advance(chosen, plan)

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from esper.archive.files import append_lines
+from esper.distributed import SINGLE_PROCESS
 from esper.garden.cases import EVALUATION_SEED, Case
 from esper.garden.contexts import Context, by_shape
-from esper.garden.dealing import ALONE, Ranks
+from esper.garden.dealing import Ranks
 from esper.garden.episodes import EPOCHS_ALONE
 from esper.garden.playing import Controls, Job, Played, Playground
 from esper.garden.rewards import net_of_rent
@@ -84,7 +85,9 @@ class Result:
 class ResultFile:
     """Results in a file that grows."""
 
-    def __init__(self, path: Path | None, settings: dict[str, Any], ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, path: Path | None, settings: dict[str, Any], ranks: Ranks = SINGLE_PROCESS
+    ) -> None:
         """`settings` are what results depend on beside their case; another file's are refused.
 
         Without a path results are only held; so they are by all `ranks` but the first, which
@@ -96,7 +99,7 @@ class ResultFile:
         header = json.dumps({"format": FORMAT, **settings}, sort_keys=True)
         if self.path is not None:
             self._open(self.path, header)
-        told = ranks.each([asdict(result) for result in self.results])[0]
+        told = ranks.all_gather_object([asdict(result) for result in self.results])[0]
         self.results = [Result(**each) for each in told]
 
     def _open(self, path: Path, header: str) -> None:

@@ -96,7 +96,7 @@ class GardenVectorEnv(VectorEnv[Array, Array, Array]):
         if isinstance(deal, str):
             deal = Draw(contexts=find_suite(deal).training)
         self.garden = Garden(deal, num_envs, in_place=True, **settings)
-        self.actions = CompositeActions(self.garden.space)  # what their numbers mean
+        self.actions = CompositeActions(self.garden.action_space)  # what their numbers mean
         self.num_envs = num_envs
         low, high = self.garden.table.bounds()
         self.single_observation_space = spaces.Box(low.numpy(), high.numpy(), dtype=np.float32)

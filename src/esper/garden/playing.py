@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, Self, Unpack
 import torch
 from torch import Tensor
 
+from esper.distributed import SINGLE_PROCESS
 from esper.garden.cases import Case
 from esper.garden.contexts import Context, by_shape
-from esper.garden.dealing import ALONE, Costs, Ranks, in_turns
+from esper.garden.dealing import Costs, Ranks, in_turns
 from esper.garden.episodes import Episodes, World
 from esper.garden.rewards import net_of_rent
 from esper.leyline import Actions, AgreementError, EsperError, SeedStage
@@ -109,7 +110,7 @@ class Playground:
         test: bool = True,
         attribute: bool = True,
         rent: float = DEFAULT_RENT,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
         **world: Unpack[World],
     ) -> None:
         """`test`, `attribute`, `rent`: as for episodes. Of `ranks` that play the same jobs, each
@@ -168,7 +169,7 @@ class Playground:
                 yield places, Played(**columns)
                 done += len(places)
                 progress(done, len(jobs))
-            if done < len(jobs) and any(ranks.each(stop())):
+            if done < len(jobs) and any(ranks.all_gather_object(stop())):
                 raise StoppedError(
                     "Playing was told to stop", given=f"{len(jobs) - done} episodes left"
                 )
@@ -247,7 +248,7 @@ class Controls:
         self._test.setdefault((key, seed), test)
 
     def require(
-        self, cases: Sequence[Case], ranks: Ranks = ALONE, *, parts: int = 1, **how: Any
+        self, cases: Sequence[Case], ranks: Ranks = SINGLE_PROCESS, *, parts: int = 1, **how: Any
     ) -> None:
         """Measure what is missing, in so many parts at least, which `ranks` that all call it share.
 

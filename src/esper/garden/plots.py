@@ -131,8 +131,12 @@ class Plots:
                 given=f"{envs} rows in {plots} plots with {players} players of a case",
                 valid=f"a multiple of {plots * players} rows",
             )
-        self.greenhouse, self.envs, self.players, self.how = greenhouse, envs, players, how
-        self.space, self.state_dim = LAYOUT.space, LAYOUT.state_dim
+        self.greenhouse = greenhouse
+        self.num_envs = envs
+        self.players = players
+        self.how = how
+        self.action_space = LAYOUT.space
+        self.state_dim = LAYOUT.state_dim
         self.horizon = greenhouse.longest  # steps of a round
         self._plots, self._place, self._of = plots, place, of
         self._round, self._step = -1, 0
@@ -151,7 +155,7 @@ class Plots:
     def legal(self) -> Legality:
         parts = [bed.legal.masks for bed in self.beds]
         masks = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        return Legality(self.space, self.envs, masks)
+        return Legality(self.action_space, self.num_envs, masks)
 
     def step(self, actions: Tensor) -> Outcome:
         """One decision [N, H] and one epoch of every row that is not through."""
@@ -166,7 +170,7 @@ class Plots:
     def state_dict(self) -> dict[str, Tensor]:
         """Which round it is: between rounds that is all there is."""
         assert not self._step, "plots are saved between rounds"
-        return {"number": torch.full((self.envs,), self._round)}
+        return {"number": torch.full((self.num_envs,), self._round)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Tensor:
         """Go on from there; returns the observations [N, F] to go on with."""

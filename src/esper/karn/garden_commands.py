@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from esper import garden
+from esper.distributed import Processes
 from esper.garden import Atlas, Standing, Suite, find_suite, shipped_atlas
 from esper.garden.controller_choice import controller_of
 from esper.karn import commands
@@ -11,8 +12,7 @@ from esper.leyline.constants import DEFAULT_RENT, RENT_LEVELS
 from esper.leyline.errors import DataError, EsperError, require_known
 from esper.leyline.settings import NOT_NEGATIVE, require
 from esper.show.terminal import flat_estimate, progress, show_table, write_flat
-from esper.simic.agent.processes import Processes
-from esper.simic.training.run_processes import joined, require_device
+from esper.simic.training.run_processes import init_distributed, require_device
 from esper.simic.training.training_runs import load_controller
 
 
@@ -49,7 +49,7 @@ def run_atlas(options: commands.MeasureAtlas) -> None:
     if options.show:
         stored = Atlas.load(folder) if options.out else shipped_atlas(suite)
     else:
-        with joined(options.device) as processes:
+        with init_distributed(options.device) as processes:
             stored = _measured(options, suite, folder, processes)
             if processes.rank > 0:
                 return
@@ -135,7 +135,7 @@ def run_evaluation(options: commands.Evaluate) -> None:
         for name in options.controllers
     ]
     with (
-        joined(options.device) as processes,
+        init_distributed(options.device) as processes,
         progress(quiet=options.quiet or processes.rank > 0) as report,
     ):
         results = garden.evaluate(

@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from esper.api import GrowthFolder, read_report
 from esper.karn.commands import Events, Runs, Show, WriteReport
-from esper.karn.train_commands import best_scores, untold
+from esper.karn.train_commands import best_scores, describe_missing_telemetry
 from esper.leyline.errors import EsperError, printable
 from esper.nissa import RunReader, StoreError
 from esper.show import write_report
@@ -59,7 +59,7 @@ def show_run(command: Show) -> None:
         show_table(("controller", "round", "score, 95 % interval"), rows, title=title)
     else:
         console.print("Nothing has been evaluated yet.")
-    if lacking := untold(run.path).strip():
+    if lacking := describe_missing_telemetry(run.path).strip():
         console.print(escape(lacking))
     with suppress(StoreError), RunReader(run.path) as reader:
         for row in reader.each("notes"):

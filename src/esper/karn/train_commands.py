@@ -1,4 +1,4 @@
-"""Runs of `esper train`: new ones and old ones, their progress, and how they ended."""
+"""Training runs on the command line: start, resume, progress and results."""
 
 import itertools
 import platform
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from esper.api.run_records import versions
+from esper.distributed import Processes
 from esper.garden import find_suite
 from esper.garden.controller_choice import controller_of
 from esper.garden.own_code import allow_code
@@ -19,39 +20,44 @@ from esper.leyline.stages import SeedStage
 from esper.nissa import RunReader, StoreError, require_sinks
 from esper.show.run_facts import Score, read_facts, scores
 from esper.show.terminal import duration, flat_estimate, progress, require_writable, write_flat
-from esper.simic.agent.processes import Processes
-from esper.simic.training import RoundReport, RunFolder, Stopping, TrainConfig, train_run
+from esper.simic.training import GracefulShutdown, RoundReport, RunFolder, TrainConfig, train_run
 from esper.simic.training.run_processes import (
-    begins,
-    goes_on,
+    init_distributed,
     is_launched,
-    joined,
+    is_restart_of,
     launch,
+    mark_started,
     require_device,
 )
 
 
 def start_run(command: Train) -> RunFolder:
-    """Make a run directory and train; one for all processes that were launched together."""
+    """Create a run folder and train, in all processes that were launched together."""
     config: TrainConfig = command.config
-    with joined(config.device) as processes:
+    with init_distributed(config.device) as processes:
         if is_launched() and processes.size != config.processes:
-            config = replace(config, processes=processes.size)  # as many as there are
-        made = command.out is not None and goes_on(RunFolder(command.out))
-        path = "" if processes.rank else str(command.out if made else _created(command, config))
-        run = RunFolder.open(processes.each(path)[0])
+            config = replace(config, processes=processes.size)  # torchrun sets the number
+        # Rank 0 creates the folder, and the other processes open it.
+        path = ""
+        if processes.rank == 0:
+            path = str(_find_or_create_run(command, config))
+        run = RunFolder.open(processes.all_gather_object(path)[0])
         _train(run, command, processes)
     return run
 
 
-def _created(command: Train, config: TrainConfig) -> Path:
+def _find_or_create_run(command: Train, config: TrainConfig) -> Path:
+    """Return the folder of the run that this launch has started before, or of a new run."""
+    if command.out is not None and is_restart_of(RunFolder(command.out)):
+        return command.out
     require_device(config.device, count=1 if is_launched() else config.processes)
     require_sinks(config.sinks)
     require_writable(command.json)
     suite = find_suite(config.suite)
     for name in config.evaluation.baselines:
-        controller_of(name, suite)  # refuses a name that there is not
-    facts = {  # what a run's numbers depend on beside its settings
+        controller_of(name, suite)  # raises an error for an unknown name
+    # Besides its settings, the numbers of a run depend on these facts.
+    facts = {
         "versions": versions(),
         "machine": f"{platform.system()} {platform.machine()}",
         "suite": suite.to_dict(),
@@ -60,142 +66,173 @@ def _created(command: Train, config: TrainConfig) -> Path:
     path = command.out or RunFolder.next_in(RUNS, Path(config.suite).stem)
     if command.watch:
         start_watching(path)
-    begins(run := RunFolder.create(path, config, facts))
+    run = RunFolder.create(path, config, facts)
+    mark_started(run)
     return run.path
 
 
 def resume_run(command: Resume) -> None:
-    """Go on from the last checkpoint."""
+    """Continue a run from its last checkpoint."""
     run = RunFolder.open(command.path)
-    with joined(run.config.device) as processes:
-        if processes.each(processes.rank > 0 or _is_to_go_on(run, command))[0]:
+    with init_distributed(run.config.device) as processes:
+        is_unfinished = processes.rank > 0 or _prepare_resume(run, command)
+        if processes.all_gather_object(is_unfinished)[0]:
             _train(run, command, processes)
 
 
-def _is_to_go_on(run: RunFolder, command: Resume) -> bool:
-    """Is it unfinished? Tells what has changed since."""
+def _prepare_resume(run: RunFolder, command: Resume) -> bool:
+    """Report what has changed since the run was started; return False if it is finished."""
     require_writable(command.json)
-    done = run.newest()
-    if done is not None and done[0] >= run.config.rounds:
+    checkpoint = run.newest()
+    if checkpoint is not None and checkpoint.round >= run.config.rounds:
         if command.json is not None:
             write_flat(command.json, figures_of(run.path))
-        print(f"{run.path} is finished: {done[0]} rounds. Its report: esper report {run.path}")
+        print(
+            f"{run.path} is finished: {checkpoint.round} rounds. "
+            f"Its report: esper report {run.path}"
+        )
         return False
     allow_code(run.code, run.path, quiet=command.quiet)
     if command.watch:
         start_watching(run.path)
-    now, then = versions(), run.facts.get("versions", {})
-    changed = [f"{name} {then[name]} -> {now[name]}" for name in then if then[name] != now[name]]
+    current, earlier = versions(), run.facts.get("versions", {})
+    changed = [
+        f"{name} {earlier[name]} -> {current[name]}"
+        for name in earlier
+        if earlier[name] != current[name]
+    ]
     if changed:
-        text = "from here on the numbers may be others than without the interruption"
-        print(f"Versions have changed ({', '.join(changed)}): {text}.", file=sys.stderr)
+        print(
+            f"Versions have changed ({', '.join(changed)}): the numbers may differ from those "
+            "of an uninterrupted run.",
+            file=sys.stderr,
+        )
     return True
 
 
 def _train(run: RunFolder, command: Train | Resume, processes: Processes) -> None:
-    """Train here, or in the processes that the run is for."""
+    """Train in this process, or launch the processes of the run."""
     quiet, size = command.quiet, run.config.processes
     if size > 1 and not is_launched():
-        stop = Stopping(say=not quiet)
+        stop = GracefulShutdown(say=not quiet)
         code = launch(train_launched, run.path, quiet, command.json, size=size, stop=stop)
     else:
-        code = _trained(run, quiet, command.json, processes)
+        code = _train_here(run, quiet, command.json, processes)
     if code:
         raise SystemExit(code)
 
 
 def train_launched(path: Path, quiet: bool, json: Path | None) -> int:
-    """The part of a process that `launch` started; its exit code."""
+    """Train in a process that `launch` started; return its exit code."""
     run = RunFolder.open(path)
-    with joined(run.config.device) as processes:
-        return _trained(run, quiet, json, processes)
+    with init_distributed(run.config.device) as processes:
+        return _train_here(run, quiet, json, processes)
 
 
-def _trained(run: RunFolder, quiet: bool, json: Path | None, processes: Processes) -> int:
-    config, quiet = run.config, quiet or processes.rank > 0
-    stop, done, began = Stopping(say=not quiet), (run.rounds() or [0])[-1], time.monotonic()
+def _train_here(run: RunFolder, quiet: bool, json: Path | None, processes: Processes) -> int:
+    """Train in this process, print the progress, and return the exit code."""
+    config = run.config
+    quiet = quiet or processes.rank > 0
+    stop = GracefulShutdown(say=not quiet)
+    completed = max(run.rounds(), default=0)
     if not quiet:
         print(
-            f"{run.path}: rounds {done + 1} to {config.rounds} of {config.envs} episodes each, "
-            f"suite {config.suite}, {processes.size} process(es) on {config.device}. "
+            f"{run.path}: rounds {completed + 1} to {config.rounds} of {config.envs} episodes "
+            f"each, suite {config.suite}, {processes.size} process(es) on {config.device}. "
             "Ctrl-C stops after the round; nothing is lost.",
             flush=True,
         )
-    with ExitStack() as bars:
-        tell = bars.enter_context(progress(quiet=quiet))
+    start = time.monotonic()
+    rounds_here = itertools.count(1)  # of this process: the mean time of a round
+    with ExitStack() as progress_bars:
+        show_progress = progress_bars.enter_context(progress(quiet=quiet))
 
-        played = itertools.count(1)  # from a damaged checkpoint some rounds are played again
-
-        def listen(report: RoundReport) -> None:
-            bars.close()  # which would be drawn over the lines
-            each = (time.monotonic() - began) / next(played)
+        def on_round(report: RoundReport) -> None:
+            progress_bars.close()  # a bar would be drawn over the lines
+            seconds_per_round = (time.monotonic() - start) / next(rounds_here)
             if not quiet:
-                print(round_line(report, config, (config.rounds - report.round) * each), flush=True)
+                seconds_left = (config.rounds - report.round) * seconds_per_round
+                print(round_line(report, config, seconds_left), flush=True)
 
-        finished = train_run(run, listener=listen, tell=tell, stop=stop, processes=processes)
+        finished = train_run(
+            run, on_round=on_round, progress=show_progress, stop=stop, processes=processes
+        )
     if not finished:
         rounds = run.rounds()
         when = f"after round {rounds[-1]}" if rounds else "before the first round"
         if processes.rank == 0:
-            print(f"Stopped {when}. Go on with: esper resume {run.path}", flush=True)
+            print(f"Stopped {when}. Continue with: esper resume {run.path}", flush=True)
         return 128 + (stop.signal or 0)
     if json is not None and processes.rank == 0:
         write_flat(json, figures_of(run.path))
     if not quiet:
-        print(f"{read_facts(run.path).headline}{untold(run.path)}", flush=True)
+        headline = read_facts(run.path).headline
+        print(f"{headline}{describe_missing_telemetry(run.path)}", flush=True)
     return 0
 
 
-# --- what came of it ------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------
 
 
 def best_scores(path: Path) -> dict[str, Score]:
-    """By controller, over all contexts; of the learner the best round's."""
-    kept = RunFolder(path).newest()
-    return {name: max(each, key=lambda s: s.value) for name, each in scores(kept).items()}
+    """Return the best score of every controller over all contexts."""
+    history = scores(RunFolder(path).newest())
+    return {
+        name: max(controller_scores, key=lambda score: score.value)
+        for name, controller_scores in history.items()
+    }
 
 
-def untold(path: Path) -> str:
-    """What the telemetry of a run lacks, in a sentence; nothing where it is whole."""
-    done = RunFolder(path).newest()
-    if done is None:
+def describe_missing_telemetry(path: Path) -> str:
+    """Return a sentence about missing telemetry, or an empty text if the telemetry is complete."""
+    checkpoint = RunFolder(path).newest()
+    if checkpoint is None:
         return ""
     try:
         with RunReader(path) as reader:
-            told = reader.last_commit() or 0
+            last_stored = reader.last_commit() or 0
     except StoreError as error:
         return f" The telemetry cannot be read: {error}"
-    return f" The telemetry has rounds up to {told} only." if told < done[0] else ""
+    if last_stored < checkpoint.round:
+        return f" The telemetry has rounds up to {last_stored} only."
+    return ""
 
 
 def figures_of(path: Path) -> dict[str, float]:
-    """The run in numbers, flat."""
+    """Return the results of a run as one flat object."""
     figures: dict[str, float] = {}
     for name, score in best_scores(path).items():
-        estimate = Estimate(score.value, *(score.interval or (score.value, score.value)))
-        figures |= flat_estimate(f"{name}.score", estimate)
-        figures |= {f"{name}.round": score.round, f"{name}.episodes": score.episodes or 0}
-    done = RunFolder(path).newest()
-    figures |= {"rounds": done[0] if done else 0, "telemetry.whole": float(not untold(path))}
+        low, high = score.interval or (score.value, score.value)
+        figures |= flat_estimate(f"{name}.score", Estimate(score.value, low, high))
+        figures[f"{name}.round"] = score.round
+        figures[f"{name}.episodes"] = score.episodes or 0
+    checkpoint = RunFolder(path).newest()
+    figures["rounds"] = 0 if checkpoint is None else checkpoint.round
+    figures["telemetry.whole"] = float(not describe_missing_telemetry(path))
     return figures
 
 
 # --- progress -----------------------------------------------------------------------------------
 
 
-def round_line(report: RoundReport, config: TrainConfig, left: float) -> str:
-    """A plain line for a round, with the seconds that are left."""
-    spent = report.seconds
-    steps = config.envs * config.horizon / max(1e-9, spent["play"] + spent["learn"])
-    error = float(report.returns.std()) / max(1, len(report.returns)) ** 0.5
-    kept = (f"{n} {counts[SeedStage.FOSSILIZED]}" for n, counts in report.stages.items())
-    facts = [
+def round_line(report: RoundReport, config: TrainConfig, seconds_left: float) -> str:
+    """Return a line about a round for the terminal."""
+    play, learn = report.seconds["play"], report.seconds["learn"]
+    steps_per_second = config.envs * config.horizon / max(1e-9, play + learn)
+    standard_error = float(report.returns.std()) / max(1, len(report.returns)) ** 0.5
+    fossilized = ", ".join(
+        f"{slot} {counts[SeedStage.FOSSILIZED]}" for slot, counts in report.stages.items()
+    )
+    parts = [
         f"round {report.round}/{config.rounds}",
-        f"return {float(report.returns.mean()):+.2f} ± {1.96 * error:.2f}",
-        f"{steps:,.0f} steps/s (play {spent['play']:.1f} s, learn {spent['learn']:.1f} s)",
-        f"seeds kept: {', '.join(kept)}",
-        f"{duration(left)} left",
+        f"return {float(report.returns.mean()):+.2f} ± {1.96 * standard_error:.2f}",
     ]
-    if report.judgement is not None:
-        facts.insert(2, f"evaluation {report.judgement.mean:+.2f}")
-    return " · ".join([*facts, *(f"ANOMALY {anomaly}" for anomaly in report.anomalies)])
+    if report.evaluation is not None:
+        parts.append(f"evaluation {report.evaluation.mean:+.2f}")
+    parts += [
+        f"{steps_per_second:,.0f} steps/s (play {play:.1f} s, learn {learn:.1f} s)",
+        f"fossilized seeds: {fossilized}",
+        f"{duration(seconds_left)} left",
+    ]
+    parts += [f"ANOMALY {anomaly}" for anomaly in report.anomalies]
+    return " · ".join(parts)

@@ -7,7 +7,7 @@ from esper.lazy import attach
 if TYPE_CHECKING:
     from .catalogue import BlueprintCatalogue, Trait
     from .constants import (
-        DEFAULT_ADAM_EPS,
+        DEFAULT_ADAM_EPSILON,
         DEFAULT_EMBARGO,
         DEFAULT_ENTROPY_COEF,
         DEFAULT_EPISODE_LENGTH,
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         DEFAULT_PRUNE_TEMPO,
         DEFAULT_RENT,
         DEFAULT_SLOT_COUNT,
-        KL_STOP_FACTOR,
+        KL_EARLY_STOP_MULTIPLIER,
         MASK_VALUE,
         RATIO_COLLAPSE,
         RATIO_EXPLOSION,

@@ -1,34 +1,37 @@
 """Every default of the system, once. Nothing else repeats these values."""
 
 # --- the learner ---------------------------------------------------------------------------
-DEFAULT_LSTM_HIDDEN_DIM = 128
-DEFAULT_LSTM_LAYERS = 1
-DEFAULT_GAMMA = 0.995
-DEFAULT_GAE_LAMBDA = 0.97
-DEFAULT_CLIP_RATIO = 0.2
+DEFAULT_LSTM_HIDDEN_DIM = 128  # an order of magnitude more than the features of three slots need
+DEFAULT_LSTM_LAYERS = 1  # a second layer doubles the time of an update
+DEFAULT_GAMMA = 0.995  # the last of 25 epochs still counts 88 %
+DEFAULT_GAE_LAMBDA = 0.97  # rewards follow a decision by several epochs, so little bias is wanted
+DEFAULT_CLIP_RATIO = 0.2  # Schulman et al. 2017, table 3
 DEFAULT_VALUE_CLIP = 1.0  # in units of the running return scale, so apart from the policy's clip
-DEFAULT_VALUE_COEF = 0.5
+DEFAULT_VALUE_COEF = 0.5  # the usual weight of a value loss with a shared trunk
 DEFAULT_VALUE_WEIGHT_DECAY = 1e-4  # on the value head only
-DEFAULT_ENTROPY_COEF = 0.05
-DEFAULT_ENTROPY_TARGET = 1.0  # of the entropy of a uniform choice: the bonus is always on
-DEFAULT_PPO_EPOCHS = 4  # with one, clipping is inert
-DEFAULT_MINIBATCHES = 1
-HEAD_COUNT_FLOOR = 0.05  # of all steps: a head that mattered less often is averaged over this many
-RETURN_SCALE_DECAY = 0.95  # per update
-MIN_RETURN_SCALE = 1e-2  # returns of nothing must not blow the value head up
-# |ratio - 1| between the log-probs of a rollout and their recomputation, by precision.
-STORED_LOG_PROB_TOLERANCE = 1e-4  # float32
-STORED_LOG_PROB_TOLERANCE_TF32 = 2e-2
-STORED_LOG_PROB_TOLERANCE_BF16 = 1e-1
-DEFAULT_LEARNING_RATE = 3e-4
-DEFAULT_ADAM_EPS = 1e-5
-DEFAULT_MAX_GRAD_NORM = 0.5
-DEFAULT_TARGET_KL: float | None = 0.02  # None turns the early stop off
-KL_STOP_FACTOR = 1.5
-RATIO_EXPLOSION = 5.0
-RATIO_COLLAPSE = 0.1
-LOG_RATIO_CLAMP = 20.0
-MASK_VALUE = -1e4  # finite, and representable in half precision
+DEFAULT_ENTROPY_COEF = 0.05  # divided among the heads: 0.0125 for each of four
+DEFAULT_ENTROPY_TARGET = 1.0  # share of the maximum entropy: the bonus is always on
+DEFAULT_PPO_EPOCHS = 4  # with a single epoch every ratio is 1 and clipping has no effect
+DEFAULT_MINIBATCHES = 1  # rollouts are small and noisy
+DEFAULT_ACCUMULATION_STEPS = 1  # micro-batches of a minibatch; more save memory
+HEAD_COUNT_FLOOR = 0.05  # of all steps: a head that was relevant less often is averaged over these
+RETURN_SCALE_DECAY = 0.95  # per update: the scale follows the returns within about 20 updates
+MIN_RETURN_SCALE = 1e-2  # returns of almost zero must not enlarge the value head without bound
+# |ratio - 1| between the stored log-probabilities of a rollout and recomputed ones, by precision.
+STORED_LOG_PROB_TOLERANCE = 1e-4  # float32; measured 4.8e-7
+STORED_LOG_PROB_TOLERANCE_TF32 = 2e-2  # TF32 has 10 mantissa bits
+STORED_LOG_PROB_TOLERANCE_BF16 = 1e-1  # bf16 has 7 mantissa bits
+DEFAULT_LEARNING_RATE = 3e-4  # Adam with PPO
+DEFAULT_ADAM_EPSILON = (
+    1e-5  # larger than Adam's 1e-8, so that tiny gradients of rare heads stay small
+)
+DEFAULT_MAX_GRAD_NORM = 0.5  # large gradients come from rare heads and from new returns
+DEFAULT_TARGET_KL: float | None = 0.02  # an update ends early beyond it; None disables this
+KL_EARLY_STOP_MULTIPLIER = 1.5  # the estimate is noisy: stop only clearly above the target
+RATIO_EXPLOSION = 5.0  # far outside the clip range: the policy has moved too much
+RATIO_COLLAPSE = 0.1  # likewise, downwards
+LOG_RATIO_CLAMP = 20.0  # e^20 is finite in float32 and bf16; no useful ratio is near it
+MASK_VALUE = -1e4  # finite, also in half precision; exp of it is 0
 
 # --- the world -----------------------------------------------------------------------------
 DEFAULT_EPISODE_LENGTH = 25

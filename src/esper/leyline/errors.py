@@ -9,7 +9,15 @@ V = TypeVar("V")
 
 # The optional dependencies of pyproject.toml that a feature needs.
 Extra = Literal[
-    "export", "lightning", "mlflow", "report", "tensorboard", "transformers", "wandb", "watch"
+    "export",
+    "gym",
+    "lightning",
+    "mlflow",
+    "report",
+    "tensorboard",
+    "transformers",
+    "wandb",
+    "watch",
 ]
 
 

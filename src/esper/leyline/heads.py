@@ -95,6 +95,11 @@ class ActionSpace:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def is_always_relevant(self) -> bool:
+        """Whether every head is relevant for every op."""
+        return all(all(row) for row in self.relevance)
+
     def index(self, name: str) -> int:
         return place_of("action head", name, self.names)
 

@@ -1,11 +1,14 @@
-"""rl: the learner for worlds of one's own. Train, evaluate and act in Gymnasium's environments."""
+"""rl: the learner for Gymnasium environments. Train, evaluate, and act with a trained agent.
+
+This is the public name of `esper.simic.gym`.
+"""
 
 from typing import TYPE_CHECKING
 
 from esper.lazy import attach
 
 if TYPE_CHECKING:
-    from .gym_worlds import SAME_STEP, GymError, GymWorld, make_gym
-    from .learning import PRESETS, Player, evaluate, train
+    from esper.simic.gym.training import PRESETS, Player, evaluate, train
+    from esper.simic.gym.worlds import SAME_STEP, GymError, GymWorld, make_gym
 
 __getattr__, __dir__, __all__ = attach(__name__)

@@ -26,13 +26,15 @@ from esper.show.report import Pictured
 from esper.show.terminal import duration, listed
 
 if TYPE_CHECKING:
-    from esper.simic.training.training_runs import Kept
+    from esper.simic.training.training_runs import Checkpoint
 
 LATE_EPISODES = 240  # enough to say what a policy does now
 LATE_SHARE = 0.25  # of the run's rounds, at most
 
 CONFIG, ABOUT = "config.toml", "run.json"
-PHASES = ("step", "decide", "tell", "play", "learn", "judge")  # of a round; three are in play
+# Phases of a round; the first three are part of "play".
+PHASES = ("step", "decide", "report", "play", "learn", "evaluate")
+RENAMED_PHASES = {"tell": "report", "judge": "evaluate"}  # names in Esper 0.1
 
 Row = Mapping[str, Any]
 Curve = Mapping[int, float]  # numbers over rounds; NaN where one is not a number
@@ -249,12 +251,7 @@ def _told(run: Path, known: Facts) -> Facts:
             layout=reader.layout,
             rounds=rounds,
             updates=updates,
-            seconds=dict(
-                reader.query(
-                    "SELECT substr(name, 9), sum(value) FROM samples WHERE name GLOB 'seconds_*' "
-                    "GROUP BY name"
-                ).rows
-            ),
+            seconds=_seconds_by_phase(reader),
             shares=_shares(reader, rounds),
             attribution=list(
                 reader.query(
@@ -293,14 +290,29 @@ def _late_rounds(rounds: Sequence[Row]) -> list[int]:
     return late
 
 
-def scores(kept: "Kept | None") -> dict[str, list[Score]]:
-    """By controller, over rounds, as a checkpoint has them: telemetry may have failed."""
-    found: dict[str, list[Score]] = defaultdict(list)
-    for name, number, score, low, high, episodes in kept[1].notes.get("judged", ()) if kept else ():
-        if score is not None:
-            known = low is not None and high is not None and high > low
-            found[name].append(Score(number, score, (low, high) if known else None, episodes))
-    return found
+def scores(checkpoint: "Checkpoint | None") -> dict[str, list[Score]]:
+    """Return the evaluations of every controller in the order of rounds.
+
+    They are read from the checkpoint, because the telemetry may have failed.
+    """
+    scores: dict[str, list[Score]] = defaultdict(list)
+    if checkpoint is None:
+        return scores
+    for name, round_, score, low, high, episodes in checkpoint.state.notes.get("eval_history", ()):
+        if score is None:
+            continue
+        has_interval = low is not None and high is not None and high > low
+        interval = (low, high) if has_interval else None
+        scores[name].append(Score(round_, score, interval, episodes))
+    return scores
+
+
+def _seconds_by_phase(reader: RunReader) -> dict[str, float]:
+    """Return the total seconds of every phase, also of runs of Esper 0.1."""
+    totals = reader.query(
+        "SELECT substr(name, 9), sum(value) FROM samples WHERE name GLOB 'seconds_*' GROUP BY name"
+    ).rows
+    return {RENAMED_PHASES.get(phase, phase): seconds for phase, seconds in totals}
 
 
 def _shares(reader: RunReader, rounds: Sequence[Row]) -> dict[str, Shares]:

@@ -1,18 +1,10 @@
-"""tamiyo: the brain. Masked distributions, the recurrent factored actor-critic, controllers."""
+"""tamiyo: observations, masked distributions, the recurrent actor-critics, and controllers."""
 
 from typing import TYPE_CHECKING
 
 from esper.lazy import attach
 
 if TYPE_CHECKING:
-    from .choosing import (
-        Choice,
-        InvalidStateMachineError,
-        MaskedCategorical,
-        choose,
-        independent_heads,
-        logits_given,
-    )
     from .controllers import (
         Controller,
         HeuristicConfig,
@@ -23,18 +15,20 @@ if TYPE_CHECKING:
         make_controller,
         register_controller,
     )
-    from .features import Feature, FeatureTable, signals_to_features
-    from .network import (
-        Evaluation,
-        FactoredRecurrentActorCritic,
-        Hidden,
-        Outlook,
-        RecurrentActorCritic,
-        RunningNorm,
-        reset_hidden,
-        run_sequences,
-        unwrapped,
+    from .distributions import (
+        InvalidStateMachineError,
+        MaskedCategorical,
+        SampledActions,
+        independent_heads,
+        sample_actions,
+        stack_logits,
     )
+    from .features import Feature, FeatureTable, signals_to_features
+    from .network import FactoredRecurrentActorCritic
+    from .normalization import RunningNorm
+    from .recurrent import ActorCriticOutput, Evaluation, RecurrentActorCritic, unwrap_network
+    from .sequences import Hidden, reset_hidden, run_sequences
+    from .skip_network import SkipActorCritic
     from .token_layout import TokenLayout
     from .token_network import TokenActorCritic
 

@@ -34,7 +34,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from esper.leyline.errors import EsperError
-from esper.simic.training.run_processes import follow
+from esper.simic.training.run_processes import exit_with_parent
 from esper.watch.found_runs import Lookout
 from esper.watch.views import QUESTIONS, Answers, numbers_of
 
@@ -225,5 +225,5 @@ def listening(port: int | None) -> socket.socket:
 
 
 if __name__ == "__main__":  # beside a run: shows its folders for as long as its process lives
-    follow(int(sys.argv[1]))
+    exit_with_parent(int(sys.argv[1]))
     serve([Path(folder) for folder in sys.argv[2:]])

@@ -24,13 +24,13 @@ from esper.simic.training import RunFolder, Trainer, train_run
 
 PHASES = {
     "start": (RunFolder, "locked"),
-    "store": (Trainer, "_store"),
+    "store": (Trainer, "_open_store"),
     "controls": (Trainer, "_measure_controls"),
-    "baselines": (Trainer, "_judge_baselines"),
-    "playing": (Trainer, "_play"),
+    "baselines": (Trainer, "_evaluate_baselines"),
+    "playing": (Trainer, "_collect_rollout"),
     "learning": (PPOAgent, "update"),
-    "judging": (Trainer, "_judge"),
-    "checkpoint": (Trainer, "_checkpoint"),
+    "evaluating": (Trainer, "_evaluate_agent"),
+    "checkpoint": (Trainer, "_save_checkpoint"),
     "closing": (Trainer, "close"),
 }
 CALLS = {

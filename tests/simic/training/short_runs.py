@@ -1,7 +1,7 @@
 """`esper` with short epochs, in which processes that learn together are forks.
 
 A process that learns with the first one usually is a new interpreter, which takes longer than what
-is tested of it; `test_two_processes_tell_everything_once` has a real one.
+is tested of it; `test_two_processes_log_every_event_once` has a real one.
 """
 
 import subprocess
@@ -22,7 +22,7 @@ def esper(*words: object) -> subprocess.CompletedProcess[str]:
     return programs.run(COMMAND_LINE.format(""), *words)
 
 
-def started(*words: object, restarts: int = run_processes.RESTARTS) -> programs.Program:
+def started(*words: object, restarts: int = run_processes.MAX_RESTARTS) -> programs.Program:
     """Start `esper words...`."""
     return programs.start(COMMAND_LINE.format(restarts), *words)
 
@@ -31,5 +31,6 @@ def shorten_epochs() -> None:
     episodes.GARDEN_BATCHES = BATCHES
 
 
-def fork_processes(restarts: int = run_processes.RESTARTS) -> None:
-    run_processes.STARTED, run_processes.RESTARTS = "fork", restarts
+def fork_processes(restarts: int = run_processes.MAX_RESTARTS) -> None:
+    run_processes.START_METHOD = "fork"
+    run_processes.MAX_RESTARTS = restarts

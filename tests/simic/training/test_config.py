@@ -24,7 +24,7 @@ def read(text: str, folder: Path, base: TrainConfig | None = None) -> TrainConfi
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_valid_and_comes_back_from_its_file(name: str, tmp_path: Path) -> None:
+def test_preset_round_trips_through_its_file(name: str, tmp_path: Path) -> None:
     config = PRESETS[name]
     assert read(to_toml(config), tmp_path) == config
     assert find_suite(config.suite).training
@@ -39,9 +39,10 @@ gamma = st.shared(shares, key="gamma")
 ppos = st.builds(
     PPOConfig,
     gamma=gamma,
-    learning_rate=positive,
+    lr=positive,
     target_kl=st.none() | positive,
-    compile_backend=st.none() | st.sampled_from(["eager", "inductor"]),
+    compile_network=st.booleans(),
+    compile_backend=st.sampled_from(["eager", "inductor"]),
     entropy_targets=st.dictionaries(texts, shares, max_size=3),
     head_average=st.sampled_from(["relevant", "all"]),
     strict=st.booleans(),
@@ -64,7 +65,7 @@ configs = st.builds(
 
 @settings(max_examples=200)
 @given(configs)
-def test_any_settings_come_back_from_their_file(config: TrainConfig) -> None:
+def test_settings_round_trip_through_a_file(config: TrainConfig) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +73,7 @@ def test_any_settings_come_back_from_their_file(config: TrainConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("rouns = 3", "did you mean 'rounds'?"),
         ("[ppo]\nminibatchs = 3", "did you mean 'minibatches'?"),
@@ -91,9 +92,9 @@ def test_any_settings_come_back_from_their_file(config: TrainConfig) -> None:
         ("[ppo]\nhead_average = 'some'", "valid: 'relevant' or 'all'"),
         ("[reward]\nmode = 'shapd'", "did you mean 'shaped'?"),
         ("rounds = 0", "from 1"),
-        ("watched = -1", "from 0"),
-        ("final_rate = 0.0", "above 0"),
-        ("final_rate = nan", "above 0"),
+        ("logged_envs = -1", "from 0"),
+        ("final_lr_fraction = 0.0", "above 0"),
+        ("final_lr_fraction = nan", "above 0"),
         ("final_entropy = nan", "from 0"),
         ("device = 'gpu'", "valid: cpu, cuda"),
         ("processes = 3", "a multiple of 3"),
@@ -102,16 +103,16 @@ def test_any_settings_come_back_from_their_file(config: TrainConfig) -> None:
         ("processes = '0'", "a whole number from 1"),
         ("processes = 0", "a whole number from 1"),
         ("envs = 2\n[ppo]\nminibatches = 4", "at most 2"),
-        ("cases = 2000000", "up to 100000"),
+        ("seeds_per_context = 2000000", "up to 100000"),
         ("[evaluation]\nevery = 0", "a whole number from 1"),
         ("rounds = ", "is not TOML"),
         ("\x00", "is not TOML"),
     ],
 )
-def test_wrong_settings_are_refused_in_one_sentence(text: str, said: str, tmp_path: Path) -> None:
+def test_invalid_settings_raise_one_sentence(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         read(text, tmp_path)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value).replace("\\n", "")
 
 
@@ -120,14 +121,14 @@ def test_saved_number_of_processes_is_read_as_a_number(text: str, tmp_path: Path
     assert read(text, tmp_path).processes == 2
 
 
-def test_none_has_a_word_in_files(tmp_path: Path) -> None:
+def test_none_is_a_word_in_settings_files(tmp_path: Path) -> None:
     base = PRESETS["demo"]
     assert base.ppo.target_kl is not None
     config = read('[ppo]\ntarget_kl = "none"', tmp_path, base)
     assert config == replace(base, ppo=replace(base.ppo, target_kl=None))
 
 
-def test_a_file_that_is_missing_or_a_directory_is_refused(tmp_path: Path) -> None:
+def test_unreadable_settings_file_raises_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read_config(tmp_path / "none.toml")
     with pytest.raises(DataError, match="cannot be read"):
@@ -137,26 +138,34 @@ def test_a_file_that_is_missing_or_a_directory_is_refused(tmp_path: Path) -> Non
         read_config(tmp_path / "bytes.toml")
 
 
-def test_what_is_annealed_follows_from_the_round_alone() -> None:
-    config = replace(PRESETS["demo"], rounds=11, final_rate=0.2, final_entropy=0.01)
-    rates = [config.annealed(round_)["learning_rate"] for round_ in range(11)]
-    assert rates[0] == config.ppo.learning_rate
-    assert rates[-1] == pytest.approx(0.2 * config.ppo.learning_rate)
+def test_annealed_hyperparameters_depend_on_the_round_alone() -> None:
+    config = replace(PRESETS["demo"], rounds=11, final_lr_fraction=0.2, final_entropy=0.01)
+    first, *_, last = schedule = [config.annealed_hyperparameters(done) for done in range(11)]
+    rates = [hyperparameters["lr"] for hyperparameters in schedule]
+    assert rates[0] == config.ppo.lr
+    assert rates[-1] == pytest.approx(0.2 * config.ppo.lr)
     assert rates == sorted(rates, reverse=True)
-    assert config.annealed(0)["entropy_coef"] == config.ppo.entropy_coef
-    assert config.annealed(10)["entropy_coef"] == pytest.approx(0.01)
-    low = replace(config, final_entropy=1.0)
-    assert low.annealed(10)["entropy_coef"] == config.ppo.entropy_coef, "it never rises"
-    assert replace(config, rounds=1).annealed(0)["learning_rate"] == config.ppo.learning_rate
+    assert first["entropy_coef"] == config.ppo.entropy_coef
+    assert last["entropy_coef"] == pytest.approx(0.01)
+
+
+def test_annealed_entropy_coefficient_never_rises() -> None:
+    config = replace(PRESETS["demo"], rounds=11, final_entropy=1.0)
+    assert config.annealed_hyperparameters(10)["entropy_coef"] == config.ppo.entropy_coef
+
+
+def test_run_of_one_round_uses_the_first_learning_rate() -> None:
+    config = replace(PRESETS["demo"], rounds=1)
+    assert config.annealed_hyperparameters(0)["lr"] == config.ppo.lr
 
 
 @pytest.mark.parametrize("changes", [{"rounds": 0}, {"lstm": 0}, {"envs": 3, "processes": 2}])
-def test_settings_are_checked_however_they_are_made(changes: dict[str, Any]) -> None:
+def test_constructor_validates_settings(changes: dict[str, Any]) -> None:
     with pytest.raises(EsperError):
         TrainConfig(**changes)
 
 
-def test_settings_and_processes_do_not_need_torch() -> None:
+def test_settings_and_processes_import_without_torch() -> None:
     import subprocess
 
     modules = "esper.simic.training.config, esper.simic.training.run_processes"

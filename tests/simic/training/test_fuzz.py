@@ -21,6 +21,7 @@ from esper.archive.tensors import MANIFEST, sealed
 from esper.leyline.errors import EsperError
 from esper.nissa import AnomalyDetector
 from esper.simic.agent import PPOAgent
+from esper.simic.agent.update import optimizer_tensors
 from esper.simic.training import RunFolder, Trainer
 from esper.simic.training.training_runs import STATE
 from tests.simic.training.tiny import tiny_run
@@ -31,7 +32,7 @@ MARK = "executed"
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run with two checkpoints, the second of which is damaged again and again."""
     run = tiny_run(tmp_path_factory.mktemp("fuzz") / "run", rounds=2)
     trainer = Trainer(run)
@@ -57,10 +58,11 @@ class Loader:
         agent = self.trainer.agent
         weights = agent.network.state_dict()
         found = {f"network.{name}": tensor for name, tensor in weights.items()}
-        found |= {f"optimizer.{name}": each for name, each in agent.optimizer.moments.items()}
+        optimizer_state = optimizer_tensors(agent.network, agent.optimizer)
+        found |= {f"optimizer.{name}": tensor for name, tensor in optimizer_state.items()}
         found |= self.trainer.controls.state_dict()
         found["sampler"], found["shuffler"] = agent.sampler.get_state(), agent.shuffler.get_state()
-        notes = {"best": self.trainer.best, "anomalies": self.trainer.detector.state_dict()}
+        notes = {"best": self.trainer.best_score, "anomalies": self.trainer.detector.state_dict()}
         found["notes"] = torch.tensor(list(json.dumps(notes).encode()), dtype=torch.uint8)
         return {name: tensor.clone() for name, tensor in found.items()}
 
@@ -242,20 +244,18 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_refused_by_name_and_never_taken_for_a_whole_one(
-    whole: RunFolder, tmp_path: Path
-) -> None:
-    loader = Loader(whole)
-    expected = loader.load(whole)
+def test_damaged_checkpoint_is_refused_by_name(finished_run: RunFolder, tmp_path: Path) -> None:
+    loader = Loader(finished_run)
+    expected = loader.load(finished_run)
     run = RunFolder(tmp_path / "run")
-    shutil.copytree(whole.path, run.path)
+    shutil.copytree(finished_run.path, run.path)
     folder = run.checkpoint(ROUND)
     found: Counter[str] = Counter()
     longest = ""
     for number in range(CASES):
         draw = random.Random(number)
         shutil.rmtree(folder)
-        shutil.copytree(whole.checkpoint(ROUND), folder)
+        shutil.copytree(finished_run.checkpoint(ROUND), folder)
         damage = draw.choice(DAMAGES)
         damage(folder, draw)
         try:
@@ -276,15 +276,15 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_never_taken_for_a_whole_one
     assert refused > 0.9 * CASES
 
 
-def test_a_checkpoint_of_another_round_is_refused(whole: RunFolder, tmp_path: Path) -> None:
+def test_checkpoint_of_another_round_is_refused(finished_run: RunFolder, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    shutil.copytree(whole.path, run.path)
+    shutil.copytree(finished_run.path, run.path)
     shutil.rmtree(run.checkpoint(2))
     shutil.copytree(run.checkpoint(1), run.checkpoint(2))
     with pytest.raises(EsperError, match="of another round"):
         run.read_checkpoint(2)
 
 
-def test_an_agent_of_a_run_loads_by_itself(whole: RunFolder) -> None:
-    loaded = PPOAgent.load(whole.checkpoint(ROUND) / "agent-0")
-    assert loaded.buffer.envs == whole.config.envs
+def test_agent_of_a_run_loads_by_itself(finished_run: RunFolder) -> None:
+    loaded = PPOAgent.load(finished_run.checkpoint(ROUND) / "agent-0")
+    assert loaded.buffer.num_envs == finished_run.config.envs

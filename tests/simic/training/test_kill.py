@@ -27,7 +27,7 @@ KILLS = int(os.environ.get("ESPER_KILLS", "4"))
 FIRST = {"controls": 0.1, "baselines": 0.15}
 PHASES = {
     "playing": 0.2,
-    "judging": 0.15,
+    "evaluating": 0.15,
     "checkpoint": 0.06,
     "learning": 0.05,
     "start": 0.3,
@@ -76,7 +76,7 @@ def plans(draw: random.Random) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
+def test_resume_after_many_kills_matches_uninterrupted_run(
     reference: RunFolder, tmp_path: Path
 ) -> None:
     draw = random.Random(KILLS)
@@ -108,13 +108,14 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_killed_end_as_if_they_had_not_been(tmp_path: Path) -> None:
+def test_killed_processes_match_uninterrupted_run(tmp_path: Path) -> None:
     """Each time the launcher, whose processes must not stay behind, or one of them, after which
     all are started again."""
-    whole, run = (
-        tiny_run(tmp_path / name, processes=2, rounds=4, watched=ENVS) for name in ("whole", "run")
+    finished_run, run = (
+        tiny_run(tmp_path / name, processes=2, rounds=4, logged_envs=ENVS)
+        for name in ("whole", "run")
     )
-    assert esper("resume", whole.path, "--quiet").returncode == 0
+    assert esper("resume", finished_run.path, "--quiet").returncode == 0
     draw = random.Random(KILLS)
     restarted = 0
     for number in range(max(2, KILLS // 10)):
@@ -133,12 +134,12 @@ def test_two_processes_that_are_killed_end_as_if_they_had_not_been(tmp_path: Pat
         if process.returncode == 0:
             break
     assert restarted
-    assert_same(run, whole)
+    assert_same(run, finished_run)
     with RunReader(run.path) as reader:
         assert any("started again" in str(note) for note in reader.each("notes"))
 
 
-def test_an_unfinished_checkpoint_is_cleared_and_a_half_deleted_one_is_none(
+def test_unfinished_checkpoints_are_cleared(
     tmp_path: Path,
 ) -> None:
     run = tiny_run(tmp_path / "run")

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from esper.distributed import ProcessesError
 from esper.leyline import AgreementError
 from esper.nissa import RunReader
-from esper.simic.agent import ProcessesError
 from esper.simic.training import RunError, RunFolder, train_run
-from esper.simic.training.run_processes import _require_alike
-from esper.simic.training.telemetry import SlowRank
+from esper.simic.training.run_processes import _require_same_versions
 from tests import programs
 from tests.programs import children_of, is_alive, wait_until
 from tests.simic.training.short_runs import esper, started
@@ -21,7 +20,7 @@ LONG = 1000  # rounds of a run that does not end by itself
 
 
 def two(path: Path, rounds: int = 2) -> RunFolder:
-    return tiny_run(path, processes=2, rounds=rounds, watched=ENVS)
+    return tiny_run(path, processes=2, rounds=rounds, logged_envs=ENVS)
 
 
 def in_round(run: RunFolder, round_: int) -> None:
@@ -29,7 +28,7 @@ def in_round(run: RunFolder, round_: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run of two processes, never interrupted; the second one is an interpreter of its own."""
     run = two(tmp_path_factory.mktemp("whole") / "run")
     done = programs.esper("resume", run.path)
@@ -39,8 +38,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 @pytest.mark.slow
-def test_two_processes_tell_everything_once(whole: RunFolder) -> None:
-    with RunReader(whole.path) as reader:
+def test_two_processes_log_every_event_once(finished_run: RunFolder) -> None:
+    with RunReader(finished_run.path) as reader:
         for table in ("decisions", "steps"):
             rows = reader.query(f"select round, step, env from {table} order by 1, 2, 3").rows  # noqa: S608
             assert rows == [
@@ -55,9 +54,7 @@ def test_two_processes_tell_everything_once(whole: RunFolder) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("met", [False, True])
-def test_a_process_that_dies_once_too_often_ends_the_run_in_one_sentence(
-    met: bool, tmp_path: Path
-) -> None:
+def test_lost_process_ends_the_run_with_one_sentence(met: bool, tmp_path: Path) -> None:
     run = two(tmp_path / "run", LONG)
     process = started("resume", run.path, "--quiet", restarts=0)
     if met:
@@ -74,7 +71,7 @@ def test_a_process_that_dies_once_too_often_ends_the_run_in_one_sentence(
 
 
 @pytest.mark.slow
-def test_what_a_process_refuses_ends_all_of_them_in_one_sentence(tmp_path: Path) -> None:
+def test_error_of_one_process_ends_all_with_one_sentence(tmp_path: Path) -> None:
     """It is not tried again: it would be refused again."""
     run = two(tmp_path / "run", LONG)
     with run.locked():
@@ -85,13 +82,11 @@ def test_what_a_process_refuses_ends_all_of_them_in_one_sentence(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_part_that_is_damaged_is_seen_before_anybody_goes_on(
-    whole: RunFolder, tmp_path: Path
-) -> None:
+def test_resume_skips_a_damaged_checkpoint(finished_run: RunFolder, tmp_path: Path) -> None:
     import shutil
 
     run = RunFolder(tmp_path / "run")
-    shutil.copytree(whole.path, run.path)
+    shutil.copytree(finished_run.path, run.path)
     config = (run.path / "config.toml").read_text(encoding="utf-8")
     more = config.replace("rounds = 2", "rounds = 3")
     (run.path / "config.toml").write_text(more, encoding="utf-8")
@@ -108,11 +103,15 @@ def test_a_part_that_is_damaged_is_seen_before_anybody_goes_on(
 @pytest.mark.parametrize(
     ("number", "processes"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 2)]
 )
-def test_a_signal_ends_the_round_and_says_how_to_go_on(
+def test_signal_stops_after_the_round(
     number: signal.Signals, processes: int, tmp_path: Path
 ) -> None:
     run = tiny_run(
-        tmp_path / "run", rounds=LONG, checkpoint_every=LONG, processes=processes, cases=1
+        tmp_path / "run",
+        rounds=LONG,
+        checkpoint_every=LONG,
+        processes=processes,
+        seeds_per_context=1,
     )
     process = started("resume", run.path)
     assert process.stdout is not None
@@ -124,7 +123,7 @@ def test_a_signal_ends_the_round_and_says_how_to_go_on(
     assert process.returncode == 128 + number
     last = run.rounds()[-1]
     assert last >= 1
-    assert f"Stopped after round {last}. Go on with: esper resume {run.path}" in out
+    assert f"Stopped after round {last}. Continue with: esper resume {run.path}" in out
     assert "Stopping after this round" in err
     assert "Traceback" not in err
     with run.locked():  # it can be gone on with
@@ -149,7 +148,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_trained_is_refused_to_others_until_its_process_is_gone(
+def test_run_in_training_is_locked_for_other_processes(
     tmp_path: Path,
 ) -> None:
     run = tiny_run(tmp_path / "run", rounds=LONG)
@@ -166,7 +165,7 @@ def test_a_run_that_is_trained_is_refused_to_others_until_its_process_is_gone(
         pass
 
 
-def test_a_lock_is_held_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_run_raises_run_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.archive.run_folders.LOCK_SECONDS", 0.1)
     run = tiny_run(tmp_path / "run")
     with run.locked(), pytest.raises(RunError, match="another process"):
@@ -176,7 +175,7 @@ def test_a_lock_is_held_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_one_process_and_four_play_the_same_cases_and_decide_alike(tmp_path: Path) -> None:
+def test_four_processes_match_one_process(tmp_path: Path) -> None:
     one, four = (tiny_run(tmp_path / str(size), processes=size, rounds=2) for size in (1, 4))
     for run in (one, four):
         assert esper("resume", run.path, "--quiet").returncode == 0
@@ -186,21 +185,12 @@ def test_one_process_and_four_play_the_same_cases_and_decide_alike(tmp_path: Pat
             assert list(left) == pytest.approx(list(right), rel=1e-3, abs=1e-3), table
 
 
-def test_a_rank_that_all_wait_for_round_after_round_is_named_once() -> None:
-    slow = SlowRank()
-    found = [slow.observe(round_, [1.0, 2.0, 1.1]) for round_ in range(1, 8)]
-    assert [len(each) for each in found] == [0, 0, 0, 0, 1, 0, 0]
-    assert found[4][0].message.startswith("Rank 1 has taken 1.8 times as long")
-    for seconds in ([1.0], [1.0, 1.4, 1.1], [2.0, 1.0, 1.0], [1.0, 2.0, 1.0]):
-        assert not slow.observe(8, seconds)
-
-
-def test_other_versions_on_one_rank_are_refused_in_one_sentence() -> None:
+def test_different_versions_of_ranks_raise_one_sentence() -> None:
     with pytest.raises(ProcessesError, match=r"rank 0 has torch 1; rank 2 has torch 2"):
-        _require_alike(["torch 1", "torch 1", "torch 2"])
+        _require_same_versions(["torch 1", "torch 1", "torch 2"])
 
 
-def test_a_number_of_processes_that_the_run_is_not_for_is_refused(tmp_path: Path) -> None:
+def test_wrong_number_of_processes_raises_agreement_error(tmp_path: Path) -> None:
     run = tiny_run(tmp_path / "run", processes=2)
     with pytest.raises(AgreementError, match=r"given: 1; valid: 2; continue with: esper resume"):
         train_run(run)

@@ -20,7 +20,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.ops import LifecycleOp
 from esper.leyline.stages import LIVING_STAGES
 from esper.nissa import Event, RunReader, RunStore
-from esper.simic.agent.ppo import KIND, VERSION
+from esper.simic.agent import CHECKPOINT_VERSION
+from esper.simic.agent.saved_agents import KIND
 from esper.simic.training import (
     RoundReport,
     RunError,
@@ -30,7 +31,7 @@ from esper.simic.training import (
     to_toml,
     train_run,
 )
-from esper.simic.training.selection import Judge
+from esper.simic.training.evaluator import Evaluator
 from esper.tolaria.plan import HOST
 from tests.simic.training.tiny import (
     ENVS,
@@ -44,20 +45,18 @@ from tests.simic.training.tiny import (
 )
 
 
-class Scores:
-    """Stands in for how the learner is judged: a score for each evaluation."""
+def replace_agent_scores(monkeypatch: pytest.MonkeyPatch, *scores: float) -> None:
+    """Replace the score of the agent in each evaluation by the next one of `scores`."""
+    remaining = list(scores)
+    original = Evaluator.evaluate
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *scores: float) -> None:
-        self.left = list(scores)
-        alone = Judge.judge
+    def evaluate(evaluator: Evaluator, controller: Any, **options: Any) -> Any:
+        result = original(evaluator, controller, **options)
+        if controller.name != "tamiyo":
+            return result
+        return replace(result, scores=torch.full_like(result.scores, remaining.pop(0)))
 
-        def judge(judge: Judge, controller: Any, **how: Any) -> Any:
-            judged = alone(judge, controller, **how)
-            if controller.name != "tamiyo":
-                return judged
-            return replace(judged, scores=torch.full_like(judged.scores, self.left.pop(0)))
-
-        monkeypatch.setattr(Judge, "judge", judge)
+    monkeypatch.setattr(Evaluator, "evaluate", evaluate)
 
 
 @pytest.fixture(scope="module")
@@ -66,19 +65,19 @@ def reports() -> list[RoundReport]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, reports: list[RoundReport]) -> RunFolder:
+def finished_run(tmp_path_factory: pytest.TempPathFactory, reports: list[RoundReport]) -> RunFolder:
     """A run, never interrupted; `reports` are of its rounds."""
     run = tiny_run(tmp_path_factory.mktemp("whole") / "run")
-    assert train_run(run, listener=reports.append)
+    assert train_run(run, on_round=reports.append)
     return run
 
 
-def test_every_round_is_reported(whole: RunFolder, reports: list[RoundReport]) -> None:
+def test_every_round_has_a_report(finished_run: RunFolder, reports: list[RoundReport]) -> None:
     assert [report.round for report in reports] == [1, 2, 3, 4]
-    assert [report.judgement is not None for report in reports] == [False, True, False, True]
+    assert [report.evaluation is not None for report in reports] == [False, True, False, True]
     for report in reports:
         assert report.returns.shape == (ENVS,)
-        assert {"play", "learn", "decide", "step", "tell"} <= report.seconds.keys()
+        assert {"play", "learn", "decide", "step", "report"} <= report.seconds.keys()
         assert all(sum(counts) == ENVS for counts in report.stages.values())
 
 
@@ -101,7 +100,7 @@ class Curves:
     def close(self) -> None: ...
 
 
-def test_a_run_tells_the_sinks_that_its_settings_name(
+def test_run_sends_events_to_configured_sinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("esper.nissa.trackers.TRACKERS", {"curves": Curves})
@@ -113,23 +112,23 @@ def test_a_run_tells_the_sinks_that_its_settings_name(
     assert start.kind == "run"
 
 
-def test_the_last_checkpoints_and_the_best_agent_are_kept(whole: RunFolder) -> None:
-    assert whole.rounds() == [ROUNDS - 2, ROUNDS - 1, ROUNDS]
-    for round_ in whole.rounds():
-        whole.read_checkpoint(round_)
-    names = {each.name for each in (whole.path / "checkpoints").iterdir()}
-    assert names == {f"round-{round_:06d}" for round_ in whole.rounds()}
-    assert load_controller(whole.path).name == "tamiyo(run)"
+def test_run_keeps_last_checkpoints_and_best_agent(finished_run: RunFolder) -> None:
+    assert finished_run.rounds() == [ROUNDS - 2, ROUNDS - 1, ROUNDS]
+    for round_ in finished_run.rounds():
+        finished_run.read_checkpoint(round_)
+    names = {each.name for each in (finished_run.path / "checkpoints").iterdir()}
+    assert names == {f"round-{round_:06d}" for round_ in finished_run.rounds()}
+    assert load_controller(finished_run.path).name == "tamiyo(run)"
 
 
-def test_every_decision_and_step_of_every_environment_is_told_once(whole: RunFolder) -> None:
+def test_every_decision_and_step_is_logged_once(finished_run: RunFolder) -> None:
     everything = [
         (round_, step, env)
         for round_ in range(1, ROUNDS + 1)
         for step in range(HORIZON)
         for env in range(ENVS)
     ]
-    with RunReader(whole.path) as reader:
+    with RunReader(finished_run.path) as reader:
         for table in ("decisions", "steps"):
             rows = reader.query(f"select round, step, env from {table} order by 1, 2, 3").rows  # noqa: S608
             assert rows == everything, "no row was idle in this run"
@@ -150,8 +149,8 @@ def test_every_decision_and_step_of_every_environment_is_told_once(whole: RunFol
         assert started["seeds"] == {"run": TINY.seed}
 
 
-def test_an_episodes_figures_agree_with_its_steps(whole: RunFolder) -> None:
-    with RunReader(whole.path) as reader:
+def test_episode_return_is_the_sum_of_rewards(finished_run: RunFolder) -> None:
+    with RunReader(finished_run.path) as reader:
         wrong = reader.query(
             "select count(*) from episodes e join (select round, env, sum(reward) as total "
             "from steps group by round, env) s on e.round = s.round and e.env = s.env "
@@ -160,8 +159,8 @@ def test_an_episodes_figures_agree_with_its_steps(whole: RunFolder) -> None:
         assert wrong == [(0,)]
 
 
-def test_every_change_of_a_slot_says_why_its_gate_was_open(whole: RunFolder) -> None:
-    with RunReader(whole.path) as reader:
+def test_stage_transitions_have_reasons_of_gates(finished_run: RunFolder) -> None:
+    with RunReader(finished_run.path) as reader:
         rows = reader.query("select after, cause, reason from lifecycle").rows
     said = {after: reason for after, _, reason in rows}
     assert all(reason for _, _, reason in rows)
@@ -174,10 +173,10 @@ def test_every_change_of_a_slot_says_why_its_gate_was_open(whole: RunFolder) -> 
     assert all("GOVERNOR" not in cause for _, cause, _ in rows)
 
 
-def test_what_gates_kept_watched_environments_from_is_told_with_the_reason(
-    whole: RunFolder,
+def test_refused_ops_of_logged_environments_have_reasons(
+    finished_run: RunFolder,
 ) -> None:
-    with RunReader(whole.path) as reader:
+    with RunReader(finished_run.path) as reader:
         refused = list(reader.each("refusals"))
         chosen = {
             (row["round"], row["step"], row["env"], LifecycleOp(row["op"]).name, row["slot"])
@@ -187,13 +186,13 @@ def test_what_gates_kept_watched_environments_from_is_told_with_the_reason(
     assert refused
     for row in refused:
         assert not row["reason"].startswith("the slot is")
-        assert row["env"] < whole.config.watched
+        assert row["env"] < finished_run.config.logged_envs
         key = (*(row[name] for name in ("round", "step", "env", "op")), places[row["slot"]])
         assert key not in chosen, "nobody did what a gate refused"
 
 
 @pytest.mark.parametrize(("error", "state"), [(None, "stopped"), (ValueError, "failed")])
-def test_how_a_run_ended_is_told(tmp_path: Path, error: type[Exception] | None, state: str) -> None:
+def test_end_of_run_is_logged(tmp_path: Path, error: type[Exception] | None, state: str) -> None:
     run = tiny_run(tmp_path / "run")
     with (
         pytest.raises(error) if error else nullcontext(),
@@ -207,12 +206,12 @@ def test_how_a_run_ended_is_told(tmp_path: Path, error: type[Exception] | None, 
     assert told == [(state, "ValueError of yours" if error else "")]
 
 
-def test_a_finished_run_says_so(whole: RunFolder) -> None:
-    with RunReader(whole.path) as reader:
+def test_finished_run_is_logged_as_finished(finished_run: RunFolder) -> None:
+    with RunReader(finished_run.path) as reader:
         assert reader.query("SELECT round, state FROM ends").rows == [(ROUNDS, "finished")]
 
 
-def test_what_the_governor_removed_carries_its_reason(tmp_path: Path) -> None:
+def test_seeds_removed_by_governor_have_its_reason(tmp_path: Path) -> None:
     run = tiny_run(tmp_path / "run")
     trainer = Trainer(run)
     assert trainer.begin()
@@ -237,21 +236,21 @@ def test_what_the_governor_removed_carries_its_reason(tmp_path: Path) -> None:
         assert "rolled back" in reason
 
 
-def test_evaluations_are_of_cases_that_training_never_draws(whole: RunFolder) -> None:
-    trainer = Trainer(whole)
+def test_evaluation_cases_are_never_used_in_training(finished_run: RunFolder) -> None:
+    trainer = Trainer(finished_run)
     drawn = {(case.context.key, case.seed) for case in trainer.draw.pool()}
-    judged = {(case.context.key, case.seed) for case in trainer.judge.cases}
+    judged = {(case.context.key, case.seed) for case in trainer.evaluator.cases}
     assert drawn
     assert judged
     assert not drawn & judged
-    with RunReader(whole.path) as reader:
+    with RunReader(finished_run.path) as reader:
         seeds = {row[0] for row in reader.query("select distinct seed from episodes").rows}
         contexts = reader.query("select distinct context from evaluations order by 1").rows
     assert seeds <= {case.seed for case in trainer.draw.pool()}
     assert contexts == [("all",), ("fixed",), ("xor",)]
 
 
-def test_judging_reads_no_test_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_uses_no_test_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that a controller is judged and rewarded by, with test data made useless."""
     seeing = tiny_run(tmp_path / "seeing", rounds=2)
     assert train_run(seeing)
@@ -272,10 +271,8 @@ def test_judging_reads_no_test_data(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert reader.query("select count(*) from evaluations where score is null").rows == [(0,)]
 
 
-def test_the_best_agent_is_the_one_that_was_judged_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Scores(monkeypatch, 0.5, 0.9, 0.7, 0.9)
+def test_best_agent_has_the_best_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_agent_scores(monkeypatch, 0.5, 0.9, 0.7, 0.9)
     run = tiny_run(
         tmp_path / "run",
         evaluation=replace(TINY.evaluation, every=1, baselines=()),
@@ -284,11 +281,11 @@ def test_the_best_agent_is_the_one_that_was_judged_best(
     best = []
 
     def listen(report: RoundReport) -> None:
-        best.append(report.best)
-        agent = read_archive(run.best, kind=KIND, version=VERSION)
+        best.append(report.best_score)
+        agent = read_archive(run.best, kind=KIND, version=CHECKPOINT_VERSION)
         weights[report.round] = agent.tensors["network.value_head.0.weight"]
 
-    assert train_run(run, listener=listen)
+    assert train_run(run, on_round=listen)
     assert best == [0.5, 0.9, 0.9, 0.9]
     assert not torch.equal(weights[1], weights[2])
     assert torch.equal(weights[2], weights[3])
@@ -296,8 +293,8 @@ def test_the_best_agent_is_the_one_that_was_judged_best(
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
-    every: int, whole: RunFolder, tmp_path: Path
+def test_resume_after_stop_matches_uninterrupted_run(
+    every: int, finished_run: RunFolder, tmp_path: Path
 ) -> None:
     run = tiny_run(tmp_path / "run", checkpoint_every=every)
     rates: dict[int, float] = {}
@@ -320,17 +317,17 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     assert not trained_until(2)
     assert run.rounds()[-1] == 2
     assert trained_until(9)
-    assert digest(run) == digest(whole)
+    assert digest(run) == digest(finished_run)
     if every == 1:
-        assert_same(run, whole)
-    annealed = {n: TINY.annealed(n - 1)["learning_rate"] for n in range(1, ROUNDS + 1)}
+        assert_same(run, finished_run)
+    annealed = {n: TINY.annealed_hyperparameters(n - 1)["lr"] for n in range(1, ROUNDS + 1)}
     assert rates == pytest.approx(annealed)
     with RunReader(run.path) as reader:
         assert [started["round"] for started in reader.runs()] == [0, 2]
 
 
-def test_a_failing_sink_is_reported_once_and_training_finishes(
-    whole: RunFolder,
+def test_failing_sink_does_not_stop_training(
+    finished_run: RunFolder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -355,7 +352,7 @@ def test_a_failing_sink_is_reported_once_and_training_finishes(
     for part in ("agent-0", "state"):
         ours, theirs = (
             (each.checkpoint(ROUNDS) / part / "manifest.json").read_text(encoding="utf-8")
-            for each in (run, whole)
+            for each in (run, finished_run)
         )
         assert ours == theirs, "what was learned does not depend on telemetry"
     (run.path / "config.toml").write_text(
@@ -364,14 +361,14 @@ def test_a_failing_sink_is_reported_once_and_training_finishes(
     assert train_run(run)
     with RunReader(run.path) as reader:
         assert [row["text"] for row in reader.each("notes")] == [
-            "Telemetry of rounds 3 to 4 is not whole."
+            "Telemetry for rounds 3 to 4 is incomplete."
         ]
         assert reader.query("select count(*) from decisions where round = 5").rows == [
             (HORIZON * ENVS,)
         ]
 
 
-def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_raises_run_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny_run(tmp_path / "run")
 
     def full(*given: Any, **named: Any) -> None:
@@ -385,14 +382,14 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.M
         pass
 
 
-def test_settings_that_matter_cannot_change_while_a_run_goes_on(
-    whole: RunFolder, tmp_path: Path
+def test_resume_with_changed_settings_raises_run_error(
+    finished_run: RunFolder, tmp_path: Path
 ) -> None:
     import shutil
 
     run = RunFolder(tmp_path / "run")
-    shutil.copytree(whole.path, run.path)
-    for changes in ({"lstm": 32}, {"envs": 8}, {"seed": 1}, {"cases": 2}):
+    shutil.copytree(finished_run.path, run.path)
+    for changes in ({"lstm": 32}, {"envs": 8}, {"seed": 1}, {"seeds_per_context": 2}):
         (run.path / "config.toml").write_text(to_toml(replace(TINY, **changes)), encoding="utf-8")
         with pytest.raises(RunError, match="was changed since"):
             train_run(run)
@@ -402,7 +399,7 @@ def test_settings_that_matter_cannot_change_while_a_run_goes_on(
     assert train_run(run), "it is finished"
 
 
-def test_a_new_run_needs_a_directory_of_its_own(tmp_path: Path) -> None:
+def test_new_run_needs_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(RunError, match="is not empty"):
@@ -415,7 +412,7 @@ def test_a_new_run_needs_a_directory_of_its_own(tmp_path: Path) -> None:
         tiny_run(run.path)
 
 
-def test_a_run_that_was_killed_while_it_was_made_can_be_made_again(tmp_path: Path) -> None:
+def test_half_created_run_can_be_created_again(tmp_path: Path) -> None:
     run = tiny_run(tmp_path / "run")
     (run.path / "config.toml").rename(run.path / ".config.toml")
     with pytest.raises(RunError, match="is not a run"):
@@ -424,24 +421,24 @@ def test_a_run_that_was_killed_while_it_was_made_can_be_made_again(tmp_path: Pat
     RunFolder.open(run.path)
 
 
-def test_a_run_keeps_the_suite_that_it_began_with(tmp_path: Path) -> None:
+def test_run_uses_the_suite_of_its_start(tmp_path: Path) -> None:
     run = tiny_run(tmp_path / "run", suite="gone/with/the/wind.toml")
     assert run.suite.to_dict() == FACTS["suite"]
     bare = RunFolder.create(tmp_path / "bare", replace(TINY, suite="garden_mlp"), {})
     assert bare.suite.name == "garden_mlp"
 
 
-def test_a_run_whose_facts_are_damaged_is_refused_by_name(tmp_path: Path) -> None:
+def test_damaged_facts_raise_run_error(tmp_path: Path) -> None:
     run = tiny_run(tmp_path / "run")
     (run.path / "run.json").write_text("{", encoding="utf-8")
     with pytest.raises(RunError, match="cannot be read"):
         train_run(run)
 
 
-def test_a_run_that_goes_on_with_another_backend_says_that_rounding_differs(
-    whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_resume_with_another_backend_is_noted(
+    finished_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(whole.path, tmp_path / "run")
+    shutil.copytree(finished_run.path, tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     assert run.read_checkpoint(ROUNDS).notes["backend"] == "fused"
     monkeypatch.setattr(Trainer, "_backend", "chip")
@@ -450,13 +447,11 @@ def test_a_run_that_goes_on_with_another_backend_says_that_rounding_differs(
     trainer.close()
     with RunReader(run.path) as reader:
         (note,) = reader.each("notes")
-    assert note["text"] == "Hosts were computed fused, and are chip now; rounding differs."
+    assert note["text"] == "The executor changed from fused to chip; rounding differs."
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_determinism_and_backend_reach_every_population(
-    tmp_path: Path, deterministic: bool
-) -> None:
+def test_all_populations_use_backend_and_determinism(tmp_path: Path, deterministic: bool) -> None:
     backend = "fused" if deterministic else "auto"
     run = tiny_run(tmp_path / "run", deterministic=deterministic, backend=backend)
     assert run.config.deterministic is deterministic, "it is kept with the run"
@@ -464,7 +459,7 @@ def test_determinism_and_backend_reach_every_population(
     for config in (
         trainer.garden.population.config,
         trainer.controls.world["config"],
-        trainer.judge.controls.world["config"],
+        trainer.evaluator.controls.world["config"],
     ):
         assert config is not None
         assert (config.deterministic, config.backend) == (deterministic, backend)
@@ -472,27 +467,27 @@ def test_determinism_and_backend_reach_every_population(
         tiny_run(tmp_path / "other", backend="fusd")
 
 
-def test_a_setting_that_an_older_checkpoint_lacks_had_its_default(
-    whole: RunFolder, tmp_path: Path
+def test_setting_missing_in_old_checkpoint_has_default(
+    finished_run: RunFolder, tmp_path: Path
 ) -> None:
-    state = whole.read_checkpoint(ROUNDS)
+    state = finished_run.read_checkpoint(ROUNDS)
     older = {
         name: each for name, each in state.notes["settings"].items() if name != "deterministic"
     }
-    whole.require_settings(Archive(state.tensors, {"settings": older}))
+    finished_run.require_settings(Archive(state.tensors, {"settings": older}))
     other = tiny_run(tmp_path / "run", deterministic=True)
     with pytest.raises(RunError, match="deterministic False -> True"):
         other.require_settings(Archive(state.tensors, {"settings": older}))
 
 
-def test_a_checkpoint_knows_its_parts(whole: RunFolder) -> None:
-    state = whole.read_checkpoint(ROUNDS)
+def test_checkpoint_lists_its_parts(finished_run: RunFolder) -> None:
+    state = finished_run.read_checkpoint(ROUNDS)
     assert set(state.notes["parts"]) == {"agent-0"}
     assert state.notes["settings"] == json.loads(json.dumps(state.notes["settings"]))
-    assert [row[1] for row in state.notes["judged"]] == [0, 2, 4]
+    assert [row[1] for row in state.notes["eval_history"]] == [0, 2, 4]
 
 
-def test_the_store_of_a_finished_run_is_one_plain_file(whole: RunFolder) -> None:
-    assert not list(whole.path.glob("events.sqlite-*"))
-    with sqlite3.connect(whole.path / "events.sqlite") as connection:
+def test_store_of_finished_run_is_one_file(finished_run: RunFolder) -> None:
+    assert not list(finished_run.path.glob("events.sqlite-*"))
+    with sqlite3.connect(finished_run.path / "events.sqlite") as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

@@ -14,10 +14,10 @@ from tests.simic.training.tiny import tiny_run
 def write_checkpoint(run: RunFolder, value: float) -> None:
     part = run.begin_checkpoint(1) / "agent-0"
     write_archive(part, kind="part", version=1, tensors={"x": torch.tensor(value)}, notes={})
-    run.finish_checkpoint(1, {"x": torch.tensor(value)}, {"judged": []})
+    run.finish_checkpoint(1, {"x": torch.tensor(value)}, {"eval_history": []})
 
 
-def test_a_checkpoint_of_the_same_round_is_replaced_whole_wherever_that_is_cut_off(
+def test_checkpoint_of_same_round_is_replaced_atomically(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tiny_run(tmp_path / "run")

@@ -30,10 +30,10 @@ TINY = TrainConfig(
     rounds=ROUNDS,
     envs=ENVS,
     horizon=HORIZON,
-    cases=1,
+    seeds_per_context=1,
     lstm=16,
     checkpoint_every=1,
-    ppo=PPOConfig(epochs=2, minibatches=2, learning_rate=1e-2),
+    ppo=PPOConfig(epochs=2, minibatches=2, lr=1e-2),
     evaluation=EvaluationConfig(every=2, seeds=1, baselines=("random",)),
 )
 FACTS = {"suite": SUITE.to_dict()}

@@ -1,307 +1,390 @@
-"""Recurrent, factored, masked PPO with credit only where a head mattered: the agent.
+"""The PPO agent: act, record, update, save and load.
 
-`update.py` has the update itself; what a saved agent is stands at the end of the class.
+`update.py` contains the update itself, `losses.py` its losses and `advantages.py` its advantages.
 
 Shapes: `E` environments, `T` time, `F` state features, `H` heads, `L` layers, `D` hidden size.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.archive import Archive, ArchiveError, read_archive, write_archive
 from esper.archive.tensors import not_finite
+from esper.distributed import SINGLE_PROCESS, Processes
 from esper.leyline import ActionSpace, Legality, PPOUpdateMetrics, constants, require_agreement
-from esper.leyline.errors import AgreementError, EsperError
-from esper.leyline.settings import COUNT, NONE, Range, filled, require
+from esper.leyline.errors import AgreementError
+from esper.leyline.settings import COUNT, require
 from esper.leyline.streams import derive_seed
 from esper.simic.agent.ppo_config import PPOConfig
-from esper.simic.agent.processes import ALONE, Processes
 from esper.simic.agent.rollout_buffer import (
     NonFiniteError,
     RolloutError,
     TamiyoRolloutBuffer,
-    missing_last_observation,
+    missing_final_observation,
 )
-from esper.simic.agent.types import Decision, Outcome
-from esper.simic.agent.update import GuardedAdamW, Update, precision
-from esper.tamiyo import FactoredRecurrentActorCritic, TokenActorCritic, TokenLayout
-from esper.tamiyo.network import RecurrentActorCritic, reset_hidden, unwrapped
+from esper.simic.agent.saved_agents import KIND, READABLE_VERSIONS, SavedAgent, describe_agent
+from esper.simic.agent.types import CHECKPOINT_VERSION, Decision, Outcome
+from esper.simic.agent.update import autocast, build_optimizer, optimizer_tensors, update
+from esper.tamiyo.network import FactoredRecurrentActorCritic
+from esper.tamiyo.recurrent import RecurrentActorCritic, unwrap_network
+from esper.tamiyo.sequences import reset_hidden
 
-KIND, VERSION = "ppo-agent", 3
+__all__ = ["PPOAgent", "initial_weights"]
 
-# What a saved agent notes as numbers: the buffer's sizes, which are the network's too, and a seed.
-_SIZES = ("state_dim", "lstm_hidden_dim", "lstm_layers", "envs", "steps")
-_NUMBERS = (*_SIZES, "seed")
-_MOST = {"steps": 2**24}  # of a rollout, which no tensor tells
-_OF_ENVIRONMENTS = {"hidden.h": 1, "hidden.c": 1, "buffer.next_starts": 0}  # their rows' dimension
+# Tensors with a row for each environment, and the dimension of these rows.
+ENV_DIMENSION = {"hidden.h": 1, "hidden.c": 1, "buffer.next_starts": 0}
+
+
+@contextmanager
+def initial_weights(seed: int) -> Iterator[None]:
+    """Draw the initial weights of networks that are built inside from a random seed.
+
+    torch's global random generator is unchanged afterwards.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "weights"))
+        yield
 
 
 class PPOAgent:
-    """Decides, remembers what came of it, and learns from whole sequences.
+    """A recurrent PPO agent with one policy head for each action head.
 
-    A round: `act` and `record` until the buffer is full, `finish`, `update`. The hidden state is
-    carried from round to round; episodes may end anywhere. Nothing in `act`, `record` and
-    `finish` waits for a GPU.
+    A round is: `act` and `record` until the buffer is full, `bootstrap_and_compute_returns`,
+    `update`. The hidden state is carried from round to round, so episodes may end at any step.
+    Nothing in `act`, `record` and `bootstrap_and_compute_returns` waits for a GPU.
 
-    With `processes` that learn together, each has an agent with environments of its own; one
-    update on the rollouts of all of them is the update that one process would make with all the
-    environments. The weights are those of the first process.
+    With several processes, each has an agent with its own environments. An update then learns from
+    the rollouts of all of them, as one process with all environments would. The initial weights are
+    those of rank 0.
     """
 
     def __init__(
         self,
-        network: nn.Module,
-        buffer: TamiyoRolloutBuffer,
-        config: PPOConfig | None = None,
+        action_space: ActionSpace | None = None,
         *,
-        seed: int = 0,
-        processes: Processes = ALONE,
-    ) -> None:
-        self.network, self.buffer = unwrapped(network), buffer
-        self.config, self.seed, self.processes = config or PPOConfig(), seed, processes
-        self.space = self.network.space
-        self.device = self.network.return_scale.device
-        self.place = processes.place(buffer.envs, self.device)  # of its environments among all
-        self._require_agreement()
-        processes.share(self.network)
-        self.optimizer = GuardedAdamW(self.network, self.config)
-        # One stream for all processes, of which each takes what its own environments are due.
-        self.sampler = _stream(self.device, seed, "act")
-        self.shuffler = _stream("cpu", seed, "minibatches")
-        self.hidden = self.network.get_initial_hidden(buffer.envs)
-        self._compile()
-
-    @classmethod
-    def build(
-        cls,
-        space: ActionSpace,
-        state_dim: int,
-        envs: int,
-        steps: int = constants.DEFAULT_EPISODE_LENGTH,
-        config: PPOConfig | None = None,
-        *,
+        state_dim: int | None = None,
+        num_envs: int = 1,
+        max_steps_per_env: int = constants.DEFAULT_EPISODE_LENGTH,
         lstm_hidden_dim: int = constants.DEFAULT_LSTM_HIDDEN_DIM,
         lstm_layers: int = constants.DEFAULT_LSTM_LAYERS,
-        direct: bool = False,
-        layout: TokenLayout | None = None,
+        config: PPOConfig | None = None,
+        network: nn.Module | None = None,
+        buffer: TamiyoRolloutBuffer | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
-        processes: Processes = ALONE,
-    ) -> "PPOAgent":
-        """Network, buffer and agent that fit together; the same seed gives the same weights.
+        processes: Processes = SINGLE_PROCESS,
+    ) -> None:
+        """Create an agent with its network and buffer.
 
-        With a `layout` the network is one over tokens, whose sizes are the layout's.
+        Args:
+            action_space: Names and sizes of the action heads. Not needed with a `network`.
+            state_dim: Length `F` of the observation vector. Not needed with a `network`.
+            num_envs: Environments `E` of this process.
+            max_steps_per_env: Steps `T` of a rollout.
+            lstm_hidden_dim: Hidden size `D` of the network.
+            lstm_layers: LSTM layers `L` of the network.
+            config: Settings of the learner.
+            network: A network to use instead of a new `FactoredRecurrentActorCritic`.
+            buffer: A buffer to use instead of a new one.
+            seed: Random seed of the initial weights, the actions and the minibatches.
+            device: Device of a new network and buffer.
+            processes: Processes that learn together.
+
+        Raises:
+            AgreementError: Network, buffer and settings do not fit together.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(seed, "weights"))
-            size = (state_dim, lstm_hidden_dim, lstm_layers)
-            network: RecurrentActorCritic
-            if layout is None:
-                network = FactoredRecurrentActorCritic(space, *size, direct=direct)
-            else:
-                network = TokenActorCritic(layout)
-        memory = (network.lstm_hidden_dim, network.lstm_layers)
-        buffer = TamiyoRolloutBuffer(space, state_dim, envs, steps, *memory, device)
-        return cls(network.to(device), buffer, config, seed=seed, processes=processes)
+        self.config = config or PPOConfig()
+        self.seed = seed
+        self.processes = processes
+        if network is None:
+            if action_space is None or state_dim is None:
+                raise AgreementError(
+                    "An agent needs a network or the sizes of one",
+                    given=f"action_space {action_space}, state_dim {state_dim}",
+                    fix="pass action_space and state_dim, or network",
+                )
+            with initial_weights(seed):
+                network = FactoredRecurrentActorCritic(
+                    action_space,
+                    state_dim=state_dim,
+                    lstm_hidden_dim=lstm_hidden_dim,
+                    lstm_layers=lstm_layers,
+                )
+            network.to(device)
+        self.network = unwrap_network(network)
+        self.action_space = self.network.action_space
+        self.device = self.network.return_scale.device
+        if action_space is not None:
+            spaces = ("network", self.action_space), ("caller", action_space)
+            require_agreement("action heads", *spaces)
+        if state_dim is not None:
+            sizes = ("network", self.network.state_dim), ("caller", state_dim)
+            require_agreement("the state's size", *sizes)
 
-    def begin(self) -> None:
-        """All environments start anew: no memory, and nothing of a rollout that was broken off."""
+        if buffer is None:  # an empty buffer is false
+            buffer = TamiyoRolloutBuffer(
+                self.action_space,
+                num_envs=num_envs,
+                max_steps_per_env=max_steps_per_env,
+                state_dim=self.network.state_dim,
+                lstm_hidden_dim=self.network.lstm_hidden_dim,
+                lstm_layers=self.network.lstm_layers,
+                device=self.device,
+            )
+        self.buffer = buffer
+        self.env_slice = processes.env_slice(self.buffer.num_envs, self.device)
+        self._require_agreement()
+
+        processes.broadcast_module(self.network)
+        self.optimizer = build_optimizer(self.network, self.config)
+        # All processes draw the same numbers, and each uses those for its environments.
+        self.sampler = _generator(self.device, seed, "act")
+        self.shuffler = _generator("cpu", seed, "minibatches")
+        self.hidden = self.network.get_initial_hidden(self.buffer.num_envs)
+        self._compile()
+
+    # --- rollout --------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Start a new episode in every environment and discard the rollout."""
         self.buffer.reset()
         self.buffer.next_starts.fill_(True)
 
     def act(
         self, observations: Tensor, legality: Legality, *, validate: bool | None = None
     ) -> Decision:
-        """Draw an action for every environment from observations [E, F]; without gradient.
+        """Sample an action for every environment, without gradient.
 
-        A head without a legal action is refused: by default at once on a CPU, and on a GPU, which
-        would have to be waited for, when `update` sees the whole rollout. `validate` decides.
+        Args:
+            observations: Observations, [E, F].
+            legality: Legal actions of every environment.
+            validate: Raise an error for a head without a legal action. By default this is checked
+                on a CPU at once, and on a GPU in `update`, because the check waits for the device.
+
+        Raises:
+            InvalidStateMachineError: A head has no legal action.
         """
-        states = self._here(observations)
+        states = self._to_device(observations)
         entering = reset_hidden(self.hidden, self.buffer.next_starts)
-        with precision(self.config, self.device):
-            choice, values, (h, c) = self.network.get_action(
+        if validate is None:
+            validate = self.device.type == "cpu"
+        with autocast(self.config, self.device):
+            sampled, values, (h, c) = self.network.get_action(
                 states,
                 legality,
                 entering,
                 generator=self.sampler,
-                among=self.place,
-                validate=self.device.type == "cpu" if validate is None else validate,
+                env_slice=self.env_slice,
+                validate=validate,
             )
         self.hidden = (h.float(), c.float())
-        return Decision(states, *choice, values, entering)
+        return Decision(
+            states=states,
+            actions=sampled.actions,
+            masks=sampled.masks,
+            log_probs=sampled.log_probs,
+            values=values,
+            entropy_masks=sampled.entropy_masks,
+            entropy_conditions=sampled.entropy_conditions,
+            hidden=entering,
+        )
 
     @torch.no_grad()
     def record(self, decision: Decision, outcome: Outcome) -> None:
-        """Keep a decision and what came of it; rows that idle keep the memory they had before it,
-        and heads that turned out not to matter are not learned from.
+        """Store a decision and its outcome in the buffer.
 
-        Where an episode was cut, what would have followed is the value of its true last
-        observation, with the memory after the last step. If that observation is missing, it is
-        refused at once on a CPU, and on a GPU by `update`.
+        An environment that is not active keeps its hidden state, and nothing is stored for it.
+        After a truncated step, the value of the true last observation is stored as bootstrap value.
+
+        Args:
+            decision: The decision that `act` returned.
+            outcome: What the world returned for its actions.
+
+        Raises:
+            RolloutError: An episode was truncated without its last observation. On a GPU, `update`
+                raises this error.
         """
-        truncations = self._here(outcome.truncations)
-        if outcome.final_observations is None:
-            bootstraps = torch.zeros(len(truncations), device=self.device)
-            bootstraps.masked_fill_(truncations, torch.nan)
-            if self.device.type == "cpu" and bool(truncations.any()):
-                raise missing_last_observation(truncations)
-        else:
-            bootstraps = self._values_after(truncations, self._here(outcome.final_observations))
+        truncations = self._to_device(outcome.truncations)
+        bootstrap_values = self._bootstrap_values(truncations, outcome.final_observations)
         if outcome.relevant is not None:
-            decision = decision.credited(self._here(outcome.relevant))
-        active = None if outcome.active is None else self._here(outcome.active)
-        self.buffer.add(
-            **vars(decision),
-            active=active,
-            rewards=self._here(outcome.rewards),
-            terminals=self._here(outcome.terminals),
+            decision = decision.mask_irrelevant_heads(self._to_device(outcome.relevant))
+        active = None
+        if outcome.active is not None:
+            active = self._to_device(outcome.active)
+        entropy_fields = {}
+        if decision.entropy_masks is not None and decision.entropy_conditions is not None:
+            entropy_fields["entropy_masks"] = decision.entropy_masks
+            entropy_fields["entropy_conditions"] = decision.entropy_conditions
+        self.buffer.add_batch(
+            states=decision.states,
+            actions=decision.actions,
+            action_masks=decision.masks,
+            log_probs=decision.log_probs,
+            values=decision.values,
+            hidden=decision.hidden,
+            rewards=self._to_device(outcome.rewards),
+            terminals=self._to_device(outcome.terminals),
             truncations=truncations,
-            bootstraps=bootstraps,
+            bootstrap_values=bootstrap_values,
+            active=active,
+            **entropy_fields,
         )
         if active is not None:
-            h, c = (
-                torch.where(active[:, None], after, before)
-                for after, before in zip(self.hidden, decision.hidden, strict=True)
+            h, c = self.hidden
+            is_active = active[:, None]
+            self.hidden = (
+                torch.where(is_active, h, decision.hidden[0]),
+                torch.where(is_active, c, decision.hidden[1]),
             )
-            self.hidden = (h, c)
 
-    def _values_after(self, truncations: Tensor, observations: Tensor) -> Tensor:
-        """[E]: the values of last observations [E, F] where episodes were cut, else 0."""
+    def _bootstrap_values(self, truncations: Tensor, final_observations: Tensor | None) -> Tensor:
+        """Return the values of the last observations where episodes were truncated, else 0; [E]."""
         values = torch.zeros(len(truncations), device=self.device)
-        rows: Tensor | slice = slice(None)  # on a GPU picking rows would be waited for
+        if final_observations is None:
+            if self.device.type == "cpu" and bool(truncations.any()):
+                raise missing_final_observation(truncations)
+            return values.masked_fill(truncations, torch.nan)  # `update` reports it
+
+        # On a GPU, selecting rows would wait for the device: all rows are evaluated there.
+        observations = self._to_device(final_observations)
+        rows: Tensor | slice = slice(None)
         if self.device.type == "cpu":
             rows = truncations.nonzero()[:, 0]
             if not len(rows):
                 return values
-        memory = (self.hidden[0][:, rows], self.hidden[1][:, rows])
-        with precision(self.config, self.device):
-            found = self.network(observations[rows], memory).values
-        values[rows] = _known(found, observations[rows])
+        hidden = (self.hidden[0][:, rows], self.hidden[1][:, rows])
+        with autocast(self.config, self.device):
+            output = self.network(observations[rows], hidden)
+        values[rows] = _flag_nonfinite(output.values, observations[rows])
         return values.masked_fill(~truncations, 0.0)
 
     @torch.no_grad()
-    def finish(self, observations: Tensor) -> None:
-        """End a rollout: what follows each environment's last step is the value of [E, F]."""
-        states = self._here(observations)
-        with precision(self.config, self.device):
-            values = self.network(states, self.hidden, self.buffer.next_starts).values
+    def bootstrap_and_compute_returns(self, observations: Tensor) -> None:
+        """End a rollout: estimate advantages and returns.
+
+        Args:
+            observations: Observations after the last step, [E, F]. Their values are the bootstrap
+                values of episodes that have not ended.
+        """
+        states = self._to_device(observations)
+        with autocast(self.config, self.device):
+            output = self.network(states, self.hidden, self.buffer.next_starts)
         self.buffer.compute_advantages_and_returns(
-            _known(values, states), self.config.gamma, self.config.gae_lambda
+            gamma=self.config.gamma,
+            gae_lambda=self.config.gae_lambda,
+            last_values=_flag_nonfinite(output.values, states),
         )
 
-    def update(self, clear_buffer: bool = True, accumulation_steps: int = 1) -> PPOUpdateMetrics:
-        """Learn from the rollout, once; `accumulation_steps` splits the work, not the result.
+    # --- learning -------------------------------------------------------------------------------
 
-        What is NaN or infinite in the rollout is refused before anything changes; what has become
-        so by it is refused after it: `undo` puts the agent back. Every process that learns with
-        this one must call it too, also without a step of its own.
+    def update(
+        self, clear_buffer: bool = True, accumulation_steps: int | None = None
+    ) -> PPOUpdateMetrics:
+        """Learn once from the rollout in the buffer.
+
+        A rollout with a NaN or infinite number is rejected before anything changes. If the update
+        itself leads to such a number, it raises an error. `restore_snapshot` then restores the
+        agent. All processes that learn together must call this method.
+
+        Args:
+            clear_buffer: Reset the buffer afterwards.
+            accumulation_steps: Micro-batches of a minibatch; by default that of the settings. The
+                result does not depend on it beyond float tolerance.
+
+        Returns:
+            Metrics of the update, of all processes together.
+
+        Raises:
+            RolloutError: The rollout is empty, or an update has learned from it already.
+            NonFiniteError: A number is NaN or infinite.
         """
-        require("The number of accumulation steps", accumulation_steps, COUNT, error=AgreementError)
-        if self.buffer.spent:
+        if accumulation_steps is None:
+            accumulation_steps = self.config.accumulation_steps
+        problem = "The number of accumulation steps"
+        require(problem, accumulation_steps, COUNT, error=AgreementError)
+        if self.buffer.consumed:
             raise RolloutError(
-                "This rollout was learned from already: its log-probs are those of older weights, "
-                "and the statistics have counted it",
-                fix="call buffer.reset() and play another",
+                "An update has learned from this rollout already, so its log-probabilities are "
+                "those of older weights",
+                fix="call buffer.reset() and collect another rollout",
             )
-        metrics = Update(
+        metrics = update(
             self.network,
             self.optimizer,
+            self.buffer,
             self.config,
-            parts=accumulation_steps,
+            accumulation_steps=accumulation_steps,
             shuffler=self.shuffler,
             processes=self.processes,
-        ).run(self.buffer)
+        )
         if clear_buffer:
             self.buffer.reset()
         return metrics
 
-    def state(self) -> Archive:
-        """What `undo` puts back: a copy of the agent as it is."""
-        return Archive({name: tensor.clone() for name, tensor in self._tensors().items()}, {})
+    def set_hyperparameters(self, *, entropy_coef: float, lr: float) -> None:
+        """Set the entropy coefficient and learning rate of the next update."""
+        self.config = replace(self.config, entropy_coef=entropy_coef, lr=lr)
 
-    def undo(self, state: Archive) -> None:
-        """Be again what `state` was taken of, without the rollout; random streams go on, so that
-        the next one is another."""
-        streams = {n: t for n, t in self._tensors().items() if n.startswith("random.")}
-        before = {name: tensor.clone() for name, tensor in state.tensors.items()}
-        self._restore(Archive(before | streams, {}), "the state before")
+    def snapshot(self) -> Archive:
+        """Return a copy of the agent's state for `restore_snapshot`."""
+        tensors = {name: tensor.clone() for name, tensor in self._tensors().items()}
+        return Archive(tensors, {})
+
+    def restore_snapshot(self, snapshot: Archive) -> None:
+        """Restore the state of a snapshot and discard the rollout.
+
+        The random generators are not restored, so that the next rollout is a different one.
+        """
+        tensors = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
+        for name, tensor in self._tensors().items():
+            if name.startswith("random."):
+                tensors[name] = tensor
+        self._restore(tensors, "the snapshot")
         self.buffer.reset()
 
-    def anneal(self, *, entropy_coef: float, learning_rate: float) -> None:
-        """What the next update uses in place of its settings."""
-        self.config = replace(self.config, entropy_coef=entropy_coef, learning_rate=learning_rate)
-
-    def _here(self, tensor: Tensor) -> Tensor:
-        """Where the agent lives; a world may live elsewhere. Not waited for."""
-        return tensor.to(self.device, non_blocking=True)
-
-    def _compile(self) -> None:
-        backend = self.config.compile_backend
-        if backend is None:
-            return
-        try:
-            self.network.compile(backend=backend, mode=self.config.compile_mode)
-        except torch._dynamo.exc.InvalidBackend as error:
-            raise AgreementError(
-                "torch.compile has no such backend",
-                given=repr(backend),
-                valid=", ".join(torch._dynamo.list_backends()),
-            ) from error
-
-    def _require_agreement(self) -> None:
-        network, buffer = self.network, self.buffer
-        for what, left, right in (
-            ("action heads", network.space, buffer.space),
-            ("the state's size", network.state_dim, buffer.state_dim),
-            ("the LSTM's hidden size", network.lstm_hidden_dim, buffer.lstm_hidden_dim),
-            ("the LSTM's layers", network.lstm_layers, buffer.lstm_layers),
-            ("the device", network.return_scale.device, buffer.device),
-        ):
-            require_agreement(what, ("network", left), ("buffer", right))
-        for name in self.config.entropy_targets:
-            network.space.index(name)
-        cuts, rest = divmod(buffer.steps, self.config.sequence or buffer.steps)
-        envs = self.place[1]
-        if rest or self.config.minibatches > envs * cuts:
-            given = f"{self.config.minibatches} minibatches, sequence {self.config.sequence}"
-            valid = f"{envs} environments × sequences that divide {buffer.steps} steps"
-            what = "Minibatches are made of whole sequences"
-            raise AgreementError(what, given=given, valid=valid)
-
-    # --- saved agents: weights, normalisers, optimiser, random streams, carried memory -------
+    # --- saved agents ---------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
-        """Write all that is needed to go on bit for bit; between rounds, with an empty buffer.
+        """Write everything that is needed to continue bit for bit.
 
-        Processes that learn together all call it; the first writes one agent with the memory of
-        all environments, so that any number of processes can go on with it. Weights that are NaN
-        or infinite are refused: what was saved before stays what it is.
+        An agent is saved between rounds, with an empty buffer. With several processes all of them
+        call this, and rank 0 writes one agent with the hidden state of all environments. Any number
+        of processes can continue from it.
+
+        Raises:
+            RolloutError: The buffer is not empty.
+            NonFiniteError: A weight is NaN or infinite. An earlier file stays as it is.
         """
         if len(self.buffer):
-            what = "An agent is saved between rounds"
-            given = f"{len(self.buffer)} steps that were not learned from"
-            raise RolloutError(what, given=given, valid="an empty buffer", fix="save after update")
+            problem = "An agent is saved between rounds"
+            received = f"{len(self.buffer)} steps that were not learned from"
+            raise RolloutError(
+                problem, given=received, valid="an empty buffer", fix="save after update"
+            )
         tensors = self._tensors()
-        for name, rows in _OF_ENVIRONMENTS.items():
-            tensors[name] = self.processes.united(tensors[name], self.place, rows)
+        for name, dimension in ENV_DIMENSION.items():
+            tensors[name] = self.processes.all_gather_rows(tensors[name], self.env_slice, dimension)
         if broken := not_finite(tensors):
-            what = "The agent is not saved, since numbers in it are NaN or infinite"
-            fix = "go on from the last one that was saved"
-            raise NonFiniteError(what, given=", ".join(broken[:3]), fix=fix)
+            problem = "The agent is not saved, since numbers in it are NaN or infinite"
+            suggestion = "continue from the last saved agent"
+            raise NonFiniteError(problem, given=", ".join(broken[:3]), fix=suggestion)
         if self.processes.rank > 0:
             return Path(path)
-        notes = {name: getattr(self.buffer, name) for name in _SIZES}
-        notes |= {"config": asdict(self.config), "space": asdict(self.space), "seed": self.seed}
-        if isinstance(self.network, TokenActorCritic):
-            notes["layout"] = asdict(self.network.layout)
-        notes["envs"] = self.place[1]
-        return write_archive(path, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
+        saved = SavedAgent(
+            network=describe_agent(self._base_network),
+            num_envs=self.env_slice[1],
+            max_steps_per_env=self.buffer.max_steps_per_env,
+            seed=self.seed,
+            config=self.config,
+        )
+        return write_archive(
+            path, kind=KIND, version=CHECKPOINT_VERSION, tensors=tensors, notes=saved.notes()
+        )
 
     @classmethod
     def load(
@@ -309,114 +392,169 @@ class PPOAgent:
         path: str | Path,
         *,
         device: torch.device | str = "cpu",
-        space: ActionSpace | None = None,
+        action_space: ActionSpace | None = None,
         state_dim: int | None = None,
-        processes: Processes = ALONE,
+        processes: Processes = SINGLE_PROCESS,
     ) -> "PPOAgent":
-        """The agent that was saved; refused if it does not fit the given space or state.
+        """Load an agent that `save` wrote; the network is compiled after its weights are loaded.
 
-        Of processes that learn together each takes an equal share of its environments.
+        Args:
+            path: Directory of the saved agent.
+            device: Device of the agent.
+            action_space: Raise an error if the agent has another action space.
+            state_dim: Raise an error if the agent has another state size.
+            processes: Processes that learn together. Each gets an equal share of the environments.
+
+        Raises:
+            ArchiveError: The files are missing, damaged or of another version.
+            AgreementError: The agent has another action space or state size.
         """
-        archive = read_archive(path, kind=KIND, version=VERSION)
-        try:
-            saved_space, config, sizes = _described(archive.notes)
-        except (LookupError, TypeError, ValueError, AttributeError, EsperError) as error:
-            raise ArchiveError(f"{path} does not describe an agent", given=error) from error
-        memory = tuple(sizes[name] for name in ("lstm_layers", "envs", "lstm_hidden_dim"))
-        shapes = {  # compared before memory is taken for such sizes
-            "hidden.h": memory,
-            "hidden.c": memory,
-            "buffer.next_starts": (sizes["envs"],),
-            "network.observation_norm.mean": (0 if sizes["layout"] else sizes["state_dim"],),
-        }
-        found = archive.tensors
-        _require_none([n for n in shapes if n not in found or found[n].shape != shapes[n]], path)
-        if space is not None:
-            require_agreement("action heads", ("checkpoint", saved_space), ("caller", space))
+        archive = read_archive(
+            path, kind=KIND, version=CHECKPOINT_VERSION, older_versions=READABLE_VERSIONS
+        )
+        saved, tensors = SavedAgent.read(archive, path)
+        if action_space is not None:
+            spaces = ("checkpoint", saved.action_space), ("caller", action_space)
+            require_agreement("action heads", *spaces)
         if state_dim is not None:
-            saved = ("checkpoint", sizes["state_dim"])
-            require_agreement("the state's size", saved, ("caller", state_dim))
-        eager = replace(config, compile_backend=None, compile_mode="default")
-        sizes["direct"] = not sizes["layout"] and "network.memory_norm.weight" not in found
-        if sizes["direct"] and "network.features.1.weight" not in found:
-            what = f"{path} holds an agent for other worlds, made by an earlier version"
-            raise ArchiveError(what, fix="train it again")
-        first = sizes["envs"] * processes.rank // processes.size
-        sizes["envs"] = sizes["envs"] * (processes.rank + 1) // processes.size - first
-        share = (first, sizes["envs"])
-        own = {name: found[name].narrow(rows, *share) for name, rows in _OF_ENVIRONMENTS.items()}
-        agent = cls.build(saved_space, config=eager, device=device, processes=processes, **sizes)
-        agent._restore(Archive({**found, **own}, archive.notes), path)
-        agent.config = config
-        agent._compile()  # after the weights are in
+            sizes = ("checkpoint", saved.state_dim), ("caller", state_dim)
+            require_agreement("the state's size", *sizes)
+
+        # This process's share of the environments.
+        first = saved.num_envs * processes.rank // processes.size
+        end = saved.num_envs * (processes.rank + 1) // processes.size
+        for name, dimension in ENV_DIMENSION.items():
+            tensors[name] = tensors[name].narrow(dimension, first, end - first)
+
+        with initial_weights(saved.seed):
+            network = saved.build_network()
+        agent = cls(
+            network=network.to(device),
+            num_envs=end - first,
+            max_steps_per_env=saved.max_steps_per_env,
+            config=replace(saved.config, compile_network=False, compile_mode="default"),
+            seed=saved.seed,
+            processes=processes,
+        )
+        agent._restore(tensors, path)
+        agent.config = saved.config
+        agent._compile()  # after the weights are loaded
         return agent
 
+    @property
+    def _base_network(self) -> RecurrentActorCritic:
+        """The network itself, also if `network` was replaced by a compiled one.
+
+        A compiled network has other names of parameters.
+        """
+        return unwrap_network(self.network)
+
     def _tensors(self) -> dict[str, Tensor]:
-        weights = unwrapped(self.network).state_dict()  # a compiled one has other names
-        return {
-            **{f"network.{name}": tensor for name, tensor in weights.items()},
-            **{f"optimizer.{name}": tensor for name, tensor in self.optimizer.moments.items()},
-            "hidden.h": self.hidden[0],
-            "hidden.c": self.hidden[1],
-            "buffer.next_starts": self.buffer.next_starts,
-            "random.sampler": self.sampler.get_state(),
-            "random.shuffler": self.shuffler.get_state(),
-        }
+        """Return every tensor of the agent's state by name."""
+        tensors = {f"network.{n}": t for n, t in self._base_network.state_dict().items()}
+        optimizer_state = optimizer_tensors(self._base_network, self.optimizer)
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer_state.items()}
+        tensors["hidden.h"], tensors["hidden.c"] = self.hidden
+        tensors["buffer.next_starts"] = self.buffer.next_starts
+        tensors["random.sampler"] = self.sampler.get_state()
+        tensors["random.shuffler"] = self.shuffler.get_state()
+        return tensors
 
-    def _restore(self, archive: Archive, path: str | Path) -> None:
-        """Take over saved tensors; none is touched if one is missing, surplus, or of another shape
-        or type than our own."""
-        tensors = archive.tensors
+    def _restore(self, tensors: Mapping[str, Tensor], path: str | Path) -> None:
+        """Load tensors; nothing changes if one is missing, surplus, non-finite or misshapen."""
         _require_none(not_finite(tensors), path)
-        expected = {name: _form(tensor) for name, tensor in self._tensors().items()}
-        found = {name: _form(tensor) for name, tensor in tensors.items()}
-        if found.get("random.sampler", ((), None))[1] is torch.uint8:
-            expected["random.sampler"] = found["random.sampler"]  # another device's: another size
-        _require_none(sorted({name for name, _ in found.items() ^ expected.items()}), path)
+        expected = {name: _shape_and_dtype(tensor) for name, tensor in self._tensors().items()}
+        loaded = {name: _shape_and_dtype(tensor) for name, tensor in tensors.items()}
+        sampler = loaded.get("random.sampler")
+        if sampler is not None and sampler[1] is torch.uint8:
+            expected["random.sampler"] = sampler  # its size depends on the device
+        _require_none(sorted({name for name, _ in loaded.items() ^ expected.items()}), path)
 
-        unwrapped(self.network).load_state_dict(archive.part("network"))
-        for name, moment in self.optimizer.moments.items():
-            moment.copy_(tensors[f"optimizer.{name}"])
+        network_state = {
+            name.removeprefix("network."): tensor
+            for name, tensor in tensors.items()
+            if name.startswith("network.")
+        }
+        self._base_network.load_state_dict(network_state)
+        for name, tensor in optimizer_tensors(self._base_network, self.optimizer).items():
+            tensor.copy_(tensors[f"optimizer.{name}"])
         self.hidden = (tensors["hidden.h"].to(self.device), tensors["hidden.c"].to(self.device))
         self.buffer.next_starts.copy_(tensors["buffer.next_starts"])
         self.shuffler.set_state(tensors["random.shuffler"])
-        # A generator's state is of its device's kind; on another device the stream starts anew.
+        # The state of a generator belongs to its kind of device. On another kind it starts anew.
         if len(tensors["random.sampler"]) == len(self.sampler.get_state()):
             self.sampler.set_state(tensors["random.sampler"])
 
+    # --- construction ---------------------------------------------------------------------------
 
-def _described(notes: Mapping[str, Any]) -> tuple[ActionSpace, PPOConfig, dict[str, Any]]:
-    """Action space, settings and sizes of a saved agent, each of its own type."""
-    known = {"space", "config", *_NUMBERS}
-    if wrong := (notes.keys() - {"layout"}) ^ known:
-        raise LookupError(f"unknown or missing: {', '.join(sorted(wrong))}")
-    for name in _NUMBERS:
-        require(name, notes[name], Range(least=0, most=_MOST.get(name, 2**63 - 1), whole=True))
-    settings = {name: NONE if v is None else v for name, v in notes["config"].items()}
-    config = filled(PPOConfig(), settings, "setting of the learner")
-    space, sizes = ActionSpace.from_dict(notes["space"]), {name: notes[name] for name in _NUMBERS}
-    sizes["layout"] = layout = TokenLayout(**notes["layout"]) if "layout" in notes else None
-    if layout and (layout.space, layout.state_dim) != (space, sizes["state_dim"]):
-        raise ValueError(f"other sizes than of {layout}")
-    return space, config, sizes
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        """Return the tensor on the agent's device, without waiting for the transfer."""
+        return tensor.to(self.device, non_blocking=True)
+
+    def _compile(self) -> None:
+        if not self.config.compile_network:
+            return
+        try:
+            self.network.compile(
+                backend=self.config.compile_backend,
+                mode=self.config.compile_mode,
+                fullgraph=False,
+            )
+        except torch._dynamo.exc.InvalidBackend as error:
+            raise AgreementError(
+                "torch.compile has no such backend",
+                given=repr(self.config.compile_backend),
+                valid=", ".join(torch.compiler.list_backends()),
+            ) from error
+
+    def _require_agreement(self) -> None:
+        """Raise an error if network, buffer and settings do not fit together."""
+        network, buffer = self.network, self.buffer
+        for quantity, of_network, of_buffer in (
+            ("action heads", network.action_space, buffer.action_space),
+            ("the state's size", network.state_dim, buffer.state_dim),
+            ("the LSTM's hidden size", network.lstm_hidden_dim, buffer.lstm_hidden_dim),
+            ("the LSTM's layers", network.lstm_layers, buffer.lstm_layers),
+            ("the device", network.return_scale.device, buffer.device),
+        ):
+            require_agreement(quantity, ("network", of_network), ("buffer", of_buffer))
+        for head in self.config.entropy_targets:
+            network.action_space.index(head)
+        length = self.config.sequence_length or buffer.max_steps_per_env
+        parts_per_env, rest = divmod(buffer.max_steps_per_env, length)
+        num_envs = self.env_slice[1]
+        if rest or self.config.minibatches > num_envs * parts_per_env:
+            received = (
+                f"{self.config.minibatches} minibatches, "
+                f"sequence_length {self.config.sequence_length}"
+            )
+            valid = (
+                f"at most {num_envs} environments × sequences that divide "
+                f"{buffer.max_steps_per_env} steps"
+            )
+            problem = "Minibatches are made of whole sequences"
+            raise AgreementError(problem, given=received, valid=valid)
 
 
 def _require_none(wrong: Sequence[str], path: str | Path) -> None:
-    """Refuse an archive if tensors of it are wrong."""
+    """Raise an error if an archive has wrong tensors."""
     if wrong:
-        what = f"{path} holds other tensors than its notes describe, or such that are not finite"
-        raise ArchiveError(what, given=", ".join(wrong[:3]), fix="use another copy")
+        problem = f"{path} holds other tensors than its notes describe, or such that are not finite"
+        raise ArchiveError(problem, given=", ".join(wrong[:3]), fix="use another copy")
 
 
-def _form(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+def _shape_and_dtype(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
     return tuple(tensor.shape), tensor.dtype
 
 
-def _known(values: Tensor, observations: Tensor) -> Tensor:
-    """Values [E], infinite where they or observations [E, F] are not finite: `update` says so."""
-    sound = values.isfinite() & observations.isfinite().all(-1)
-    return torch.where(sound, values, torch.inf)
+def _flag_nonfinite(values: Tensor, observations: Tensor) -> Tensor:
+    """Return values [E], infinite where a value or an observation [E, F] is not finite.
+
+    The update then reports it. A network may hide a NaN of its input.
+    """
+    is_finite = values.isfinite() & observations.isfinite().all(-1)
+    return torch.where(is_finite, values, torch.inf)
 
 
-def _stream(device: torch.device | str, *names: int | str) -> torch.Generator:
+def _generator(device: torch.device | str, *names: int | str) -> torch.Generator:
     return torch.Generator(device).manual_seed(derive_seed(*names))

@@ -23,29 +23,54 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
-    """Settings of the learner; saved with every checkpoint."""
+    """Settings of the learner; every checkpoint contains them."""
 
     gamma: Share = constants.DEFAULT_GAMMA
+    """discount factor"""
     gae_lambda: Share = constants.DEFAULT_GAE_LAMBDA
+    """lambda of generalised advantage estimation"""
     clip_ratio: Positive = constants.DEFAULT_CLIP_RATIO
-    value_clip: Positive = constants.DEFAULT_VALUE_CLIP  # in units of the running return scale
+    """clip range of the policy ratio"""
+    value_clip: Positive = constants.DEFAULT_VALUE_CLIP
+    """clip range of value changes, in units of the return scale"""
     value_coef: NotNegative = constants.DEFAULT_VALUE_COEF
+    """weight of the value loss"""
     value_weight_decay: NotNegative = constants.DEFAULT_VALUE_WEIGHT_DECAY
-    entropy_coef: Finite = constants.DEFAULT_ENTROPY_COEF  # divided among the heads
-    entropy_targets: Mapping[str, float] = field(default_factory=dict)  # by head, 0 to 1
-    learning_rate: Positive = constants.DEFAULT_LEARNING_RATE
-    adam_eps: Positive = constants.DEFAULT_ADAM_EPS
+    """weight decay of the value head"""
+    entropy_coef: Finite = constants.DEFAULT_ENTROPY_COEF
+    """weight of the entropy bonus, divided among the heads"""
+    entropy_targets: Mapping[str, float] = field(default_factory=dict)
+    """by head, entropy above which there is no bonus, 0 to 1"""
+    lr: Positive = constants.DEFAULT_LEARNING_RATE
+    """learning rate of AdamW"""
+    adam_eps: Positive = constants.DEFAULT_ADAM_EPSILON
+    """epsilon of AdamW"""
     max_grad_norm: Positive = constants.DEFAULT_MAX_GRAD_NORM
+    """norm to which gradients are clipped"""
     target_kl: Positive | None = constants.DEFAULT_TARGET_KL
+    """KL divergence near which an update ends; none disables this"""
     epochs: Count = constants.DEFAULT_PPO_EPOCHS
-    minibatches: Count = constants.DEFAULT_MINIBATCHES  # per epoch, each of whole sequences
-    sequence: Count | None = None  # steps of a sequence that is learned from; None: whole rollouts
-    head_average: HeadAverage = "relevant"  # steps a head's loss is averaged over
+    """passes over each rollout"""
+    minibatches: Count = constants.DEFAULT_MINIBATCHES
+    """minibatches per epoch, each of whole sequences"""
+    accumulation_steps: Count = constants.DEFAULT_ACCUMULATION_STEPS
+    """micro-batches of a minibatch, to save memory"""
+    sequence_length: Count | None = None
+    """steps of a training sequence; none: the whole rollout"""
+    head_average: HeadAverage = "relevant"
+    """steps over which the loss of a head is averaged"""
     normalize_observations: bool = True
-    bf16: bool = False  # autocast
-    compile_backend: str | None = None  # of torch.compile; None runs eagerly
-    compile_mode: CompileMode = "default"  # of that backend, as torch.compile names them
-    strict: bool = False  # raise if stored and recomputed log-probs differ; else it is a metric
+    """update the running mean and variance of observations"""
+    bf16: bool = False
+    """act and learn under bf16 autocast"""
+    compile_network: bool = False
+    """compile the network with torch.compile"""
+    compile_backend: str = "inductor"
+    """backend of torch.compile"""
+    compile_mode: CompileMode = "default"
+    """mode of torch.compile"""
+    strict: bool = False
+    """raise an error if stored and recomputed log-probabilities differ"""
 
     def __post_init__(self) -> None:
         require_settings(self, "The learner's setting", error=AgreementError)
@@ -53,9 +78,9 @@ class PPOConfig:
             require(f"The entropy target of {head!r}", target, SHARE, error=AgreementError)
         require_known("head average", self.head_average, get_args(HeadAverage))
         require_known("compile mode", self.compile_mode, get_args(CompileMode))
-        if self.compile_mode != "default" and self.compile_backend is None:
+        if self.compile_mode != "default" and not self.compile_network:
             raise AgreementError(
-                "A compile mode is of a compile backend",
-                given=f"mode {self.compile_mode!r} and no backend",
-                fix="set compile_backend as well, as to 'inductor'",
+                "A compile mode needs a compiled network",
+                given=f"mode {self.compile_mode!r} and compile_network false",
+                fix="set compile_network to true as well",
             )

@@ -1,7 +1,7 @@
-"""What happened since the last update, for all environments, pre-allocated.
+"""The rollout buffer: the experience of all environments since the last update.
 
 Shapes: `E` environments, `T` time, `F` state features, `H` heads, `A` actions of the largest head,
-`L` layers, `D` hidden size, `K` environments in question.
+`L` layers, `D` hidden size, `R` sequences.
 """
 
 from collections.abc import Mapping
@@ -9,326 +9,545 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from esper.distributed import SINGLE_PROCESS, Processes
 from esper.leyline import CANONICAL_ACTION, ActionSpace, EsperError, constants
-from esper.simic.agent.advantages import generalised_advantages, mattered, normalised
-from esper.simic.agent.processes import ALONE, Processes
+from esper.simic.agent.advantages import compute_gae, normalize, relevant_head_mask
 from esper.simic.agent.types import SequenceBatch
-from esper.tamiyo.choosing import require_choice
-from esper.tamiyo.network import Hidden
+from esper.tamiyo.distributions import _validate_action_mask, condition_index
+from esper.tamiyo.sequences import Hidden
+
+__all__ = ["NonFiniteError", "RolloutError", "TamiyoRolloutBuffer"]
 
 
 class RolloutError(EsperError):
-    """A rollout buffer that was given something it cannot hold, or was used out of order."""
+    """A step that the buffer cannot hold, or a call in the wrong order."""
 
 
 class NonFiniteError(EsperError):
-    """A number that is NaN or infinite: which, and in which environment and step of the rollout."""
+    """A number that is NaN or infinite, with its environment and step."""
 
 
 class TamiyoRolloutBuffer:
-    """Steps of E environments, at most T each, whole sequences in order of time.
+    """Steps of `E` environments, at most `T` each, in tensors that are allocated once.
 
-    An environment's next step begins an episode after `start_episode`, after an episode ended,
-    after `clear_env`, and at the very beginning; `next_starts` says where. Rollout and update
-    reset the memory there, and advantages do not look across. An episode that is not over goes
-    on in the next rollout: `reset` forgets the steps, not who is in the middle of what.
+    `next_starts` marks the environments whose next step begins an episode: at the very beginning,
+    after a terminal or truncated step, and after `start_episode` or `clear_env`. Rollout and update
+    reset the hidden state there, and advantages do not cross these boundaries. An episode that has
+    not ended continues in the next rollout: `reset` removes the steps and keeps `next_starts`.
 
-    `add` takes the hidden state entering the step, and all of them are kept.
-
-    Everything lies on one device, and adding steps of all environments does not wait for it:
-    what a check would have to look up there is known here (`longest`), or checked for the whole
-    rollout together in `get_batched_sequences`, numbers that are not finite included.
+    Adding a step of all environments does not wait for a GPU. Values that such a check would need
+    are checked for the whole rollout at once, in `validate`.
     """
 
     def __init__(
         self,
-        space: ActionSpace,
+        action_space: ActionSpace,
+        *,
+        num_envs: int,
+        max_steps_per_env: int = constants.DEFAULT_EPISODE_LENGTH,
         state_dim: int,
-        envs: int,
-        steps: int = constants.DEFAULT_EPISODE_LENGTH,
         lstm_hidden_dim: int = constants.DEFAULT_LSTM_HIDDEN_DIM,
         lstm_layers: int = constants.DEFAULT_LSTM_LAYERS,
         device: torch.device | str = "cpu",
     ) -> None:
-        if min(envs, steps) < 1:
+        """Allocate an empty buffer.
+
+        Args:
+            action_space: Names and sizes of the action heads.
+            num_envs: Number of environments `E`.
+            max_steps_per_env: Steps `T` that each environment can hold.
+            state_dim: Length `F` of the observation vector.
+            lstm_hidden_dim: Hidden size `D` of the network.
+            lstm_layers: LSTM layers `L` of the network.
+            device: Device of all tensors.
+        """
+        if min(num_envs, max_steps_per_env) < 1:
+            received = f"{num_envs} environments, {max_steps_per_env} steps"
             raise RolloutError(
-                "A rollout needs room", given=f"{envs} environments, {steps} steps", valid="from 1"
+                "A rollout buffer needs a positive size", given=received, valid="from 1"
             )
-        self.space, self.state_dim, self.envs, self.steps = space, state_dim, envs, steps
-        self.lstm_hidden_dim, self.lstm_layers = lstm_hidden_dim, lstm_layers
-        self.device = torch.empty(0, device=device).device  # with its index, as tensors name it
-        heads, widest = len(space), max(space.sizes)
-        memory = (lstm_layers, lstm_hidden_dim)
-        f, b, i = torch.float32, torch.bool, torch.int64
-        # What a step holds for one environment: shape and type of each field.
-        self._fields: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "states": ((state_dim,), f),
-            "actions": ((heads,), i),
-            "masks": ((heads, widest), b),
-            "log_probs": ((heads,), f),
-            "values": ((), f),
-            "rewards": ((), f),
-            "terminals": ((), b),
-            "truncations": ((), b),
-            "bootstraps": ((), f),
+        self.action_space = action_space
+        self.num_envs = num_envs
+        self.max_steps_per_env = max_steps_per_env
+        self.state_dim = state_dim
+        self.lstm_hidden_dim = lstm_hidden_dim
+        self.lstm_layers = lstm_layers
+        self.device = torch.empty(0, device=device).device  # with its index, as tensors report it
+
+        # Shape of one step of one environment, and dtype, of every field that `add_batch` takes.
+        num_heads, widest = len(action_space), max(action_space.sizes)
+        self._step_fields: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "states": ((state_dim,), torch.float32),
+            "actions": ((num_heads,), torch.int64),
+            "action_masks": ((num_heads, widest), torch.bool),
+            "log_probs": ((num_heads,), torch.float32),
+            "values": ((), torch.float32),
+            "rewards": ((), torch.float32),
+            "terminals": ((), torch.bool),
+            "truncations": ((), torch.bool),
+            "bootstrap_values": ((), torch.float32),
         }
-        kept = {**self._fields, "starts": ((), b), "h": (memory, f), "c": (memory, f)}
-        self._data = {
-            name: torch.zeros((envs, steps, *shape), dtype=dtype, device=self.device)
-            for name, (shape, dtype) in kept.items()
-        }
-        self.counts = torch.zeros(envs, dtype=i, device=self.device)  # [E] steps held
-        # [E] does the next step begin an episode?
-        self.next_starts = torch.ones(envs, dtype=b, device=self.device)
-        self.longest = 0  # no environment holds more steps than this
-        self._even = True  # do all hold exactly that many?
-        self.spent = False  # were these steps learned from?
-        self._rows = torch.arange(envs, device=self.device)
-        self._last_values = torch.zeros(envs, device=self.device)  # [E]
+
+        # The rollout, [E, T, ...].
+        self.states = self._allocate(state_dim)
+        self.actions = self._allocate(num_heads, dtype=torch.int64)
+        self.action_masks = self._allocate(num_heads, widest, dtype=torch.bool)
+        self.log_probs = self._allocate(num_heads)
+        self.values = self._allocate()
+        self.rewards = self._allocate()
+        self.terminals = self._allocate(dtype=torch.bool)
+        self.truncations = self._allocate(dtype=torch.bool)
+        self.bootstrap_values = self._allocate()  # value after a truncated step
+        self.episode_starts = self._allocate(dtype=torch.bool)
+        self.hidden_h = self._allocate(lstm_layers, lstm_hidden_dim)  # entering the step
+        self.hidden_c = self._allocate(lstm_layers, lstm_hidden_dim)
+
+        # Masks with which the entropies count, if an op can make a head irrelevant.
+        self.has_entropy_masks = not action_space.is_always_relevant
+        if self.has_entropy_masks:
+            self._entropy_fields = {
+                "entropy_masks": ((num_heads, widest), torch.bool),
+                "entropy_conditions": ((num_heads,), torch.int64),
+            }
+            self.entropy_masks = self._allocate(num_heads, widest, dtype=torch.bool)
+            self.entropy_conditions = self._allocate(num_heads, dtype=torch.int64)
+
+        # Environments: steps held, and whether the next step begins an episode.
+        self.step_counts = torch.zeros(num_envs, dtype=torch.int64, device=self.device)  # [E]
+        self.next_starts = torch.ones(num_envs, dtype=torch.bool, device=self.device)  # [E]
+        self.max_length = 0  # no environment holds more steps
+        self.consumed = False  # an update has learned from these steps
+        self._is_uniform = True  # all environments hold exactly `max_length` steps
+        self._env_index = torch.arange(num_envs, device=self.device)
+        self._last_values = torch.zeros(num_envs, device=self.device)  # [E]
         self._advantages: Tensor | None = None  # [E, T]
         self._returns: Tensor | None = None  # [E, T]
+        self._validated: tuple[Tensor, Tensor] | None = None  # step counts, starts; on the CPU
+
+    def _allocate(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        size = (self.num_envs, self.max_steps_per_env, *shape)
+        return torch.zeros(size, dtype=dtype, device=self.device)
 
     def __len__(self) -> int:
-        """Steps held, of all environments together."""
-        return self.longest * self.envs if self._even else int(self.counts.sum())
+        """Number of steps of all environments."""
+        if self._is_uniform:
+            return self.max_length * self.num_envs
+        return int(self.step_counts.sum())
 
     @property
-    def full(self) -> bool:
-        """Is there no room left in any environment?"""
-        return len(self) == self.envs * self.steps
+    def is_full(self) -> bool:
+        """Whether no environment can take another step."""
+        return len(self) == self.num_envs * self.max_steps_per_env
 
     @property
     def valid(self) -> Tensor:
-        """[E, T] bool: the steps that were taken."""
-        return torch.arange(self.steps, device=self.device) < self.counts[:, None]
-
-    def __getitem__(self, field: str) -> Tensor:
-        """One field of all steps, [E, T, ...], without a copy."""
-        if field not in self._data:
-            raise RolloutError(
-                "The rollout has no such field", given=repr(field), valid=", ".join(self._data)
-            )
-        return self._data[field]
-
-    def add(self, *, hidden: Hidden, active: Tensor | None = None, **step: Tensor) -> None:
-        """Append one step of every environment: each field [E, ...], hidden [L, E, D] each.
-
-        Fields: states, actions, masks, log_probs, values, rewards, terminals, truncations and
-        bootstraps (the value of the true last state where the step was truncated). Environments
-        that are not `active` [E] bool idle: nothing is kept of their rows.
-        """
-        whole = self._checked(step, hidden, self.envs) | {"starts": self.next_starts}
-        if active is not None:
-            self._check_one("active", active, (self.envs,), torch.bool)
-        if self.longest == self.steps:
-            self._require_room(self.counts if active is None else self.counts * active)
-        ended = whole["terminals"] | whole["truncations"]
-        if active is None and self._even:
-            for name, value in whole.items():
-                self._data[name][:, self.longest] = value
-            self.next_starts.copy_(ended)
-            self.counts += 1
-        else:
-            if active is None:
-                active = torch.ones_like(self.next_starts)
-            place = (self._rows, self.counts.clamp(max=self.steps - 1))
-            for name, value in whole.items():
-                data, keeps = self._data[name], active.view(-1, *(1,) * (value.ndim - 1))
-                data[place] = torch.where(keeps, value, data[place])
-            self.next_starts.copy_(torch.where(active, ended, self.next_starts))
-            self.counts += active
-            self._even = False
-        self.longest = min(self.longest + 1, self.steps)
-        self._advantages = self._returns = None
-
-    def add_single(self, env: int, *, hidden: Hidden, **step: Tensor) -> None:
-        """Append one step of one environment: fields without the first axis, hidden [L, 1, D].
-
-        For worlds that come one by one: it waits for the device.
-        """
-        self._require_env(env)
-        row = self._checked({name: value[None] for name, value in step.items()}, hidden, 1)
-        self._require_room(self.counts[env : env + 1], env)
-        when = int(self.counts[env])
-        row["starts"] = self.next_starts[env : env + 1]
-        for name, value in row.items():
-            self._data[name][env, when] = value[0]
-        self.next_starts[env] = (row["terminals"] | row["truncations"])[0]
-        self.counts[env] += 1
-        self._recount()
-
-    def start_episode(self, env: int) -> None:
-        """Let the next step of `env` begin an episode."""
-        self._require_env(env)
-        if self.longest and int(self.counts[env]) and not bool(self.next_starts[env]):
-            raise RolloutError(
-                f"Environment {env} is in the middle of an episode",
-                fix="call end_episode first, so that its advantages end there",
-            )
-        self.next_starts[env] = True
-
-    def end_episode(self, env: int, *, truncated_value: float | None = None) -> None:
-        """Let the last step of `env` end its episode: terminal, or cut with that value ahead."""
-        self._require_env(env)
-        last = int(self.counts[env]) - 1
-        if last < 0:
-            raise RolloutError(f"Environment {env} has no step that could end an episode")
-        self._data["terminals"][env, last] = truncated_value is None
-        self._data["truncations"][env, last] = truncated_value is not None
-        self._data["bootstraps"][env, last] = truncated_value or 0.0
-        self.next_starts[env] = True
-        self._advantages = self._returns = None
-
-    def clear_env(self, env: int) -> None:
-        """Forget everything of one environment, its memory included; it begins an episode."""
-        self._require_env(env)
-        self.counts[env] = 0
-        self._data["h"][env] = 0.0
-        self._data["c"][env] = 0.0
-        self.next_starts[env] = True
-        self._recount()
-
-    def _recount(self) -> None:
-        """After the steps of one environment changed: look up what is known of all."""
-        least, most = self.counts.aminmax()
-        self.longest, self._even = int(most), bool(least == most)
-        self._advantages = self._returns = None
-
-    def spend(self) -> None:
-        """From now on these steps were learned from, and an update refuses them."""
-        self.spent = True
-
-    def reset(self) -> None:
-        """Forget all steps. Nothing is overwritten: the counts say what is there."""
-        self.counts.zero_()
-        self.longest, self._even, self.spent = 0, True, False
-        self._advantages = self._returns = None
-
-    def compute_advantages_and_returns(
-        self,
-        last_values: Tensor,
-        gamma: float = constants.DEFAULT_GAMMA,
-        gae_lambda: float = constants.DEFAULT_GAE_LAMBDA,
-    ) -> None:
-        """Estimate advantages; `last_values` [E] is what follows each environment's last step."""
-        self._check_one("last_values", last_values, (self.envs,), torch.float32)
-        names = ("rewards", "values", "terminals", "truncations", "bootstraps")
-        given = (*(self._data[name] for name in names), last_values, self.counts)
-        self._advantages = generalised_advantages(*given, gamma=gamma, gae_lambda=gae_lambda)
-        self._returns = self._advantages + self._data["values"]
-        self._last_values = last_values
+        """Steps that were taken, [E, T] bool."""
+        step = torch.arange(self.max_steps_per_env, device=self.device)
+        return step < self.step_counts[:, None]
 
     @property
     def advantages(self) -> Tensor:
-        """[E, T]"""
-        return self._require_computed(self._advantages)
+        """Advantages, [E, T]."""
+        return _require_computed(self._advantages)
 
     @property
     def returns(self) -> Tensor:
-        """[E, T]"""
-        return self._require_computed(self._returns)
+        """Returns, which are the targets of the value head, [E, T]."""
+        return _require_computed(self._returns)
+
+    # --- adding steps ---------------------------------------------------------------------------
+
+    def add(
+        self,
+        *,
+        env_id: int,
+        state: Tensor,
+        actions: Tensor,
+        action_masks: Tensor,
+        log_probs: Tensor,
+        value: float | Tensor,
+        reward: float | Tensor,
+        hidden_h: Tensor,
+        hidden_c: Tensor,
+        entropy_masks: Tensor | None = None,
+        entropy_conditions: Tensor | None = None,
+        terminal: bool | Tensor = False,
+        truncated: bool | Tensor = False,
+        bootstrap_value: float | Tensor = 0.0,
+    ) -> None:
+        """Append one step of one environment; `add_batch` is faster for all of them.
+
+        Args:
+            env_id: Number of the environment.
+            state: State, [F].
+            actions: Actions of the heads, [H] int64.
+            action_masks: Resolved masks, [H, A] bool.
+            log_probs: Log-probabilities of the actions, [H].
+            value: Value of the state.
+            reward: Reward of the step.
+            hidden_h: Hidden state h that enters the step, [L, 1, D].
+            hidden_c: Cell state c that enters the step, [L, 1, D].
+            entropy_masks: Masks with which the entropies count, [H, A] bool; by default
+                `action_masks`.
+            entropy_conditions: Earlier choices to which these masks belong, [H] int64.
+            terminal: The episode ended with this step.
+            truncated: The episode was cut off after this step.
+            bootstrap_value: Value of the state after a truncated step.
+
+        Raises:
+            RolloutError: The environment is unknown or full, or a tensor has another shape, dtype
+                or device than the buffer.
+        """
+        self._require_env(env_id)
+        scalars = {"values": value, "rewards": reward, "bootstrap_values": bootstrap_value}
+        flags = {"terminals": terminal, "truncations": truncated}
+        fields = {
+            "states": state[None],
+            "actions": actions[None],
+            "action_masks": action_masks[None],
+            "log_probs": log_probs[None],
+            **{name: self._to_row(number, torch.float32) for name, number in scalars.items()},
+            **{name: self._to_row(flag, torch.bool) for name, flag in flags.items()},
+        }
+        if entropy_masks is not None and entropy_conditions is not None:
+            fields["entropy_masks"] = entropy_masks[None]
+            fields["entropy_conditions"] = entropy_conditions[None]
+        row = self._checked_step(fields, (hidden_h, hidden_c), rows=1)
+        step = int(self.step_counts[env_id])
+        if step >= self.max_steps_per_env:
+            raise self._full_error(env_id)
+        for name, value_of_step in row.items():
+            getattr(self, name)[env_id, step] = value_of_step[0]
+        self.episode_starts[env_id, step] = self.next_starts[env_id]
+        self.next_starts[env_id] = (row["terminals"] | row["truncations"])[0]
+        self.step_counts[env_id] += 1
+        self._count_steps()
+
+    def add_batch(self, *, hidden: Hidden, active: Tensor | None = None, **fields: Tensor) -> None:
+        """Append one step of every environment.
+
+        Args:
+            hidden: Hidden state that enters the step, [L, E, D] each.
+            active: Environments that took a step, [E] bool; nothing is stored of the others. By
+                default all of them.
+            **fields: `states`, `actions`, `action_masks`, `log_probs`, `values`, `rewards`,
+                `terminals`, `truncations` and `bootstrap_values`, each [E, ...]. If an op can make
+                a head irrelevant, also `entropy_masks` and `entropy_conditions`; without them the
+                entropies count with `action_masks`.
+
+        Raises:
+            RolloutError: A field is missing, has another shape, dtype or device than the buffer, or
+                an environment is full.
+        """
+        step = self._checked_step(fields, hidden, rows=self.num_envs)
+        if active is not None:
+            self._check_field("active", active, (self.num_envs,), torch.bool)
+        if self.max_length == self.max_steps_per_env:
+            counts = self.step_counts if active is None else self.step_counts * active
+            is_full = counts >= self.max_steps_per_env
+            if bool(is_full.any()):
+                raise self._full_error(int(is_full.nonzero()[0]))
+        step["episode_starts"] = self.next_starts
+        episode_ends = step["terminals"] | step["truncations"]
+        if active is None and self._is_uniform:
+            for name, value in step.items():
+                getattr(self, name)[:, self.max_length] = value
+            self.next_starts.copy_(episode_ends)
+            self.step_counts += 1
+        else:
+            if active is None:
+                active = torch.ones_like(self.next_starts)
+            self._add_active(step, active)
+            self.next_starts.copy_(torch.where(active, episode_ends, self.next_starts))
+            self.step_counts += active
+            self._is_uniform = False
+        self.max_length = min(self.max_length + 1, self.max_steps_per_env)
+        self._invalidate()
+
+    def _add_active(self, step: Mapping[str, Tensor], active: Tensor) -> None:
+        """Write the step of each active environment behind its last one."""
+        index = (self._env_index, self.step_counts.clamp(max=self.max_steps_per_env - 1))
+        for name, value in step.items():
+            stored = getattr(self, name)
+            is_active = active.view(-1, *(1,) * (value.ndim - 1))
+            stored[index] = torch.where(is_active, value, stored[index])
+
+    # --- episode boundaries ---------------------------------------------------------------------
+
+    def start_episode(self, env_id: int) -> None:
+        """Let the next step of an environment begin an episode.
+
+        Raises:
+            RolloutError: The environment is in the middle of an episode.
+        """
+        self._require_env(env_id)
+        if int(self.step_counts[env_id]) and not bool(self.next_starts[env_id]):
+            raise RolloutError(
+                f"Environment {env_id} is in the middle of an episode",
+                fix="call end_episode first, so that its advantages end there",
+            )
+        self.next_starts[env_id] = True
+
+    def end_episode(self, env_id: int, *, truncated_value: float | None = None) -> None:
+        """Let the last step of an environment end its episode.
+
+        Args:
+            env_id: Number of the environment.
+            truncated_value: Value of the next state, if the episode was cut off. By default the
+                episode ends in a terminal.
+
+        Raises:
+            RolloutError: The environment has no step.
+        """
+        self._require_env(env_id)
+        last = int(self.step_counts[env_id]) - 1
+        if last < 0:
+            raise RolloutError(f"Environment {env_id} has no step that could end an episode")
+        self.terminals[env_id, last] = truncated_value is None
+        self.truncations[env_id, last] = truncated_value is not None
+        self.bootstrap_values[env_id, last] = truncated_value or 0.0
+        self.next_starts[env_id] = True
+        self._invalidate()
+
+    def clear_env(self, env_id: int) -> None:
+        """Discard the steps and the hidden state of one environment; it begins an episode."""
+        self._require_env(env_id)
+        self.step_counts[env_id] = 0
+        self.hidden_h[env_id] = 0.0
+        self.hidden_c[env_id] = 0.0
+        self.next_starts[env_id] = True
+        self._count_steps()
+
+    def reset(self) -> None:
+        """Remove all steps. The tensors are not zeroed; the step counts mark them as invalid."""
+        self.step_counts.zero_()
+        self.max_length = 0
+        self._is_uniform = True
+        self.consumed = False
+        self._invalidate()
+
+    def mark_consumed(self) -> None:
+        """Note that an update has learned from these steps. Another update refuses them."""
+        self.consumed = True
+
+    # --- advantages and sequences ---------------------------------------------------------------
+
+    def compute_advantages_and_returns(
+        self,
+        gamma: float = constants.DEFAULT_GAMMA,
+        gae_lambda: float = constants.DEFAULT_GAE_LAMBDA,
+        last_values: Tensor | None = None,
+    ) -> None:
+        """Estimate advantages and returns of all steps.
+
+        Args:
+            gamma: Discount factor.
+            gae_lambda: The λ of GAE.
+            last_values: Value of the state after each environment's last step, [E]; 0 by default.
+                It does not matter where that step ended an episode.
+        """
+        if last_values is None:
+            last_values = torch.zeros(self.num_envs, device=self.device)
+        self._check_field("last_values", last_values, (self.num_envs,), torch.float32)
+        self._invalidate()
+        self._advantages = compute_gae(
+            self.rewards,
+            self.values,
+            self.terminals,
+            self.truncations,
+            self.bootstrap_values,
+            last_values,
+            self.step_counts,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+        )
+        self._returns = self._advantages + self.values
+        self._last_values = last_values
+
+    def normalize_advantages(self, processes: Processes = SINGLE_PROCESS) -> None:
+        """Normalise the advantages to mean 0 and standard deviation 1 over all valid steps."""
+        self._advantages = normalize(self.advantages, self.valid, processes)
+
+    def validate(self) -> None:
+        """Check the whole rollout. This waits for a GPU once.
+
+        Call this again after you write to the buffer's tensors.
+
+        Raises:
+            RolloutError: The rollout is empty, or its advantages were not computed.
+            InvalidStateMachineError: A head has no legal action in a step.
+            NonFiniteError: A number is NaN or infinite.
+        """
+        self._validated = self._validate_and_sync()
 
     def get_batched_sequences(
         self,
-        device: torch.device | str,
+        device: torch.device | str = "cpu",
         *,
-        processes: Processes | None = None,
         length: int | None = None,
+        allow_empty: bool = False,
     ) -> SequenceBatch:
-        """A copy of all environments that took a step, as sequences on `device`.
+        """Return a copy of the rollout as sequences on `device`.
 
-        A `length` that divides the rollout's cuts them; each has the memory it was entered with.
+        Padding has zero states, and the canonical action is its only legal one. Nothing that an
+        earlier rollout left there can therefore reach a loss. The copy is complete when this
+        returns, so the buffer may be reset at once.
 
-        Padding holds zero states and the canonical action as the only legal one: nothing that an
-        earlier rollout left there can reach a loss or an error. This waits for the device once,
-        since where episodes begin decides the shape of what is computed.
+        Args:
+            device: Device of the copy. From the CPU to a GPU it is one asynchronous transfer.
+            length: Cut the sequences into parts of this length, which divides `max_steps_per_env`.
+                Each part has the hidden state that entered its first step.
+            allow_empty: Return a batch without sequences for an empty rollout, as a process needs
+                whose neighbours have steps.
 
-        With `processes` the copy's advantages are normalised over all of them; one of several may
-        be without a step, and what one of them refuses, all refuse.
+        Raises:
+            RolloutError: The rollout is empty. `validate` lists the other errors.
         """
-        together, length = processes or ALONE, length or self.steps
-        with together.refusing_together(self.device):
-            if not self.longest and together.size == 1:
-                raise RolloutError("The rollout is empty", fix="add steps before you ask for them")
-            counts, starts = self._looked_up()
-        rows, advantages = counts.nonzero()[:, 0], self.advantages
-        if processes is not None:
-            advantages = normalised(advantages, self.valid, processes)
-        valid = torch.arange(self.steps) < counts[rows, None]
-        whole = bool(valid.all())
-        here = rows.to(self.device, non_blocking=True)
-        open_ = self.valid[here]
+        if not self.max_length and not allow_empty:
+            raise RolloutError("The rollout is empty", fix="add steps before you ask for them")
+        if self._validated is None:
+            self.validate()
+        assert self._validated is not None, "validate stores its result"
+        counts, starts = self._validated
+        length = length or self.max_steps_per_env
 
-        def taken(tensor: Tensor) -> Tensor:
-            kept = tensor[here]
-            closed = ~open_.view(*open_.shape, *(1,) * (kept.ndim - 2))
-            return kept if whole else kept.masked_fill_(closed, 0)
+        # Environments that took a step, and their padding.
+        envs = counts.nonzero()[:, 0]
+        env_index = envs.to(self.device, non_blocking=True)
+        valid_cpu = torch.arange(self.max_steps_per_env) < counts[envs, None]
+        valid = self.valid[env_index]
+        has_padding = not bool(valid_cpu.all())
 
-        names = ("states", "actions", "masks", "log_probs", "values")
-        parts = {name: taken(self._data[name]) for name in names}
-        if not whole:
-            parts["masks"][..., CANONICAL_ACTION] |= ~open_[..., None]
-        for name in "hc":  # [L, sequences, D]
-            unused = ~open_[:, ::length, None, None]
-            entering = self._data[name][here, ::length].masked_fill(unused, 0.0)
-            parts[name] = entering.flatten(0, 1).transpose(0, 1)
-        parts |= {"advantages": taken(advantages), "returns": taken(self.returns)}
-        parts["matters"] = mattered(self.space, parts["actions"], parts["masks"], open_)
-        moved = sent({**parts, "valid": open_}, torch.device(device))
-        hidden = (moved.pop("h"), moved.pop("c"))
-        moved["starts"] = starts[rows] & valid
-        cut = {name: part.unflatten(1, (-1, length)).flatten(0, 1) for name, part in moved.items()}
-        return SequenceBatch(**cut, hidden=hidden)
+        def take(tensor: Tensor) -> Tensor:
+            """Copy the sequences of a field [E, T, ...], with zeros as padding."""
+            taken = tensor[env_index]
+            if has_padding:
+                is_padding = ~valid.view(*valid.shape, *(1,) * (taken.ndim - 2))
+                taken.masked_fill_(is_padding, 0)
+            return taken
 
-    def _looked_up(self) -> tuple[Tensor, Tensor]:
-        """Counts [E] and episode starts [E, T] on the CPU; refuses steps that are not sound."""
-        valid, data = self.valid, self._data
-        closed = (~data["masks"].any(-1) & valid[..., None]).any()
-        cut = data["truncations"] & data["bootstraps"].isnan() & valid
-        last = torch.arange(self.steps + 1, device=self.device) == self.counts[:, None]
-        unsound = {  # [E, T] or [E, T + 1] bool, causes before what follows from them
-            "states": valid & ~_finite(data["states"]),
-            "rewards": valid & ~_finite(data["rewards"]),
-            "final_observations": valid & data["truncations"] & ~_finite(data["bootstraps"]),
-            "the observation after the last step": last & ~_finite(self._last_values)[:, None],
-            "values": valid & ~_finite(data["values"]),
-            "log_probs": valid & ~_finite(data["log_probs"]),
-            "hidden": valid & ~(_finite(data["h"]) & _finite(data["c"])),
-            "returns": valid & ~_finite(self.returns),
+        actions = take(self.actions)
+        action_masks = take(self.action_masks)
+        if has_padding:
+            action_masks[..., CANONICAL_ACTION] |= ~valid[..., None]
+        fields = {
+            "states": take(self.states),
+            "actions": actions,
+            "action_masks": action_masks,
+            "log_probs": take(self.log_probs),
+            "values": take(self.values),
+            "advantages": take(self.advantages),
+            "returns": take(self.returns),
+            "valid": valid,
+            "head_mask": relevant_head_mask(self.action_space, actions, action_masks, valid),
         }
-        flags = torch.stack((closed, cut.any(), *(wrong.any() for wrong in unsound.values())))
-        facts = torch.cat((self.counts, data["starts"].flatten(), flags))
-        counts, starts, found = facts.cpu().split((self.envs, self.envs * self.steps, len(flags)))
-        if found[0]:
-            require_choice(data["masks"] | ~valid[..., None, None], self.space.names)
-        if found[1]:
-            raise missing_last_observation(cut.any(1))
-        for field, flag in zip(unsound, found[2:].tolist(), strict=True):
+        fields["entropy_mask"] = fields["head_mask"]
+        if self.has_entropy_masks:
+            entropy_masks = take(self.entropy_masks)
+            if has_padding:
+                entropy_masks[..., CANONICAL_ACTION] |= ~valid[..., None]
+            fields["entropy_masks"] = entropy_masks
+            fields["entropy_conditions"] = take(self.entropy_conditions)
+            fields["entropy_mask"] = (entropy_masks.sum(-1) > 1) & valid[..., None]
+        hidden = {
+            "initial_hidden_h": self._entering(self.hidden_h, env_index, valid, length),
+            "initial_hidden_c": self._entering(self.hidden_c, env_index, valid, length),
+        }
+
+        # One transfer; then cut the sequences into parts.
+        moved = to_device({**fields, **hidden}, torch.device(device))
+        moved["starts"] = starts[envs] & valid_cpu
+        for name in (*fields, "starts"):
+            moved[name] = moved[name].unflatten(1, (-1, length)).flatten(0, 1)
+        return SequenceBatch(**moved)
+
+    def _entering(self, hidden: Tensor, env_index: Tensor, valid: Tensor, length: int) -> Tensor:
+        """Return the hidden state [L, R, D] that entered the first step of each sequence."""
+        entering = hidden[env_index, ::length]
+        is_unused = ~valid[:, ::length, None, None]
+        return entering.masked_fill(is_unused, 0.0).flatten(0, 1).transpose(0, 1)
+
+    # --- checks ---------------------------------------------------------------------------------
+
+    def _validate_and_sync(self) -> tuple[Tensor, Tensor]:
+        """Check all values, and return step counts [E] and episode starts [E, T] on the CPU."""
+        valid = self.valid
+        returns = self.returns
+        has_no_action = ~self.action_masks.any(-1) & valid[..., None]
+        is_truncated = self.truncations & valid
+        lacks_bootstrap = is_truncated & self.bootstrap_values.isnan()
+        after_last = (
+            torch.arange(self.max_steps_per_env + 1, device=self.device)
+            == self.step_counts[:, None]
+        )
+        # Causes come before their effects: the first entry with a NaN is reported.
+        non_finite = {  # [E, T] or [E, T + 1] bool
+            "states": valid & ~_is_finite(self.states),
+            "rewards": valid & ~_is_finite(self.rewards),
+            "final_observations": is_truncated & ~_is_finite(self.bootstrap_values),
+            "the observation after the last step": (
+                after_last & ~_is_finite(self._last_values)[:, None]
+            ),
+            "values": valid & ~_is_finite(self.values),
+            "log_probs": valid & ~_is_finite(self.log_probs),
+            "hidden": valid & ~(_is_finite(self.hidden_h) & _is_finite(self.hidden_c)),
+            "returns": valid & ~_is_finite(returns),
+        }
+
+        # Fetch counts, episode starts and all flags together.
+        flags = [has_no_action.any(), lacks_bootstrap.any()]
+        flags += [is_wrong.any() for is_wrong in non_finite.values()]
+        fetched = torch.cat(
+            (self.step_counts, self.episode_starts.flatten(), torch.stack(flags))
+        ).cpu()
+        sizes = (self.num_envs, self.num_envs * self.max_steps_per_env, len(flags))
+        counts, starts, flags_cpu = fetched.split(sizes)
+
+        if flags_cpu[0]:
+            masks = self.action_masks | ~valid[..., None, None]
+            _validate_action_mask(masks, self.action_space.names)
+        if flags_cpu[1]:
+            raise missing_final_observation(lacks_bootstrap.any(1))
+        for field, flag in zip(non_finite, flags_cpu[2:].tolist(), strict=True):
             if flag:
-                env, step = unsound[field].nonzero()[0].tolist()
+                env, step = non_finite[field].nonzero()[0].tolist()
                 raise NonFiniteError(
                     "A number of the rollout is NaN or infinite",
                     given=f"{field} of environment {env}, step {step}",
-                    fix="nothing was learned from this rollout: correct the environment, or go on "
-                    f"without it by buffer.clear_env({env}) and finish",
+                    fix="nothing was learned from this rollout: correct the environment, or call "
+                    f"buffer.clear_env({env}) and compute the advantages again",
                 )
-        return counts, starts.view(self.envs, self.steps).bool()
+        return counts, starts.view(self.num_envs, self.max_steps_per_env).bool()
 
-    def _checked(self, step: Mapping[str, Tensor], hidden: Hidden, rows: int) -> dict[str, Tensor]:
-        """All that is kept of a step of so many environments, rows first."""
-        if step.keys() != self._fields.keys():
-            wrong = sorted(step.keys() ^ self._fields.keys())
-            given, valid = f"unknown or missing: {', '.join(wrong)}", ", ".join(self._fields)
-            raise RolloutError("A step has the wrong fields", given=given, valid=valid)
-        memory = (self.lstm_layers, rows, self.lstm_hidden_dim)
-        for name, part in zip(("hidden h", "hidden c"), hidden, strict=True):
-            self._check_one(name, part, memory, torch.float32)
-        for name, (shape, dtype) in self._fields.items():
-            self._check_one(name, step[name], (rows, *shape), dtype)
-        h, c = (part.detach().transpose(0, 1) for part in hidden)
-        return {**{name: value.detach() for name, value in step.items()}, "h": h, "c": c}
+    def _checked_step(
+        self, fields: Mapping[str, Tensor], hidden: Hidden, rows: int
+    ) -> dict[str, Tensor]:
+        """Check one step of `rows` environments, and return all of its tensors, detached."""
+        expected = dict(self._step_fields)
+        if self.has_entropy_masks and "entropy_masks" in fields:
+            expected |= self._entropy_fields
+        if fields.keys() != expected.keys():
+            wrong = sorted(fields.keys() ^ expected.keys())
+            received = f"unknown or missing: {', '.join(wrong)}"
+            valid = ", ".join(self._step_fields)
+            raise RolloutError("A step has the wrong fields", given=received, valid=valid)
+        hidden_shape = (self.lstm_layers, rows, self.lstm_hidden_dim)
+        for name, part in zip(("hidden_h", "hidden_c"), hidden, strict=True):
+            self._check_field(name, part, hidden_shape, torch.float32)
+        for name, (shape, dtype) in expected.items():
+            self._check_field(name, fields[name], (rows, *shape), dtype)
+        step = {name: value.detach() for name, value in fields.items()}
+        if self.has_entropy_masks and "entropy_masks" not in fields:
+            # The entropies count with the masks of the chosen actions.
+            names, actions = self.action_space.names, step["actions"]
+            conditions = [condition_index(self.action_space, name, actions) for name in names]
+            step["entropy_masks"] = step["action_masks"]
+            step["entropy_conditions"] = torch.stack(conditions, -1)
+        step["hidden_h"] = hidden[0].detach().transpose(0, 1)
+        step["hidden_c"] = hidden[1].detach().transpose(0, 1)
+        return step
 
-    def _check_one(
+    def _check_field(
         self, name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype
     ) -> None:
         if value.shape != shape or value.dtype != dtype or value.device != self.device:
@@ -338,75 +557,100 @@ class TamiyoRolloutBuffer:
                 valid=f"{dtype} {list(shape)} on {self.device}",
             )
 
-    def _require_room(self, counts: Tensor, first: int = 0) -> None:
-        if bool((counts >= self.steps).any()):
-            env = first + int((counts >= self.steps).nonzero()[0])
-            raise RolloutError(
-                f"Environment {env} is full",
-                given=f"step {self.steps + 1}",
-                valid=f"{self.steps} steps in a rollout",
-                fix="update and reset before you add more",
-            )
+    def _to_row(self, value: float | Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a number as a row [1]. The dtype of a tensor is checked and not converted."""
+        if isinstance(value, Tensor):
+            return value[None]
+        return torch.tensor([value], dtype=dtype, device=self.device)
 
-    def _require_env(self, env: int) -> None:
-        if not 0 <= env < self.envs:
-            raise RolloutError(
-                "There is no such environment", given=env, valid=f"0 to {self.envs - 1}"
-            )
+    def _full_error(self, env_id: int) -> RolloutError:
+        return RolloutError(
+            f"Environment {env_id} is full",
+            given=f"step {self.max_steps_per_env + 1}",
+            valid=f"{self.max_steps_per_env} steps in a rollout",
+            fix="update and reset before you add more",
+        )
 
-    def _require_computed(self, tensor: Tensor | None) -> Tensor:
-        if tensor is None:
-            raise RolloutError(
-                "The advantages of this rollout are not computed",
-                fix="call compute_advantages_and_returns after the last step",
-            )
-        return tensor
+    def _require_env(self, env_id: int) -> None:
+        if not 0 <= env_id < self.num_envs:
+            valid = f"0 to {self.num_envs - 1}"
+            raise RolloutError("There is no such environment", given=env_id, valid=valid)
+
+    def _count_steps(self) -> None:
+        """Update the counts on the CPU after the steps of a single environment changed."""
+        fewest, highest = self.step_counts.aminmax()
+        self.max_length = int(highest)
+        self._is_uniform = bool(fewest == highest)
+        self._invalidate()
+
+    def _invalidate(self) -> None:
+        """Discard the results that were computed from the steps."""
+        self._advantages = None
+        self._returns = None
+        self._validated = None
 
 
-def missing_last_observation(cut: Tensor) -> RolloutError:
-    """The error for environments [E] bool that were cut without showing their last state."""
+def missing_final_observation(truncated: Tensor) -> RolloutError:
+    """Return the error for environments [E] bool that were truncated without a final state."""
     return RolloutError(
         "An episode was cut and what would have followed has no value",
-        given=f"environments {cut.nonzero()[:, 0].tolist()[:8]}",
+        given=f"environments {truncated.nonzero()[:, 0].tolist()[:8]}",
         fix="give final_observations, or call it a terminal if nothing follows",
     )
 
 
-def _finite(values: Tensor) -> Tensor:
-    """[E] or [E, T] bool: is everything finite there, in values [E] or [E, T, ...]?"""
-    finite = values.isfinite()
-    return finite if finite.ndim < 3 else finite.flatten(2).all(-1)
+def _require_computed(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise RolloutError(
+            "The advantages of this rollout are not computed",
+            fix="call compute_advantages_and_returns after the last step",
+        )
+    return tensor
 
 
-def sent(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The tensors on `device`.
+def _is_finite(values: Tensor) -> Tensor:
+    """Return whether all numbers are finite, [E] or [E, T], of values [E] or [E, T, ...]."""
+    is_finite = values.isfinite()
+    return is_finite if is_finite.ndim < 3 else is_finite.flatten(2).all(-1)
 
-    From the CPU to a GPU they go in one transfer through pinned memory, which is not waited for.
-    Packing copies them, so their source may be overwritten at once; the pinned copy lives until
-    the transfer is done.
+
+# --- one transfer to the GPU ------------------------------------------------------------------
+
+
+def to_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copy tensors to a device.
+
+    From the CPU to a GPU they go in one asynchronous transfer through pinned memory. Packing copies
+    the tensors, so their sources may be overwritten at once.
     """
     if device.type != "cuda" or any(tensor.is_cuda for tensor in tensors.values()):
         return {name: tensor.to(device) for name, tensor in tensors.items()}
-    return unpacked(packed(tensors, pin=True).to(device, non_blocking=True), tensors)
+    packed = pack_bytes(tensors, pin_memory=True)
+    return unpack_bytes(packed.to(device, non_blocking=True), tensors)
 
 
-def packed(tensors: Mapping[str, Tensor], pin: bool = False) -> Tensor:
-    """One row of bytes; the widest types come first, so that each begins where it may."""
-    parts = [tensors[name].contiguous().view(-1).view(torch.uint8) for name in _order(tensors)]
+def pack_bytes(tensors: Mapping[str, Tensor], pin_memory: bool = False) -> Tensor:
+    """Concatenate the bytes of tensors, [bytes] uint8.
+
+    Tensors with larger elements come first, so that every tensor is aligned.
+    """
+    parts = [
+        tensors[name].contiguous().view(-1).view(torch.uint8) for name in _by_element_size(tensors)
+    ]
     size = sum(len(part) for part in parts)
-    return torch.cat(parts, out=torch.empty(size, dtype=torch.uint8, pin_memory=pin))
+    return torch.cat(parts, out=torch.empty(size, dtype=torch.uint8, pin_memory=pin_memory))
 
 
-def unpacked(row: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Views of the bytes as the tensors that were packed, in their order."""
-    order = _order(like)
-    parts = row.split([like[name].nbytes for name in order])
-    found = {
+def unpack_bytes(packed: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return views of packed bytes with the names, shapes and dtypes of `like`."""
+    names = _by_element_size(like)
+    parts = packed.split([like[name].nbytes for name in names])
+    unpacked = {
         name: part.view(like[name].dtype).view(like[name].shape)
-        for name, part in zip(order, parts, strict=True)
+        for name, part in zip(names, parts, strict=True)
     }
-    return {name: found[name] for name in like}
+    return {name: unpacked[name] for name in like}
 
 
-def _order(tensors: Mapping[str, Tensor]) -> list[str]:
+def _by_element_size(tensors: Mapping[str, Tensor]) -> list[str]:
     return sorted(tensors, key=lambda name: -tensors[name].element_size())

@@ -1,7 +1,7 @@
-"""What the learner's parts hand to each other.
+"""Data that the parts of the learner exchange.
 
 Shapes: `E` environments, `T` time, `F` state features, `H` heads, `A` actions of the largest head,
-`L` layers, `D` hidden size, `R` rows of a batch.
+`L` layers, `D` hidden size, `R` sequences of a batch.
 """
 
 from dataclasses import dataclass, replace
@@ -9,58 +9,129 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from esper.leyline.results import Outcome as Outcome
-from esper.tamiyo.network import Hidden
+from esper.leyline.results import (
+    HeadGradientNorms,
+    HeadUpdateMetrics,
+    Outcome,
+    PerHead,
+    PerHeadAdvantages,
+    PPOUpdateMetrics,
+)
+from esper.tamiyo.sequences import Hidden
+
+CHECKPOINT_VERSION = 4  # of saved agents; `ppo.load` reads versions 3 and 4
+
+ActionDict = dict[str, Tensor]  # actions by head, [...] int64
+HeadLogProbs = PerHead[Tensor]  # log-probabilities by head
+HeadEntropies = PerHead[Tensor]  # entropies by head
+
+__all__ = [
+    "CHECKPOINT_VERSION",
+    "ActionDict",
+    "Decision",
+    "HeadEntropies",
+    "HeadGradientNorms",
+    "HeadLogProbs",
+    "HeadUpdateMetrics",
+    "Outcome",
+    "PPOUpdateMetrics",
+    "PerHeadAdvantages",
+    "SequenceBatch",
+]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What an agent decided for all environments, and all that is kept of it for learning."""
+    """The actions that an agent chose for all environments, with everything stored for learning."""
 
     states: Tensor  # [E, F]
     actions: Tensor  # [E, H] int64
     masks: Tensor  # [E, H, A] bool, resolved
     log_probs: Tensor  # [E, H]
     values: Tensor  # [E]
-    hidden: Hidden  # entering the step
+    hidden: Hidden  # entering the step, [L, E, D] each
+    # With which the entropies count; None if every head is relevant for every op.
+    entropy_masks: Tensor | None = None  # [E, H, A] bool
+    entropy_conditions: Tensor | None = None  # [E, H] int64, earlier choices of these masks
 
-    def credited(self, relevant: Tensor) -> "Decision":
-        """As if heads that turned out not to matter, by `relevant` [E, H] bool, had had no other
-        choice: nothing is learned from them, as from a head that the table says did not matter."""
-        taken = torch.zeros_like(self.masks).scatter_(-1, self.actions[..., None], True)
-        masks = torch.where(relevant[..., None], self.masks, taken)
-        return replace(self, masks=masks, log_probs=self.log_probs.masked_fill(~relevant, 0.0))
+    def mask_irrelevant_heads(self, relevant: Tensor) -> "Decision":
+        """Return the decision as if some heads had had a single legal action.
+
+        Nothing is learned from these heads, as from a head that is irrelevant by the head table.
+
+        Args:
+            relevant: Heads that mattered in this step, [E, H] bool.
+        """
+        chosen_only = torch.zeros_like(self.masks).scatter_(-1, self.actions[..., None], True)
+        masks = torch.where(relevant[..., None], self.masks, chosen_only)
+        log_probs = self.log_probs.masked_fill(~relevant, 0.0)
+        return replace(self, masks=masks, log_probs=log_probs)
 
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """Whole sequences of experience. Padding is closed by `valid`: zero states, action 0."""
+    """Whole sequences of experience; padding has zero states and action 0, and is not `valid`."""
 
     states: Tensor  # [R, T, F]
-    actions: Tensor  # [R, T, H]
-    masks: Tensor  # [R, T, H, A]
-    log_probs: Tensor  # [R, T, H], as they were during the rollout
+    actions: Tensor  # [R, T, H] int64
+    action_masks: Tensor  # [R, T, H, A] bool, resolved
+    log_probs: Tensor  # [R, T, H], of the rollout
     values: Tensor  # [R, T]
     advantages: Tensor  # [R, T]
     returns: Tensor  # [R, T]
     valid: Tensor  # [R, T] bool
-    matters: Tensor  # [R, T, H] bool: the step was taken, the head was relevant and had a choice
-    starts: Tensor  # [R, T] bool, always on the CPU: it decides the shape of the computation
-    hidden: Hidden  # [L, R, D] each, entering the first step
+    head_mask: Tensor  # [R, T, H] bool: the head was relevant and had a choice
+    entropy_mask: Tensor  # [R, T, H] bool: a legal op made the head relevant, with a choice
+    starts: Tensor  # [R, T] bool, on the CPU: it determines the shape of the computation
+    initial_hidden_h: Tensor  # [L, R, D], entering the first step
+    initial_hidden_c: Tensor  # [L, R, D]
+    # With which the entropies count; None if every head is relevant for every op.
+    entropy_masks: Tensor | None = None  # [R, T, H, A] bool
+    entropy_conditions: Tensor | None = None  # [R, T, H] int64, earlier choices of these masks
 
-    def rows(self, rows: Tensor) -> "SequenceBatch":
-        """These sequences only; `rows` is on the CPU. A single one is not copied."""
-        there = rows.to(self.states.device, non_blocking=True)
-        first = int(rows[0]) if len(rows) == 1 else None
+    @property
+    def initial_hidden(self) -> Hidden:
+        """Hidden state that enters the first step."""
+        return self.initial_hidden_h, self.initial_hidden_c
 
-        def taken(tensor: Tensor, dim: int = 0) -> Tensor:
-            if first is None:
-                return tensor.index_select(dim, there)
-            return tensor.narrow(dim, first, 1)
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.valid)
 
-        parts = {name: taken(part) for name, part in vars(self).items() if name not in _APART}
-        hidden = (taken(self.hidden[0], 1), taken(self.hidden[1], 1))
-        return SequenceBatch(**parts, starts=self.starts[rows], hidden=hidden)
+    def select(self, rows: Tensor) -> "SequenceBatch":
+        """Return the sequences with these row numbers [K]; `rows` is on the CPU."""
+        if len(rows) == 1:
+            return self._select_one(int(rows[0]))
+        index = rows.to(self.states.device, non_blocking=True)
+        parts = {}
+        for name, tensor in vars(self).items():
+            if tensor is None:
+                continue
+            if name == "starts":
+                parts[name] = tensor[rows]
+            else:
+                parts[name] = tensor.index_select(_row_dimension(name), index)
+        return SequenceBatch(**parts)
+
+    def _select_one(self, row: int) -> "SequenceBatch":
+        """Return one sequence without a copy."""
+        return SequenceBatch(
+            **{
+                name: tensor.narrow(_row_dimension(name), row, 1)
+                for name, tensor in vars(self).items()
+                if tensor is not None
+            }
+        )
+
+    def split(self, parts: int) -> "list[SequenceBatch]":
+        """Split the batch into at most `parts` parts of whole sequences."""
+        parts = min(parts, len(self))
+        if parts == 0:
+            return []
+        if parts == 1:
+            return [self]
+        return [self.select(rows) for rows in torch.arange(len(self)).tensor_split(parts)]
 
 
-_APART = ("starts", "hidden")  # what is not a row of numbers for each sequence, on the device
+def _row_dimension(field: str) -> int:
+    return 1 if field.startswith("initial_hidden") else 0

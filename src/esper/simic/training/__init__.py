@@ -1,4 +1,4 @@
-"""Training a controller: settings, run directories, the loop and what it leaves behind."""
+"""Training of a controller: settings, run folders, the training loop and its evaluation."""
 
 from typing import TYPE_CHECKING
 
@@ -6,8 +6,8 @@ from esper.lazy import attach
 
 if TYPE_CHECKING:
     from .config import PRESETS, EvaluationConfig, TrainConfig, read_config, to_toml
-    from .run_processes import Stopping, train_run
-    from .selection import Judge, Judgement
+    from .evaluator import EvalResult, Evaluator
+    from .run_processes import GracefulShutdown, train_run
     from .trainer import RoundReport, Trainer
     from .training_runs import RunError, RunFolder, load_controller
 

@@ -1,9 +1,10 @@
-"""The processes of a run: how they are started and meet, and signals that ask them to stop.
+"""The processes of a run: how they start, meet and stop.
 
-Several processes are started by torch's elastic launcher, `torchrun … -m esper train`, or by
-`launch`, which calls it for the cores of this machine. Its variables in the environment tell a
-process its rank; `joined` is the way into their group. If one is lost, the launcher ends the others
-and starts all of them again, and they go on from the last checkpoint. What one refuses ends all.
+Processes that learn together are started by torch's elastic launcher: by
+`torchrun … -m esper train`, or by `launch` for the cores of this machine. The launcher's
+environment variables give a process its rank, and `init_distributed` makes it part of the group. If
+a process is lost, the launcher ends the others and starts all of them again, and they continue from
+the last checkpoint. An error that one process raises on purpose ends all of them.
 
 Nothing here imports torch before it is needed.
 """
@@ -13,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -23,129 +25,155 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from esper.archive.run_folders import LAUNCH
+from esper.distributed import SINGLE_PROCESS, Processes, ProcessesError
 from esper.leyline.errors import EsperError, first_line, in_words, require_known
 from esper.simic.training.config import DEVICES
 
 if TYPE_CHECKING:
     from esper.archive import KeptFolder
-    from esper.simic.agent.processes import Processes, ProcessesError
-    from esper.simic.training.trainer import Listener, Telling
+    from esper.simic.training.trainer import OnRound, Progress
     from esper.simic.training.training_runs import RunFolder
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SHOW_CURSOR = "\x1b[?25h"  # a progress display may have hidden it
-FOLLOWING_SECONDS = 0.2  # how often a process looks whether its parent lives
-PATIENCE = timedelta(minutes=10)  # with a process that computes
-RESTARTS = 3  # of all processes, after which a loss ends the run
-STARTED = "spawn"  # how processes are: a fork would have its parent's threads and locks
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SHOW_CURSOR = "\x1b[?25h"  # a progress bar may have hidden the cursor
+PARENT_CHECK_SECONDS = 0.2  # between two checks whether the parent process is alive
+TIMEOUT = timedelta(minutes=10)  # for a process that computes
+MAX_RESTARTS = 3  # of all processes, before a lost process ends the run
+START_METHOD = "spawn"  # a forked process would have the threads and locks of its parent
 LOOPBACK = "lo"
-NOTICING_SECONDS = 1.0  # that a launcher takes to notice a lost process, at most
-STOP = "ESPER_STOP"  # a variable: the signal that asked to stop before a process was started
-REFUSED = "refused"  # a key of the group's store: what one of the processes refused
+NOTICE_SECONDS = 1.0  # within which a launcher notices a lost process
+STOP_VARIABLE = "ESPER_STOP"  # environment: the signal that asked for a stop before the start
+REFUSAL_KEY = "refused"  # key of the group's store: the error that a process raised
 
 
 def is_launched() -> bool:
-    """Is this process one of several that torch's launcher, or one like it, started together?"""
+    """Return whether a launcher such as torchrun started this process as part of a group."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
-def started_again() -> int:
-    """How often the launcher has lost a process, and started all of them again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if is_launched() else 0
+def restart_count() -> int:
+    """Return how often the launcher has lost a process and started all of them again."""
+    if not is_launched():
+        return 0
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def begins(folder: "KeptFolder") -> None:
-    """Remember, for processes that are started again, that this launch began the run in here."""
-    if (store := _launchers_store()) is not None:
-        store.set(f"begun {folder.path.resolve()}", "")
+def mark_started(folder: "KeptFolder") -> None:
+    """Store in the folder of a new run which launch started it, for `is_restart_of`."""
+    if is_launched():
+        folder.write(LAUNCH, {"launch": _launch_id()})
 
 
-def goes_on(folder: "KeptFolder") -> bool:
-    """Is there a run in here which this launch began, and of which it lost a process?"""
-    store = _launchers_store() if started_again() and folder.holds_run else None
-    return store is not None and bool(store.check([f"begun {folder.path.resolve()}"]))
+def is_restart_of(folder: "KeptFolder") -> bool:
+    """Return whether this launch started the run in the folder and then lost a process."""
+    if not restart_count() or not folder.holds_run:
+        return False
+    if not (folder.path / LAUNCH).is_file():
+        return False
+    return bool(folder.read(LAUNCH).get("launch") == _launch_id())
 
 
-def _launchers_store() -> Any:
-    """What is told there outlives processes; None: their launcher keeps no store for them."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+def _launch_id() -> str:
+    """Return a text that is the same in all restarts of a launch, and in no other launch.
 
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(address, port, is_master=False, timeout=PATIENCE)
+    The launcher is the parent process, and it outlives the processes that it starts.
+    """
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return f"{run_id} {socket.gethostname()} {os.getppid()}"
 
 
-class Stopping:
-    """Remembers that a signal asked to stop.
+class GracefulShutdown:
+    """Records that a signal asked the run to stop.
 
-    Signals are heard by a thread of its own, also while the others wait for another process. A
-    process that was launched stops when its launcher says so, by SIGTERM; a terminal's Ctrl-C is
-    for the launcher.
+    A separate thread receives the signals, also while the main thread waits for another process.
+    A launched process stops when its launcher sends SIGTERM. Ctrl-C in a terminal is for the
+    launcher.
     """
 
     def __init__(self, say: bool = True) -> None:
-        self.signal = int(os.environ.get(STOP, 0)) or None
-        self.leads = False  # are there processes that must be told?
+        """Create the recorder.
+
+        Args:
+            say: Print a message at the first signal.
+        """
+        self.signal = int(os.environ.get(STOP_VARIABLE, 0)) or None
+        self.forwards_to_children = False
         self._say = say
 
     def __call__(self) -> bool:
+        """Return whether a signal asked for a stop."""
         return self.signal is not None
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take over SIGINT and SIGTERM; where that is impossible, as in a thread, do not."""
+    def handle_signals(self) -> Iterator[None]:
+        """Handle SIGINT and SIGTERM inside; only the main thread can do this."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        hear, told = os.pipe()
-        os.set_blocking(told, False)
-        before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
-        earlier = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-        listener = threading.Thread(target=self._listen, args=(hear,), name="stop", daemon=True)
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(write_fd, False)
+        earlier_handlers = {
+            number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS
+        }
+        earlier_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        listener = threading.Thread(target=self._listen, args=(read_fd,), name="stop", daemon=True)
         listener.start()
         try:
             yield
         finally:
-            signal.set_wakeup_fd(earlier)
-            for number, handler in before.items():
+            signal.set_wakeup_fd(earlier_fd)
+            for number, handler in earlier_handlers.items():
                 signal.signal(number, handler)
-            os.close(told)  # ends the listener
+            os.close(write_fd)  # ends the listener
             listener.join()
-            os.close(hear)
+            os.close(read_fd)
 
-    def _listen(self, hear: int) -> None:
-        while numbers := os.read(hear, 1):
-            if numbers[0] not in SIGNALS:
+    def _listen(self, read_fd: int) -> None:
+        while received := os.read(read_fd, 1):
+            number = received[0]
+            if number not in STOP_SIGNALS:
                 continue
             if is_launched():
-                self.signal = numbers[0] if numbers[0] == signal.SIGTERM else self.signal
+                if number == signal.SIGTERM:
+                    self.signal = number
             elif self.signal is None:
-                self.signal = numbers[0]
-                if self._say:
-                    text = "Stopping after this round; a second signal stops at once."
-                    print(text, file=sys.stderr, flush=True)
-                if self.leads:
-                    os.environ[STOP] = str(self.signal)  # for those that are being started
-                    for child in multiprocessing.active_children():
-                        child.terminate()
+                self._stop_after_round(number)
             else:
-                for child in multiprocessing.active_children() if self.leads else ():
-                    child.kill()
-                if sys.stderr.isatty():
-                    os.write(2, SHOW_CURSOR.encode())
-                os._exit(128 + numbers[0])
+                self._stop_at_once(number)
+
+    def _stop_after_round(self, number: int) -> None:
+        self.signal = number
+        if self._say:
+            text = "Stopping after this round; a second signal stops at once."
+            print(text, file=sys.stderr, flush=True)
+        if self.forwards_to_children:
+            os.environ[STOP_VARIABLE] = str(number)  # for children that are just starting
+            for child in multiprocessing.active_children():
+                child.terminate()
+
+    def _stop_at_once(self, number: int) -> None:
+        if self.forwards_to_children:
+            for child in multiprocessing.active_children():
+                child.kill()
+        if sys.stderr.isatty():
+            os.write(2, SHOW_CURSOR.encode())
+        os._exit(128 + number)
 
 
-def follow(parent: int) -> None:
-    """End this process soon after its parent is gone."""
+def exit_with_parent(parent: int) -> None:
+    """End this process soon after its parent process has ended.
+
+    Args:
+        parent: Process id of the parent.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(FOLLOWING_SECONDS)
+            time.sleep(PARENT_CHECK_SECONDS)
         os._exit(1)
 
-    threading.Thread(target=watch, name="follow", daemon=True).start()
+    threading.Thread(target=watch, name="exit with parent", daemon=True).start()
 
 
 # --- one process -----------------------------------------------------------------------------
@@ -154,173 +182,250 @@ def follow(parent: int) -> None:
 def train_run(
     run: "RunFolder",
     *,
-    listener: "Listener" = lambda report: None,
-    tell: "Telling" = lambda what, done, total: None,
-    stop: Stopping | None = None,
-    processes: "Processes | None" = None,
+    on_round: "OnRound | None" = None,
+    progress: "Progress | None" = None,
+    stop: GracefulShutdown | None = None,
+    processes: Processes = SINGLE_PROCESS,
 ) -> bool:
-    """Train a run to its end, from its last checkpoint on; False if it was stopped before.
+    """Train a run from its last checkpoint to its end, as one of its processes.
 
-    This process's part of it, where `processes` learn together: see `joined`.
+    Args:
+        run: Folder of the run.
+        on_round: Called after every round with its report.
+        progress: Called with an activity, the number of its finished parts and of all its parts.
+        stop: Records signals that ask for a stop.
+        processes: Processes that learn together, see `init_distributed`.
+
+    Returns:
+        False if it was stopped before its last round.
+
+    Raises:
+        RunError: A file cannot be read or written, or another process trains the run.
     """
     import torch
 
-    from esper.simic.agent.processes import ALONE
-    from esper.simic.training.trainer import trainer_of
+    from esper.simic.training.trainer import trainer_class
     from esper.simic.training.training_runs import RunError
 
-    stop, processes = stop or Stopping(), processes or ALONE
+    stop = stop or GracefulShutdown()
     device = run.config.device
     require_device(device)
     if device == "cpu":
-        torch.set_num_threads(1)  # small operations are many times slower with more
-    what = f"A file could not be read or written while {run.path} was trained"
-    fix = f"make room for it, then go on with: esper resume {run.path}"
+        torch.set_num_threads(1)  # more threads make small operations many times slower
+    options: dict[str, Any] = {} if progress is None else {"progress": progress}
+    file_errors = in_words(  # such as a full disk
+        f"A file could not be read or written while {run.path} was trained",
+        OSError,
+        fix=f"make room for it, then continue with: esper resume {run.path}",
+        error=RunError,
+        say=str,
+    )
     with (
-        in_words(what, OSError, fix=fix, error=RunError, say=str),  # a full disk, as it may be
+        file_errors,
         run.locked() if processes.rank == 0 else nullcontext(),
-        stop.listening(),
-        trainer_of(run)(run, processes=processes, tell=tell, stop=stop) as trainer,
+        stop.handle_signals(),
+        trainer_class(run)(run, processes=processes, stop=stop, **options) as trainer,
     ):
-        return trainer.begin() and trainer.train(listener)
+        if not trainer.begin():
+            return False
+        return trainer.train() if on_round is None else trainer.train(on_round)
 
 
 def require_device(name: str, option: str = "device", count: int = 1) -> None:
-    """Refuse a device that is unknown or not there; `option` is what it was given by."""
+    """Raise an error for a device that is unknown or not available.
+
+    Args:
+        name: Name of the device.
+        option: Option or setting that named the device, for the message.
+        count: Number of processes that each need a device.
+    """
     import torch
 
     require_known("device", name, DEVICES)
-    found = torch.cuda.device_count() if name == "cuda" else count
-    if not found:
-        fix = f"set {option} to cpu"
-        raise EsperError("There is no CUDA device", given=f"{option} cuda", valid="cpu", fix=fix)
-    if found < count:
-        what = "Every process needs a GPU of its own"
-        raise EsperError(what, given=f"{count} processes", valid=f"at most {found} on this machine")
+    available = torch.cuda.device_count() if name == "cuda" else count
+    if not available:
+        raise EsperError(
+            "There is no CUDA device",
+            given=f"{option} cuda",
+            valid="cpu",
+            fix=f"set {option} to cpu",
+        )
+    if available < count:
+        raise EsperError(
+            "Every process needs its own GPU",
+            given=f"{count} processes",
+            valid=f"at most {available} on this machine",
+        )
 
 
 @contextmanager
-def joined(device: str) -> Iterator["Processes"]:
-    """The processes that were launched together, by what the launcher's variables say; a process
-    that was not launched is alone.
+def init_distributed(device: str) -> Iterator[Processes]:
+    """Join the group of the processes that were launched together.
 
-    What one of them refuses is told to the others, who refuse it too once they notice.
+    If one of them raises an `EsperError` inside, the others raise it as well when they notice.
+
+    Args:
+        device: cpu or cuda; with cuda every process uses the GPU of its local rank.
+
+    Yields:
+        The processes of the group; a single process if this process was not launched.
     """
-    from esper.simic.agent.processes import ALONE, Processes, ProcessesError
-
     if not is_launched():
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     import torch
     from torch import distributed
 
-    follow(os.getppid())
+    exit_with_parent(os.getppid())
     if device == "cuda":
-        place = int(os.environ.get("LOCAL_RANK", "0"))
-        require_device(device, count=place + 1)
-        torch.cuda.set_device(place)
-    meeting = distributed.rendezvous("env://", timeout=PATIENCE)  # type: ignore[attr-defined]
-    store, rank, size = next(meeting)
-    store = _met(store, rank, size)
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        require_device(device, count=local_rank + 1)
+        torch.cuda.set_device(local_rank)
+    rendezvous = distributed.rendezvous("env://", timeout=TIMEOUT)  # type: ignore[attr-defined]
+    launcher_store, rank, size = next(rendezvous)
+    store = _rendezvous(launcher_store, rank, size)
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     distributed.init_process_group(
-        backend, store=store, rank=rank, world_size=size, timeout=PATIENCE
+        backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT
     )
     try:
-        yield Processes.joined()
+        yield Processes.from_default_group()
     except EsperError as error:
-        store.set(REFUSED, str(error))
+        store.set(REFUSAL_KEY, str(error))
         raise
     except Exception as error:
-        # The launcher tells of the process that it notices first: let that be the cause of it all.
-        time.sleep(NOTICING_SECONDS * store.add("failed", 1))
-        if store.check([REFUSED]):
-            raise ProcessesError(store.get(REFUSED).decode()) from error
+        # The launcher reports the process whose end it notices first. Processes that fail only
+        # because another one is gone wait, so that it reports the cause.
+        time.sleep(NOTICE_SECONDS * store.add("failed", 1))
+        if store.check([REFUSAL_KEY]):
+            raise ProcessesError(store.get(REFUSAL_KEY).decode()) from error
         raise
     finally:
         distributed.destroy_process_group()
 
 
-def _met(store: Any, rank: int, size: int) -> Any:
-    """Wait until all processes are there; their own part of the launcher's store.
+def _rendezvous(launcher_store: Any, rank: int, size: int) -> Any:
+    """Wait for all processes, and return a part of the launcher's store that only they use.
 
-    That store outlives processes that are started again, so what is found in it may be of those
-    before: only a list of all in which each has seen itself is of these.
+    The launcher's store outlives processes that are restarted, so it can hold keys of earlier
+    processes. Every process therefore writes a new random id. Rank 0 lists the ids of all ranks. A
+    list that contains a process's own id is a list of the current processes.
+
+    Args:
+        launcher_store: The launcher's store.
+        rank: Rank of this process.
+        size: Number of processes.
+
+    Raises:
+        ProcessesError: A process did not come in time, or the processes have different versions.
     """
-    import numpy
-    import torch
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    from esper.simic.agent.processes import ProcessesError
-
-    ours = sys.modules["esper"].__version__  # imported it would stand for all that it exports
-    versions = f"esper {ours}, torch {torch.__version__}, numpy {numpy.__version__}"
-    python = ".".join(map(str, sys.version_info[:2]))
-    own, until = f"{uuid4()} {versions}, python {python}", time.monotonic() + PATIENCE.seconds
-    keys, everyone = [f"here-{each}" for each in range(size)], "everyone"
-    store.set(keys[rank], own)
-    while time.monotonic() < until:
-        if rank == 0 and store.check(keys):
-            store.set(everyone, "\n".join(store.get(key).decode() for key in keys))
-        found = store.get(everyone).decode().split("\n") if store.check([everyone]) else []
-        if len(found) == size and found[rank] == own:
-            part = PrefixStore(hashlib.sha256("".join(found).encode()).hexdigest(), store)
-            part.set(keys[rank], "")
-            if part.check(keys):
-                _require_alike([each.partition(" ")[2] for each in found])
-                return part
+    own_entry = f"{uuid4()} {_versions()}"
+    keys = [f"here-{number}" for number in range(size)]
+    all_entries = "everyone"
+    launcher_store.set(keys[rank], own_entry)
+    deadline = time.monotonic() + TIMEOUT.seconds
+    while time.monotonic() < deadline:
+        if rank == 0 and launcher_store.check(keys):
+            entries = [launcher_store.get(key).decode() for key in keys]
+            launcher_store.set(all_entries, "\n".join(entries))
+        entries = []
+        if launcher_store.check([all_entries]):
+            entries = launcher_store.get(all_entries).decode().split("\n")
+        if len(entries) == size and entries[rank] == own_entry:
+            prefix = hashlib.sha256("".join(entries).encode()).hexdigest()
+            store = PrefixStore(prefix, launcher_store)
+            store.set(keys[rank], "")
+            if store.check(keys):  # all processes have found themselves in this list
+                _require_same_versions([entry.partition(" ")[2] for entry in entries])
+                return store
         time.sleep(0.02)
-    fix = "look at what the missing ones say; a firewall may be between them"
-    raise ProcessesError("Not all processes came", valid=f"{size} of them", fix=fix)
+    raise ProcessesError(
+        "Not all processes came",
+        valid=f"{size} of them",
+        fix="read the messages of the missing ones; a firewall may be between them",
+    )
 
 
-def _require_alike(versions: Sequence[str]) -> None:
-    from esper.simic.agent.processes import ProcessesError
+def _versions() -> str:
+    """Return the versions on which the numerical results of a process depend."""
+    import numpy
+    import torch
 
-    for rank, theirs in enumerate(versions):
-        if theirs != versions[0]:
+    # `import esper` would not be the module here, but the package's exports.
+    esper_version = sys.modules["esper"].__version__
+    python = ".".join(map(str, sys.version_info[:2]))
+    return (
+        f"esper {esper_version}, torch {torch.__version__}, numpy {numpy.__version__}, "
+        f"python {python}"
+    )
+
+
+def _require_same_versions(versions: Sequence[str]) -> None:
+    for rank, version in enumerate(versions):
+        if version != versions[0]:
             raise ProcessesError(
                 "Processes that learn together need the same versions",
-                given=f"rank 0 has {versions[0]}; rank {rank} has {theirs}",
+                given=f"rank 0 has {versions[0]}; rank {rank} has {version}",
                 fix="install the same on every machine",
             )
 
 
-# --- the one that launches -------------------------------------------------------------------
+# --- the process that launches the others ----------------------------------------------------
 
 
 def launch(
-    part: Callable[..., int], *arguments: Any, size: int, stop: Stopping | None = None
+    function: Callable[..., int],
+    *arguments: Any,
+    size: int,
+    stop: GracefulShutdown | None = None,
 ) -> int:
-    """Call `part(*arguments)` in `size` new processes and return the exit code of the first one.
+    """Call a function in new processes that learn together.
 
-    If a process is lost, all of them are started again, at most `RESTARTS` times.
+    If a process is lost, all of them are started again, at most `MAX_RESTARTS` times.
+
+    Args:
+        function: Called in every process; it returns an exit code.
+        arguments: Arguments of the function.
+        size: Number of processes.
+        stop: Records signals that ask for a stop, and forwards them.
+
+    Returns:
+        The exit code of rank 0.
+
+    Raises:
+        EsperError: A process raised it.
+        ProcessesError: A process was lost too often.
     """
-    stop = stop or Stopping(say=False)
-    stop.leads = True
+    stop = stop or GracefulShutdown(say=False)
+    stop.forwards_to_children = True
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with stop.listening():
-        # Inherited: Ctrl-C in a terminal is for this process, which has another thread for it.
+    with stop.handle_signals():
+        # The children inherit the blocked SIGINT: Ctrl-C in a terminal is for this process, whose
+        # other thread receives it.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        logging.disable(logging.ERROR)  # what happens is told in a sentence
+        logging.disable(logging.ERROR)  # torch would log failures that are reported here
         try:
-            results = _launched(part, arguments, size)
+            results = _run_launcher(function, arguments, size)
         finally:
             logging.disable(logging.NOTSET)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-            os.environ.pop(STOP, None)
+            os.environ.pop(STOP_VARIABLE, None)
     for _, refusal in results.values():
         if refusal:
             raise EsperError(refusal)
-    code, _ = results[min(results)]
-    return 128 + stop.signal if code > 128 and stop.signal else code
+    exit_code, _ = results[min(results)]
+    if exit_code > 128 and stop.signal:
+        return 128 + stop.signal
+    return exit_code
 
 
-def _launched(
-    part: Callable[..., int], arguments: Sequence[Any], size: int
+def _run_launcher(
+    function: Callable[..., int], arguments: Sequence[Any], size: int
 ) -> dict[int, tuple[int, str]]:
-    """Return the exit code and the refusal of every process, by its rank."""
+    """Return the exit code and the refusal of every process, by rank."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
@@ -335,37 +440,42 @@ def _launched(
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
-            max_restarts=RESTARTS,
-            start_method=STARTED,
-            signals_to_handle="SIGHUP,SIGQUIT",  # the others ask to stop after the round
+            max_restarts=MAX_RESTARTS,
+            start_method=START_METHOD,
+            signals_to_handle="SIGHUP,SIGQUIT",  # STOP_SIGNALS ask for a stop after the round
             logs_specs=DefaultLogsSpecs(log_dir=log_folder),
         )
         try:
-            return launch_agent(config, _rank, [os.getpid(), part, *arguments])
+            return launch_agent(config, _run_rank, [os.getpid(), function, *arguments])
         except ChildFailedError as error:
-            raise _lost(error, size) from error
+            raise _describe_loss(error, size) from error
 
 
-def _rank(parent: int, part: Callable[..., int], *given: Any) -> tuple[int, str]:
-    """What each process that was launched does: the exit code and what was refused."""
-    signal.set_wakeup_fd(-1)  # a fork has its parent's, and its handlers
+def _run_rank(parent: int, function: Callable[..., int], *arguments: Any) -> tuple[int, str]:
+    """Call the function in a launched process; return its exit code and its refusal."""
+    # A forked process has the signal handlers of its parent.
+    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    follow(parent)
+    exit_with_parent(parent)
     try:
-        return part(*given), ""
+        return function(*arguments), ""
     except EsperError as error:
         return 2, str(error)
 
 
-def _lost(error: Any, size: int) -> "ProcessesError":
-    """Which process was lost first, and why, in one sentence."""
-    from esper.simic.agent.processes import ProcessesError
-
+def _describe_loss(error: Any, size: int) -> ProcessesError:
+    """Return an error that names the process that was lost first, and the reason."""
     rank, failure = error.get_first_failure()
-    code, said = failure.exitcode, failure.message
-    why = said.get("message", "") if isinstance(said, dict) else str(said)
+    if failure.exitcode < 0:
+        reason = f"killed by signal {-failure.exitcode}"
+    else:
+        message = failure.message
+        if isinstance(message, dict):
+            message = message.get("message", "")
+        reason = first_line(RuntimeError(str(message)))
     return ProcessesError(
-        f"Process {rank + 1} of the {size} that learn together ended, as after {RESTARTS} restarts",
-        given=f"killed by signal {-code}" if code < 0 else first_line(RuntimeError(why)),
-        fix="nothing before the last checkpoint is lost: go on with esper resume",
+        f"Process {rank + 1} of the {size} that learn together ended, as after "
+        f"{MAX_RESTARTS} restarts",
+        given=reason,
+        fix="nothing before the last checkpoint is lost: continue with esper resume",
     )

@@ -1,21 +1,22 @@
-"""Run directories: settings, checkpoints that survive anything, and a lock against two writers.
+"""Run folders of training: settings, checkpoints and a lock against a second writer.
 
-    RUN/config.toml           what was asked for
-    RUN/run.json              versions, seeds and data, as they were when it began
+    RUN/config.toml           settings
+    RUN/run.json              versions, seeds and data at the start of the run
     RUN/events.sqlite         telemetry
-    RUN/checkpoints/round-…   the last few, each whole or absent
-    RUN/best                  the best agent so far, by evaluation
+    RUN/checkpoints/round-…   the last checkpoints, each complete or absent
+    RUN/best                  the best agent by evaluation
     RUN/lock                  held by the process that trains
 
-A checkpoint is written beside its place and moved there when it is whole. Its parts are archives
-of their own; it knows the hash of each, so that parts of different checkpoints cannot be mixed.
+A checkpoint is written to a temporary folder and renamed when it is complete. Its parts are
+archives. The checkpoint stores the hash of each part, so that parts of different checkpoints cannot
+be mixed.
 """
 
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -37,23 +38,32 @@ from esper.leyline.errors import EsperError
 from esper.leyline.settings import Range, typed
 from esper.nissa.hub import tell
 from esper.simic.agent.ppo import PPOAgent
+from esper.simic.renamed_settings import RENAMED_CHECKPOINT_NOTES, rename_keys
 from esper.simic.training.config import TrainConfig, changed_settings, read_config, to_toml
 from esper.tamiyo.controllers import LearnedController, controller_of_network
-from esper.tamiyo.controllers.learned import is_kept, kept_controller
+from esper.tamiyo.controllers.learned import is_saved, load_saved_controller
 
 CONFIG, FACTS, BEST, CHECKPOINTS = RunKind.TRAINING, "run.json", "best", "checkpoints"
 STATE = "state"
-KIND, VERSION = "checkpoint", 2
-KEPT = 3  # checkpoints, beside the best agent
-# Settings that may change while a run goes on; of another backend only the rounding differs.
-CHANGEABLE = ("rounds", "checkpoint_every", "watched", "sinks", "processes", "backend")
+KIND, VERSION = "checkpoint", 3
+READABLE_VERSIONS = (2,)  # besides VERSION: that of Esper 0.1
+MAX_CHECKPOINTS = 3  # that are kept, besides the best agent
+# Settings that may change during a run. With another backend only the rounding differs.
+CHANGEABLE = ("rounds", "checkpoint_every", "logged_envs", "sinks", "processes", "backend")
 
-Kept = tuple[int, Archive]  # a round and its state
-_ROUND = re.compile(r"round-(\d{6,})")
+_FINITE_OR_NONE = Range(optional=True)
+_ROUND_FOLDER = re.compile(r"round-(\d{6,})")
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint that was read."""
+
+    round: int  # number of completed rounds
+    state: Archive
 
 
 class RunError(EsperError):
-    """A run directory that cannot be used as asked."""
+    """A run folder cannot be used as requested."""
 
 
 class RunFolder(KeptFolder):
@@ -64,43 +74,59 @@ class RunFolder(KeptFolder):
 
     @classmethod
     def create(cls, path: str | Path, config: TrainConfig, facts: Mapping[str, Any]) -> "RunFolder":
-        """A new run; the directory must be empty or absent."""
+        """Create the folder of a new run.
+
+        Args:
+            path: The folder; it must be empty or absent.
+            config: Settings of the run.
+            facts: Versions, fingerprints of the data, and the suite.
+
+        Raises:
+            RunError: The folder is not empty.
+        """
         run = cls(path)
-        run.require_fresh(fix=f"name another directory, or go on with: esper resume {run.path}")
+        run.require_fresh(fix=f"name another directory, or continue with: esper resume {run.path}")
         (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         run.write(FACTS, {**facts, "seal": sealed(facts)})
         remember(run.code)
-        write_whole(run.path / CONFIG, to_toml(config))  # last: without it there is no run
+        # The settings make the folder a run, so they are written last.
+        write_whole(run.path / CONFIG, to_toml(config))
         return run
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        """An existing run."""
+        """Open the folder of an existing run.
+
+        Raises:
+            RunError: The folder holds no run.
+        """
         run = cls(path)
-        run.require_run("is not a run", fix="list the runs there are: esper runs")
+        run.require_run("is not a run", fix="list the existing runs: esper runs")
         return run
 
     @property
     def is_fresh(self) -> bool:
+        """Whether the folder is absent, empty, or holds a run that was never completed."""
         return super().is_fresh and not self.rounds()
 
     @property
     def config(self) -> TrainConfig:
+        """Settings of the run, as `config.toml` has them now."""
         return read_config(self.path / CONFIG)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """As they were written; versions and fingerprints by name, and the suite."""
-        found = self.read(FACTS)
-        if found.pop("seal", None) != sealed(found):
+        """Versions and fingerprints by name, and the suite, at the start of the run."""
+        facts = self.read(FACTS)
+        if facts.pop("seal", None) != sealed(facts):
             raise RunError(f"{self.path / FACTS} is damaged or was edited", fix="use another copy")
         for name in ("versions", "data"):
-            typed(name, found.get(name, {}), Mapping[str, str])
-        return found
+            typed(name, facts.get(name, {}), Mapping[str, str])
+        return facts
 
     @property
     def code(self) -> list[str]:
-        """Python files that its suite runs."""
+        """Python files that the suite runs."""
         suite = self.facts.get("suite", {})
         code = suite.get("code", []) if isinstance(suite, dict) else suite
         typed("code", code, tuple[str, ...])
@@ -108,7 +134,7 @@ class RunFolder(KeptFolder):
 
     @property
     def suite(self) -> Suite:
-        """As it was when the run began, wherever its file is by now."""
+        """The suite as it was at the start of the run, also if its file was moved."""
         stored = self.facts.get("suite")
         if stored is None:
             return find_suite(self.config.suite)
@@ -116,46 +142,65 @@ class RunFolder(KeptFolder):
         return Suite.from_dict(stored)
 
     def require_data(self) -> None:
-        """Refuse to go on with other data than the run began with."""
-        then, now = self.facts.get("data", {}), self.suite.fingerprints()
-        if changed := [name for name in then if then[name] != now.get(name)]:
-            what = f"The data of {self.path} are not those that it began with"
-            fix = "go on with the version of Esper, or of your code, that it began with"
-            raise RunError(what, given=", ".join(changed[:3]), fix=fix)
+        """Raise an error if the data are not those of the start of the run."""
+        original = self.facts.get("data", {})
+        current = self.suite.fingerprints()
+        changed = [name for name in original if original[name] != current.get(name)]
+        if changed:
+            raise RunError(
+                f"The data of {self.path} have changed since the start of the run",
+                given=", ".join(changed[:3]),
+                fix="continue with the version of Esper, or of your code, that started the run",
+            )
 
     @property
     def best(self) -> Path:
+        """Folder of the best agent."""
         return self.path / BEST
 
     # --- checkpoints ---------------------------------------------------------------------
 
     def rounds(self) -> list[int]:
-        """Rounds after which there is a checkpoint, in order."""
+        """Return the rounds with a checkpoint, in order."""
         folder = self.path / CHECKPOINTS
-        names = [each.name for each in folder.iterdir()] if folder.exists() else []
-        return sorted(int(match[1]) for match in map(_ROUND.fullmatch, names) if match)
+        if not folder.exists():
+            return []
+        matches = (_ROUND_FOLDER.fullmatch(entry.name) for entry in folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
 
-    def newest(self) -> Kept | None:
-        """The last round whose checkpoint is whole, and its state; None: there is no checkpoint."""
-        damaged: ArchiveError | None = None
+    def newest(self) -> Checkpoint | None:
+        """Read the last checkpoint that is intact.
+
+        Returns:
+            The checkpoint, or None if the run has no checkpoint.
+
+        Raises:
+            ArchiveError: All checkpoints are damaged.
+        """
+        damage: ArchiveError | None = None
         for round_ in reversed(self.rounds()):
             try:
-                found = self.read_checkpoint(round_)
+                state = self.read_checkpoint(round_)
             except ArchiveError as error:
-                damaged = damaged or error
+                damage = damage or error
                 continue
-            if damaged:
-                tell(f"{damaged} The checkpoint of round {round_} is whole: later rounds are lost.")
-            return round_, found
-        if damaged:
-            raise damaged
+            if damage:
+                tell(f"{damage} The checkpoint of round {round_} is whole: later rounds are lost.")
+            return Checkpoint(round_, state)
+        if damage:
+            raise damage
         return None
 
     def checkpoint(self, round_: int) -> Path:
+        """Return the folder of a checkpoint."""
         return self.path / CHECKPOINTS / f"round-{round_:06d}"
 
+    def unfinished(self, round_: int) -> Path:
+        """Return the folder in which a checkpoint is written before it is complete."""
+        return self.path / CHECKPOINTS / f".round-{round_:06d}"
+
     def begin_checkpoint(self, round_: int) -> Path:
-        """An empty directory for the parts of a checkpoint."""
+        """Create an empty folder for the parts of a checkpoint."""
         self.require_held()
         folder = self.unfinished(round_)
         shutil.rmtree(folder, ignore_errors=True)
@@ -165,83 +210,114 @@ class RunFolder(KeptFolder):
     def finish_checkpoint(
         self, round_: int, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]
     ) -> Path:
-        """Seal the parts together with this state, move them to their place, drop old ones."""
+        """Complete a checkpoint and delete the oldest ones.
+
+        Args:
+            round_: Number of completed rounds.
+            tensors: Tensors of the training state.
+            notes: Other values of the training state, as JSON can hold them.
+
+        Returns:
+            The folder of the checkpoint.
+        """
         self.require_held()
         folder = self.unfinished(round_)
-        parts = {each.name: seal_of(each) for each in sorted(folder.iterdir())}
-        sealed = {**notes, "round": round_, "parts": parts}
-        write_archive(folder / STATE, kind=KIND, version=VERSION, tensors=tensors, notes=sealed)
-        for each in (*folder.iterdir(), folder):
-            sync(each)
-        place = self.checkpoint(round_)
-        old = folder.with_name(f"{folder.name}-old")  # of the same round, from before a resume
-        if place.exists():  # moved first: half deleted it would be taken for a checkpoint
-            place.rename(old)
-        folder.rename(place)
-        sync(place.parent)
-        shutil.rmtree(old, ignore_errors=True)
-        self._drop_old()
-        return place
+        parts = {part.name: seal_of(part) for part in sorted(folder.iterdir())}
+        notes = {**notes, "round": round_, "parts": parts}
+        write_archive(folder / STATE, kind=KIND, version=VERSION, tensors=tensors, notes=notes)
+        for path in (*folder.iterdir(), folder):
+            sync(path)
+        final = self.checkpoint(round_)
+        # A resumed run may have a checkpoint of this round already. It is renamed before it is
+        # deleted, because a half deleted checkpoint would be read as a damaged one.
+        replaced = folder.with_name(f"{folder.name}-old")
+        if final.exists():
+            final.rename(replaced)
+        folder.rename(final)
+        sync(final.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+        self._delete_old_checkpoints()
+        return final
 
-    def _drop_old(self) -> None:
-        for old in self.rounds()[:-KEPT]:
-            gone = self.unfinished(old)  # what is half deleted is no checkpoint
-            shutil.rmtree(gone, ignore_errors=True)
-            self.checkpoint(old).rename(gone)
-            shutil.rmtree(gone)
+    def _delete_old_checkpoints(self) -> None:
+        for round_ in self.rounds()[:-MAX_CHECKPOINTS]:
+            renamed = self.unfinished(round_)
+            shutil.rmtree(renamed, ignore_errors=True)
+            self.checkpoint(round_).rename(renamed)
+            shutil.rmtree(renamed)
 
     def read_checkpoint(self, round_: int) -> Archive:
-        """The state of a checkpoint, after its parts were checked."""
+        """Read the state of a checkpoint and check its parts.
+
+        Notes of Esper 0.1 are returned under today's names.
+
+        Raises:
+            ArchiveError: The checkpoint is damaged, or a part belongs to another one.
+        """
         folder = self.checkpoint(round_)
-        state = read_archive(folder / STATE, kind=KIND, version=VERSION)
-        parts = state.notes.get("parts")
-        if not isinstance(parts, dict) or state.notes.get("round") != round_:
-            raise ArchiveError(f"{folder} is of another round", given=state.notes.get("round"))
-        judged = state.notes.get("judged", [])
-        if not isinstance(judged, list) or not all(map(_is_judged, judged)):
-            raise ArchiveError(f"{folder} does not say what was judged")
-        found = {each.name for each in folder.iterdir() if each.name != STATE}
-        foreign = found ^ parts.keys()
-        foreign |= {name for name in found & parts.keys() if seal_of(folder / name) != parts[name]}
-        if foreign:
-            raise ArchiveError(
-                f"{folder} lacks a part, or holds one that does not belong to it",
-                given=", ".join(sorted(foreign)[:3]),
-                fix="remove this checkpoint to resume from the one before",
-            )
-        for name in found:
-            require_whole(folder / name)
-        return state
+        state = read_archive(
+            folder / STATE, kind=KIND, version=VERSION, older_versions=READABLE_VERSIONS
+        )
+        notes = dict(state.notes)
+        if state.version != VERSION:
+            notes = rename_keys(notes, RENAMED_CHECKPOINT_NOTES)
+        parts = notes.get("parts")
+        if not isinstance(parts, dict) or notes.get("round") != round_:
+            raise ArchiveError(f"{folder} is of another round", given=notes.get("round"))
+        history = notes.get("eval_history", [])
+        if not isinstance(history, list) or not all(map(_is_evaluation, history)):
+            raise ArchiveError(f"{folder} holds no valid history of evaluations")
+        _require_parts(folder, parts)
+        return Archive(state.tensors, notes, state.version)
 
     def require_settings(self, state: Archive) -> None:
-        """Refuse a checkpoint of other settings than the run's, where that would matter."""
+        """Raise an error if the settings differ from those of a checkpoint.
+
+        Settings in `CHANGEABLE` may differ.
+        """
         stored = state.notes.get("settings")
         if not isinstance(stored, dict):
             raise ArchiveError(f"A checkpoint of {self.path} lacks its settings")
-        changed = changed_settings(self.config, stored).items()
-        told = [f"{name} {old} -> {new}" for name, (old, new) in changed if name not in CHANGEABLE]
-        if told:
+        changes = [
+            f"{name} {old} -> {new}"
+            for name, (old, new) in changed_settings(self.config, stored).items()
+            if name not in CHANGEABLE
+        ]
+        if changes:
             raise RunError(
                 f"{self.path / CONFIG} was changed since the last checkpoint",
-                given=", ".join(told[:3]),
+                given=", ".join(changes[:3]),
                 valid=f"other values of {', '.join(CHANGEABLE)}",
                 fix="change it back, or start another run",
             )
 
-    def unfinished(self, round_: int) -> Path:
-        return self.path / CHECKPOINTS / f".round-{round_:06d}"
-
     def clear_unfinished(self) -> None:
-        """Remove what an interrupted run left half written or half deleted."""
-        for each in (self.path / CHECKPOINTS).glob(".round-*"):
-            shutil.rmtree(each)
-        self._drop_old()
+        """Delete what an interrupted run left half written or half deleted."""
+        for path in (self.path / CHECKPOINTS).glob(".round-*"):
+            shutil.rmtree(path)
+        self._delete_old_checkpoints()
 
 
-def _is_judged(row: object) -> bool:
-    """Is it a controller, a round, a score, its interval, and a number of episodes?"""
-    named = isinstance(row, list) and len(row) == 6 and isinstance(row[0], str)
-    return named and all(map(Range(optional=True).holds, row[1:]))  # type: ignore[index]
+def _require_parts(folder: Path, parts: Mapping[str, Any]) -> None:
+    """Raise an error unless a checkpoint holds exactly its own parts, each intact."""
+    names = {path.name for path in folder.iterdir() if path.name != STATE}
+    wrong = names ^ parts.keys()
+    wrong |= {name for name in names & parts.keys() if seal_of(folder / name) != parts[name]}
+    if wrong:
+        raise ArchiveError(
+            f"{folder} lacks a part, or holds one that does not belong to it",
+            given=", ".join(sorted(wrong)[:3]),
+            fix="remove this checkpoint to resume from the one before",
+        )
+    for name in names:
+        require_whole(folder / name)
+
+
+def _is_evaluation(row: object) -> bool:
+    """Whether a row is a controller, a round, a score, its interval and a number of episodes."""
+    if not isinstance(row, list) or len(row) != 6 or not isinstance(row[0], str):
+        return False
+    return all(_FINITE_OR_NONE.holds(value) for value in row[1:])
 
 
 # --- trained agents as controllers ---------------------------------------------------------
@@ -250,19 +326,28 @@ def _is_judged(row: object) -> bool:
 def load_controller(
     path: str | Path, *, name: str | None = None, device: str = "cpu"
 ) -> LearnedController:
-    """The best agent of a run, a kept controller or a saved agent; it decides greedily."""
+    """Load a trained controller that decides greedily.
+
+    Args:
+        path: Folder of a run (its best agent is loaded), of a saved controller or of a saved agent.
+        name: Name of the controller; by default it contains the name of the folder.
+        device: Device of the network.
+
+    Raises:
+        RunError: The run has no agent yet.
+    """
     folder = Path(path)
     name = name or f"tamiyo({folder.name})"
-    if is_kept(folder):
-        controller = kept_controller(folder, name)
+    if is_saved(folder):
+        controller = load_saved_controller(folder, name)
         controller.network.to(device)
         return controller
     run = RunFolder(folder)
     if run.holds_run and not run.best.is_dir():
         raise RunError(
             f"{folder} has no agent yet",
-            given="it was never evaluated",
-            fix=f"go on with: esper resume {folder}",
+            given="the run has no evaluation",
+            fix=f"continue with: esper resume {folder}",
         )
     agent = PPOAgent.load(run.best if run.holds_run else folder, device=device)
     return controller_of_network(agent.network, name=name)

@@ -7,7 +7,12 @@ from esper.lazy import attach
 if TYPE_CHECKING:
     from .auditioning import Audition, AuditionConfig
     from .by_name import controller_names, make_controller, register_controller
-    from .learned import LearnedController, TokenController, controller_of_network, drawn
+    from .learned import (
+        LearnedController,
+        TokenController,
+        controller_of_network,
+        sample_with_draws,
+    )
     from .proposals import Proposal, first_legal
     from .protocol import (
         Auditioning,

@@ -6,7 +6,7 @@ from typing import Any
 from esper.leyline import DEFAULT_EPISODE_LENGTH, BlueprintCatalogue
 from esper.leyline.errors import register, require_known
 from esper.tamiyo.controllers.auditioning import Audition, AuditionConfig
-from esper.tamiyo.controllers.learned import ShippedSettings, shipped_controller
+from esper.tamiyo.controllers.learned import BundledSettings, bundled_controller
 from esper.tamiyo.controllers.protocol import Checkable, Controller
 from esper.tamiyo.controllers.racing import Race, RaceConfig
 from esper.tamiyo.controllers.rules import OWN_SETTINGS, Heuristic, HeuristicConfig
@@ -51,5 +51,5 @@ register_controller("race", RaceConfig, Race)
 register_controller("audition", AuditionConfig, Audition)
 register_controller("heuristic", HeuristicConfig, Heuristic)
 register_controller("oracle", OracleSettings, OracleSettings.oracle)
-register_controller("tamiyo", ShippedSettings, lambda _: shipped_controller())
-register_controller("specialist", ShippedSettings, lambda _: shipped_controller("specialist"))
+register_controller("tamiyo", BundledSettings, lambda _: bundled_controller())
+register_controller("specialist", BundledSettings, lambda _: bundled_controller("specialist"))

@@ -13,9 +13,9 @@ const STOP = 1.5; // times the target of the KL, where an update ends
 const PHASES = {
   step: ["train hosts", COLOURS.blue],
   decide: ["decide", COLOURS.sky],
-  tell: ["telemetry", COLOURS.purple],
+  report: ["telemetry", COLOURS.purple],
   learn: ["learn", COLOURS.orange],
-  judge: ["evaluate", COLOURS.green],
+  evaluate: ["evaluate", COLOURS.green],
 };
 const SAID = {
   environments: `Every environment is a host in training; its slots are bars, coloured by stage. Choose one to see
@@ -44,7 +44,7 @@ export function Training({ run, route }) {
     <${Settings} config=${answer.config} versions=${answer.versions}/>`;
 }
 
-// Evaluations of the controller in training, and of those that were judged before the first round.
+// Evaluations of the controller in training, and of those that were evaluated before the first round.
 function evaluated(found) {
   const all = rows(found.evaluations);
   const name = all.find((row) => row.round > 0)?.controller;
@@ -56,7 +56,7 @@ function Figures({ found }) {
   const { learned, baselines } = evaluated(found);
   const best = learned.reduce((top, row) => (top && top.score >= row.score ? top : row), null);
   const seconds = lines(found.seconds);
-  const spent = ["play", "learn", "judge"]
+  const spent = ["play", "learn", "evaluate"]
     .flatMap((phase) => seconds.lines[phase]?.y ?? [])
     .reduce((sum, value) => sum + (value ?? 0) * found.wide, 0);
   const planned = found.config.rounds;
@@ -132,8 +132,8 @@ const PANELS = [
     limits: ["gradient_vanishing", "gradient_explosion"],
     log: true,
   },
-  { title: "Largest ratio by head", name: (head) => `heads.${head}.ratio_max`, limits: ["ratio_explosion"], log: true },
-  { title: "Smallest ratio by head", name: (head) => `heads.${head}.ratio_min`, limits: ["ratio_collapse"], log: true },
+  { title: "Largest ratio by head", name: (head) => `heads.${head}.ratio_max`, limits: ["max_ratio_threshold"], log: true },
+  { title: "Smallest ratio by head", name: (head) => `heads.${head}.ratio_min`, limits: ["min_ratio_threshold"], log: true },
 ];
 
 function Health({ found }) {
