@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
 
-demo: $(READY) ## train a controller on the small garden, compare it, write its report
+demo: $(READY) ## audit and grow a network, train a controller, write a report
 	@$(BIN)/esper demo
 
 test: lint ## run every check and every test but those of `make nightly`

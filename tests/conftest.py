@@ -39,6 +39,7 @@ SLOW_MODULES = {
     for folder, names in {
         "api": (
             "auditing",
+            "distributed",
             "grow_loop",
             "grow_telemetry",
             "models_of_people",
@@ -66,8 +67,9 @@ SLOW_MODULES = {
         ),
         "nissa": ("trackers",),
         "show": ("report",),
-        "simic": ("ppo", "waiting"),
-        "simic/training": ("evaluator", "trainer"),
+        "simic": ("imports", "ppo", "processes", "waiting"),
+        "simic/gym": ("gym_imports", "training"),
+        "simic/training": ("evaluator", "greenhouse_trainer", "renamed_settings", "trainer"),
         "studies": (
             "cohort",
             "greenhouse",

@@ -128,7 +128,11 @@ def stuck() -> None:
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        (late, "esper: Not all processes came; valid: 2 of them"),
+        pytest.param(
+            late,
+            "esper: Not all processes came; valid: 2 of them",
+            marks=pytest.mark.nightly,
+        ),
         (stuck, "esper: Process 1 of the 2 that learn together ended, as after 0 restarts"),
     ],
 )

@@ -115,7 +115,7 @@ def go_on() -> None:
         assert study_growth(Path(), [GROWTH], PLAN, ranks=processes)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_leave_what_one_does_to_the_byte(study: Path, tmp_path: Path) -> None:
     done = torchrun(2, f"{__name__}:go_on", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -128,7 +128,7 @@ def go_on() -> None:
         assert not c2.run_c2(Path(), "tiny", seconds=0.0, ranks=processes)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_tune_and_train_what_one_does_and_one_goes_on(
     whole: Path, tmp_path: Path
 ) -> None:

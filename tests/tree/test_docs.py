@@ -38,8 +38,14 @@ def _snippets() -> list[tuple[str, str]]:
     return found
 
 
-# Epochs of the garden are short: what a snippet says does not depend on their length.
-SHORT = "from esper.garden import episodes; episodes.GARDEN_BATCHES = 4; del episodes\n"
+# Epochs of the garden and generated data are short, so that the snippets run quickly.
+SHORT = """
+from esper.garden import episodes
+from esper.datasets import generated
+episodes.GARDEN_BATCHES = 4
+generated.SAMPLES = {"train": 2000, "validation": 1000, "test": 1000}
+del episodes, generated
+"""
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["p
     "optional-dependencies"
 ]
 ERRORS = ROOT / "src" / "esper" / "leyline" / "errors.py"
+AUDIT = ["audit", "net.py:Net", "--data", "digits", "--out", "audit"]
 FOLDERS = ("src", "studies", "benchmarks", "docs", "tests")
 
 
@@ -62,6 +63,30 @@ def test_texts_do_not_install_esper_from_an_index() -> None:
         if index_install.search(file.read_text(encoding="utf-8"))
     ]
     assert not offenders
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [["demo"], ["audit", "net.py:Net", "--data", "digits", "--out", "a"]]
+)
+def test_commands_without_matplotlib_stop_before_their_work(
+    words: list[str], tmp_path: Path
+) -> None:
+    program = f"import sys\nsys.modules['matplotlib'] = None\n{COMMAND_LINE}"
+    result = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stderr.endswith(
+        f"matplotlib, which is not installed; {install_hint('report')}.\n"
+    )
+    assert result.stdout == ""
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])

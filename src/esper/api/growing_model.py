@@ -128,7 +128,8 @@ class GrowingModel(SlottedModel):
             raise EsperError(
                 "The budget has no room for any seed in these slots",
                 given=f"{room:,} parameters, the cheapest seed adds {cheapest:,}",
-                fix="allow more, choose narrower slots, or say params=0 to train without growing",
+                fix="allow more, as a number of parameters or as a share such as '+15%', choose "
+                "narrower slots, or use 0 to train without growing",
             )
 
     # --- training ------------------------------------------------------------------------

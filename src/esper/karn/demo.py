@@ -16,6 +16,7 @@ from esper.karn.train_commands import figures_of, start_run
 from esper.karn.watch_commands import start_watching
 from esper.show import write_report
 from esper.show.audit_facts import Audit
+from esper.show.report import require_matplotlib
 from esper.show.terminal import progress, write_flat
 from esper.simic.training import PRESETS, RunFolder, load_controller
 from esper.tolaria.tasks import mnist1d
@@ -27,6 +28,7 @@ EPOCHS, RATE, BUDGET = 20, 1e-2, "+25%"  # of the network that is audited
 
 
 def run_demo(options: Demo) -> None:
+    require_matplotlib()  # before minutes of work
     config = replace(PRESETS["demo"], rounds=options.rounds, seed=options.seed)
     path = options.out or RunFolder.next_in(RUNS, config.suite)
     network = None

@@ -22,6 +22,7 @@ from esper.kasmina import export_onnx, export_program, export_python
 from esper.kasmina.export_files import Written
 from esper.leyline.errors import EsperError, in_words, printable, require_known
 from esper.nissa import RunReader, StoreError, require_sinks
+from esper.show.report import require_matplotlib
 from esper.show.terminal import require_writable
 from esper.simic.training import RunError
 from esper.simic.training.run_processes import is_launched
@@ -184,6 +185,8 @@ def show_places(command: Inspect) -> None:
 def audit_model(command: AuditModel) -> None:
     """Say what a model lacks, and write what was asked for."""
     require_writable(command.json)
+    if command.out is not None:
+        require_matplotlib()
     model = build_model(command.model, command.seed)
     data = load_data(command.data, seed=command.seed, flat=command.flat, samples=command.samples)
     same = {name: getattr(command, name) for name in (*SAME.split(), "epochs", "seconds")}

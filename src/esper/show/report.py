@@ -67,6 +67,11 @@ class Pictured:
 
 
 def require_matplotlib() -> None:
+    """Raise an error if matplotlib is not installed; call this before long work.
+
+    Raises:
+        EsperError: Says how to install it.
+    """
     if find_spec("matplotlib") is None:
         raise EsperError(
             "Reports need matplotlib, which is not installed", fix=install_hint("report")

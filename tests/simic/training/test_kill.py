@@ -107,7 +107,7 @@ def test_resume_after_many_kills_matches_uninterrupted_run(
     assert len(killed_in) >= min(KILLS, 20) // 2, "kills were spread over phases and calls"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_processes_match_uninterrupted_run(tmp_path: Path) -> None:
     """Each time the launcher, whose processes must not stay behind, or one of them, after which
     all are started again."""

@@ -174,7 +174,7 @@ def test_locked_run_raises_run_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_four_processes_match_one_process(tmp_path: Path) -> None:
     one, four = (tiny_run(tmp_path / str(size), processes=size, rounds=2) for size in (1, 4))
     for run in (one, four):
