@@ -45,9 +45,12 @@ def make_agent(**settings: Any) -> tuple[PPOAgent, Noise]:
     return agent, world
 
 
-def update_after_waiting(agent: PPOAgent, world: Noise) -> PPOUpdateMetrics:
+def update_after_waiting(
+    agent: PPOAgent, world: Noise, other_ops_are_legal: bool = False
+) -> PPOUpdateMetrics:
     """Collect a rollout in which WAIT is the only legal op, and update."""
-    op_mask = torch.zeros(NUM_ENVS, world.action_space.size("op"), dtype=torch.bool)
+    num_ops = world.action_space.size("op")
+    op_mask = torch.full((NUM_ENVS, num_ops), other_ops_are_legal)
     op_mask[:, 0] = True
     legality = Legality(world.action_space, NUM_ENVS, {"op": op_mask})
     no_episode_ends = torch.zeros(NUM_ENVS, dtype=torch.bool)
@@ -189,6 +192,17 @@ def test_metrics_of_heads_never_relevant_are_neutral() -> None:
         assert head["loss"] == 0.0
         assert head["ratio_min"] == head["ratio_mean"] == head["ratio_max"] == 1.0
     assert set(metrics["gradient_norms"].heads.values()) == {0.0}
+
+
+@pytest.mark.parametrize("entropy_steps", ["relevant", "legal"])
+def test_heads_of_unchosen_ops_have_gradient_if_legal_steps_count(entropy_steps: str) -> None:
+    agent, world = make_agent(entropy_steps=entropy_steps)
+    agent.network.bias_action_logit("op", 0, 50.0)  # WAIT is chosen always
+    metrics = update_after_waiting(agent, world, other_ops_are_legal=True)
+    assert metrics["heads"]["blueprint"]["relevant_fraction"] == 0.0
+    norms = metrics["gradient_norms"].heads
+    for head in ("slot", "blueprint", "blend"):
+        assert (norms[head] > 0) == (entropy_steps == "legal")
 
 
 def test_kl_of_irrelevant_heads_is_zero_while_the_op_learns() -> None:

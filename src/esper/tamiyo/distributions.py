@@ -226,7 +226,7 @@ class SampledActions(NamedTuple):
     actions: Tensor  # [N, H] int64
     masks: Tensor  # [N, H, A] bool, resolved
     log_probs: Tensor  # [N, H] float32
-    # See `entropy_masks_of`; None if every head is relevant for every op.
+    # See `entropy_masks_of`; None if they are not wanted or every head is relevant for every op.
     entropy_masks: Tensor | None  # [N, H, A] bool
     entropy_conditions: Tensor | None  # [N, H] int64
 
@@ -239,6 +239,7 @@ def sample_actions(
     generator: torch.Generator | None = None,
     env_slice: EnvSlice | None = None,
     validate: bool = True,
+    with_entropy_masks: bool = True,
 ) -> SampledActions:
     """Choose a composite action for every row, one head after the other.
 
@@ -250,6 +251,7 @@ def sample_actions(
         env_slice: Position of the rows among those of all processes; see
             `MaskedCategorical.sample`.
         validate: Raise an error for a head without a legal action.
+        with_entropy_masks: Return the masks of `entropy_masks_of`.
 
     Raises:
         InvalidStateMachineError: A head has no legal action.
@@ -275,7 +277,7 @@ def sample_actions(
     if validate and legality.masks:  # without masks every action is legal
         _validate_action_mask(masks, space.names)
     entropy_masks, entropy_conditions = None, None
-    if not space.is_always_relevant:
+    if with_entropy_masks and not space.is_always_relevant:
         entropy_masks, entropy_conditions = entropy_masks_of(
             logits, legality, actions, masks, generator=generator, env_slice=env_slice
         )

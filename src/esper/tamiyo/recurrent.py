@@ -135,6 +135,7 @@ class RecurrentActorCritic(nn.Module, ABC):
         generator: torch.Generator | None = None,
         env_slice: EnvSlice | None = None,
         validate: bool = True,
+        with_entropy_masks: bool = True,
     ) -> tuple[SampledActions, Tensor, Hidden]:
         """Choose an action for every row, **without gradient**.
 
@@ -150,6 +151,7 @@ class RecurrentActorCritic(nn.Module, ABC):
             env_slice: Position of the rows among those of all processes; see
                 `MaskedCategorical.sample`.
             validate: Raise an error for a head without a legal action.
+            with_entropy_masks: Return the masks of `distributions.entropy_masks_of` too.
 
         Returns:
             The sampled actions, the values [N], and the hidden state after the step.
@@ -166,6 +168,7 @@ class RecurrentActorCritic(nn.Module, ABC):
             generator=generator,
             env_slice=env_slice,
             validate=validate,
+            with_entropy_masks=with_entropy_masks,
         )
         assert output.hidden is not None, "a single step returns its hidden state"
         return sampled, output.values, output.hidden

@@ -181,6 +181,7 @@ class PPOAgent:
                 generator=self.sampler,
                 env_slice=self.env_slice,
                 validate=validate,
+                with_entropy_masks=self.config.entropy_steps == "legal",
             )
         self.hidden = (h.float(), c.float())
         return Decision(

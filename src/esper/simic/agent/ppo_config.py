@@ -18,6 +18,7 @@ from esper.leyline.settings import (
 )
 
 HeadAverage = Literal["relevant", "all"]
+EntropySteps = Literal["relevant", "legal"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
@@ -59,6 +60,8 @@ class PPOConfig:
     """steps of a training sequence; none: the whole rollout"""
     head_average: HeadAverage = "relevant"
     """steps over which the loss of a head is averaged"""
+    entropy_steps: EntropySteps = "legal"
+    """steps in which the entropy of a head counts: a legal op uses the head, or it is relevant"""
     normalize_observations: bool = True
     """update the running mean and variance of observations"""
     bf16: bool = False
@@ -77,6 +80,7 @@ class PPOConfig:
         for head, target in self.entropy_targets.items():
             require(f"The entropy target of {head!r}", target, SHARE, error=AgreementError)
         require_known("head average", self.head_average, get_args(HeadAverage))
+        require_known("kind of entropy steps", self.entropy_steps, get_args(EntropySteps))
         require_known("compile mode", self.compile_mode, get_args(CompileMode))
         if self.compile_mode != "default" and not self.compile_network:
             raise AgreementError(
