@@ -181,11 +181,14 @@ def test_credit_for_relevant_heads_only_learns_arguments() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.xfail(
+    strict=True,
+    reason="The ratio is 1.35 for these two random seeds. Over ten it is 1.39, with a standard "
+    "deviation of 0.15 for one seed.",
+)
 def test_credit_for_relevant_heads_only_learns_arguments_faster() -> None:
-    # Over ten random seeds, learning without relevance masks took 1.39 times the steps, with a
-    # standard deviation of 0.15 for one seed. The bound is two standard errors below for three.
-    limit, ratio = 60_000, 1.2
-    causal_steps = [steps_to_learn_arguments(seed, True, limit) for seed in range(3)]
+    limit, ratio = 60_000, 1.4
+    causal_steps = [steps_to_learn_arguments(seed, True, limit) for seed in range(2)]
     assert max(causal_steps) < limit
     required_steps = int(ratio * sum(causal_steps))
     steps_without_relevance = 0
